@@ -1,0 +1,49 @@
+"""Dispatch modes, the autograd engine's state, and the guards around compiled graphs. Checked on torch 2.13.0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "TorchDispatchMode",
+    "TorchFunctionMode",
+    "current_autograd_node",
+    "force_view_tracking",
+    "next_sequence_nr",
+]
+
+
+def current_autograd_node() -> Any:
+    """The autograd node whose backward is running on this thread, or None."""
+    return torch._C._current_autograd_node()
+
+
+def next_sequence_nr() -> int:
+    """The number that the next autograd node made on this thread gets."""
+    return torch._C._autograd._get_sequence_nr()  # type: ignore[no-any-return, attr-defined]
+
+
+def sequence_nr_of(node: Any) -> int:
+    return node._sequence_nr()  # type: ignore[no-any-return]
+
+
+def force_view_tracking() -> Any:
+    """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
+    return torch.autograd._force_original_view_tracking(True)
+
+
+def disable_autocast() -> Any:
+    return torch._C._DisableAutocast()
+
+
+def is_any_autocast_enabled() -> bool:
+    return torch._C._is_any_autocast_enabled()  # type: ignore[no-any-return]
+
+
+def is_tracing_functorch() -> bool:
+    """Whether a torch.func transform is active on this thread."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,30 @@
+"""Operators and their schemas. Checked on torch 2.13.0."""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+__all__ = ["OpOverload", "has_composite_implicit_kernel", "overloads_of", "tag_inplace_view", "tag_random"]
+
+
+def has_composite_implicit_kernel(op: OpOverload) -> bool:
+    """Whether autograd differentiates `op` through its decomposition."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def tag_inplace_view(op: OpOverload) -> bool:
+    return torch.Tag.inplace_view in op.tags
+
+
+def tag_random(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def overloads_of(namespace: str, name: str) -> list[OpOverload]:
+    """Every overload of an operator; empty when there is no such operator."""
+    space = getattr(torch.ops, namespace)
+    if not hasattr(space, name):
+        return []
+    packet = getattr(space, name)
+    return [getattr(packet, overload) for overload in packet.overloads()]

@@ -1,0 +1,189 @@
+"""Functionalization: which entry holds the current value of each tensor, through views and mutations.
+
+Every fake tensor the user's function touches has a `Value`. Values over one memory share a `Storage`; all but its
+root are views, each remembering the view operator and the value it is a view of. A write to any of them is
+written back, view by view, into the root (`views.write_back`) and moves the storage's generation; a value from
+an older generation replays its view from the root when it is next read. So the tape stays free of mutation, and
+a view nobody reads again costs nothing.
+
+The entry of a root always has eager's own strides (a functional result laid out otherwise is copied into
+them), so that replayed views are valid wherever eager's were.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ..graph.meta import TensorSpec
+from .tape import Entry
+from .views import Emit, write_back
+
+__all__ = ["Storage", "Value", "View"]
+
+aten = torch.ops.aten
+
+
+class View:
+    """A view operator applied to a value: `op(source, *args)`, output `index` of several when not None."""
+
+    __slots__ = ("args", "call", "grad_enabled", "index", "kwargs", "op")
+
+    def __init__(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, call: object, grad_enabled: bool
+    ) -> None:
+        self.op = op
+        self.args = args  # without the source
+        self.kwargs = kwargs
+        self.index = index
+        self.call = call  # one object for all outputs of one call
+        self.grad_enabled = grad_enabled
+
+
+class Storage:
+    """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
+
+    __slots__ = ("generation", "is_input", "last_scatter", "root")
+
+    def __init__(self, root: Value, *, is_input: bool = False) -> None:
+        self.root = root
+        self.generation = 0
+        self.is_input = is_input
+        self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
+
+    @property
+    def is_written(self) -> bool:
+        return self.generation > 0
+
+
+class Value:
+    """What one fake tensor holds. `entry` is right while `generation` is the storage's."""
+
+    __slots__ = ("_storage", "entry", "fake", "generation", "original", "parent", "spec", "view")
+
+    def __init__(
+        self,
+        fake: torch.Tensor | None,
+        entry: Entry | None,
+        spec: TensorSpec,
+        parent: Value | None = None,
+        view: View | None = None,
+    ) -> None:
+        self.fake = fake
+        self.entry = entry
+        self.spec = spec
+        self.parent = parent
+        self.view = view
+        self.original = entry
+        self._storage: Storage | None = None if parent is None else parent.storage
+        self.generation = 0 if self._storage is None else self._storage.generation
+
+    @property
+    def storage(self) -> Storage:
+        """The memory this value lives in; most values never share theirs, so it is made on first use."""
+        if self._storage is None:
+            self._storage = Storage(self)
+        return self._storage
+
+    @property
+    def root(self) -> Value:
+        return self if self.parent is None else self.storage.root
+
+    def read(self, emit: Emit) -> Entry:
+        """The entry that holds the current value, replaying views where the memory was written to since."""
+        storage = self._storage
+        if self.entry is not None and (storage is None or self.generation == storage.generation):
+            return self.entry
+        assert storage is not None
+        assert self.parent is not None, "the root of a storage is always current"
+        self.entry = self._replay(emit, self.parent.read(emit))
+        self.generation = storage.generation
+        return self.entry
+
+    def _replay(self, emit: Emit, source: Entry) -> Entry:
+        assert self.parent is not None
+        assert self.view is not None
+        view, parent = self.view, self.parent
+        if view.op in _SAME:
+            return source
+        assert isinstance(source.spec, TensorSpec)
+        shift = source.spec.offset - parent.spec.offset
+        spec = self.spec
+        if shift:
+            spec = TensorSpec(
+                spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + shift, spec.conj, spec.neg
+            )
+        args = view.args
+        if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
+            args = (args[0], args[1], args[2] + shift)
+        if view.index is None:
+            return emit(view.op, source, *args, kwargs=view.kwargs, spec=spec)
+        single = _single_output(view, parent.spec)
+        if single is not None:
+            return emit(single[0], source, *single[1], spec=spec)
+        many = emit(view.op, source, *args, kwargs=view.kwargs)
+        return emit(operator.getitem, many, view.index, spec=spec)
+
+    def write(self, emit: Emit, new: Entry) -> None:
+        """This value becomes `new`, and with it everything that shares its memory."""
+        storage = self.storage
+        if self.parent is None:
+            new = self._laid_out(emit, new)
+        else:
+            self._write_parent(emit, new)
+        if self.parent is None:
+            storage.generation += 1
+            storage.last_scatter = None
+        assert isinstance(new.spec, TensorSpec)
+        if self.parent is None or (new.spec.stride == self.spec.stride and new.spec.shape == self.spec.shape):
+            self.entry = new
+            self.generation = storage.generation
+
+    def _write_parent(self, emit: Emit, new: Entry) -> None:
+        parent, view, storage = self.parent, self.view, self.storage
+        assert parent is not None
+        assert view is not None
+        base = parent.read(emit)
+        last = storage.last_scatter
+        if last is not None and last[0] is base and last[1] is parent and _same_view(last[2], view):
+            base = last[3]  # the last write to this view is overwritten whole
+        scattered = write_back(
+            emit, view.op, (None, *view.args), view.index, base, parent.spec, self.spec, new
+        )
+        parent.write(emit, scattered)
+        if parent.entry is scattered and scattered.args and scattered.args[0] is base:
+            storage.last_scatter = (scattered, parent, view, base)
+
+    def _laid_out(self, emit: Emit, new: Entry) -> Entry:
+        spec = new.spec
+        assert isinstance(spec, TensorSpec)
+        if spec.same_layout(self.spec):
+            return new
+        assert self.original is not None
+        return emit(aten.copy.default, self.original, new, spec=self.spec)
+
+
+def _same_view(a: View, b: View) -> bool:
+    return a.op is b.op and a.args == b.args and a.index == b.index and a.kwargs == b.kwargs
+
+
+def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]] | None:
+    """A one-output operator for one output of unbind or split."""
+    index = view.index
+    assert index is not None
+    if view.op is aten.unbind.int:
+        return aten.select.int, (view.args[0] if view.args else 0, index)
+    if view.op is aten.split.Tensor:
+        size, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
+        return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, source.shape[dim]))
+    if view.op is aten.split_with_sizes.default:
+        sizes, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
+        start = sum(sizes[:index])
+        return aten.slice.Tensor, (dim, start, start + sizes[index])
+    return None
+
+
+_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+

@@ -1,0 +1,308 @@
+"""The recorder: a dispatch mode below autograd that runs every operator on fakes and writes it to a tape.
+
+It sits where autograd has already done its work, so eager's own rules (version counters, views, in-place checks,
+custom Functions) apply unchanged, and the backward is recorded by simply running it. Mutation and views are made
+functional on the fly (see alias.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch.dispatch import TorchDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
+from .._torch.fakes import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode, fake_device, new_fake
+from .._torch.ops import OpOverload
+from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
+from ..graph.meta import TensorSpec
+from .alias import Value, View
+from .constants import evaluate
+from .opinfo import OpInfo, op_info
+from .origin import Origins, user_line
+from .tape import Entry, Tape
+from .writes import Writes
+
+__all__ = ["Recorder"]
+
+aten = torch.ops.aten
+prim = torch.ops.prim
+
+# Questions about a tensor that its fake answers: nothing to record.
+_QUERIES = {
+    prim.device.default,
+    prim.layout.default,
+    aten.size.default,
+    aten.stride.default,
+    aten.storage_offset.default,
+    aten.sym_size.default,
+    aten.sym_stride.default,
+    aten.sym_numel.default,
+    aten.sym_storage_offset.default,
+    aten.numel.default,
+    aten.dim.default,
+    aten.is_contiguous.default,
+    aten.is_contiguous.memory_format,
+    aten.is_strides_like_format.default,
+    aten.is_non_overlapping_and_dense.default,
+    aten._fused_sdp_choice.default,
+}
+
+
+class Recorder(TorchDispatchMode):
+    """Records onto `tape`; `values` maps the id of each fake tensor seen to its `Value`.
+
+    `adopt` is called with a real tensor the function brought in by itself and returns the fake standing for it.
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        origins: Origins,
+        adopt: Callable[[torch.Tensor], torch.Tensor],
+        decompositions: Mapping[Any, Callable[..., Any]],
+    ) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.origins = origins
+        self.adopt = adopt
+        self.decompositions = decompositions
+        self.tape = Tape()
+        self.values: dict[int, Value] = {}
+        self.in_backward = False
+        self.recompute: Any = None  # the tag of the checkpointed region being recorded
+        self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
+        self.writes = Writes(self)
+
+    # ---------------------------------------------------------------- dispatch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _QUERIES:
+            return self.run_fake(func, args, kwargs)
+        if not isinstance(func, OpOverload):
+            raise UnsupportedOpError(
+                f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
+                "Write the branch or loop in Python, or keep that part outside the compiled function."
+            )
+        if func in self.decompositions:
+            with self:
+                result = self.decompositions[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        info = op_info(func)
+        if info.is_composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        args, kwargs = self._adopt_real(func, args, kwargs)
+        if info.is_metadata_write:
+            return self.writes.metadata(info, args, kwargs)
+        if info.writes:
+            return self.writes.elements(info, args, kwargs)
+        if info.hidden_writes and self.writes.happen_in_hiding(info, args):
+            return self.writes.hidden(info, args, kwargs)
+        return self._pure(info, args, kwargs)
+
+    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator on fakes, recording nothing."""
+        return self.fake_mode.dispatch(func, (), args, kwargs)
+
+    def _pure(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        func = info.op
+        constant: Any = None
+        try:
+            out = self.run_fake(func, args, kwargs)
+        except DATA_DEPENDENT_ERRORS as error:
+            constant = self._evaluate(func, args, kwargs, error)
+            if not isinstance(constant, (torch.Tensor, tuple, list)):
+                return constant  # a number: the program is specialized to it
+            out = self._fakes_like(constant)
+        if info.is_view:
+            return self._view(info, args, kwargs, out)
+        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), info.is_random)
+        entry.value = constant
+        return self.bind_results(entry, out)
+
+    def bind_results(self, entry: Entry, out: Any) -> Any:
+        """Make `entry` stand for `out`: a tensor, or several through getitem."""
+        if isinstance(out, torch.Tensor):
+            if id(out) not in self.values:
+                entry.spec = spec = self.spec_of(out)
+                self.values[id(out)] = Value(out, entry, spec)
+        elif isinstance(out, (list, tuple)):
+            entry.spec = tuple(self.spec_of(t) if isinstance(t, torch.Tensor) else None for t in out)
+            for index, item in enumerate(out):
+                if isinstance(item, torch.Tensor) and id(item) not in self.values:
+                    part = self.entry(operator.getitem, (entry, index), {}, False)
+                    part.spec = entry.spec[index]
+                    self.values[id(item)] = Value(item, part, entry.spec[index])
+        return out
+
+    def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any) -> Any:
+        source = self.value_of(args[0])
+        rest = tuple(args[1:])
+        grad_enabled = torch.is_grad_enabled()
+        if isinstance(out, torch.Tensor):
+            if id(out) in self.values:
+                return out
+            view = View(info.op, rest, kwargs, None, object(), grad_enabled)
+            value = Value(out, None, self.spec_of(out), source, view)
+            value.generation = -1
+            if info.is_identity:
+                value.entry, value.generation = source.read(self.emit), value.storage.generation
+            self.values[id(out)] = value
+            return out
+        call = object()
+        for index, item in enumerate(out):
+            view = View(info.op, rest, kwargs, index, call, grad_enabled)
+            value = Value(item, None, self.spec_of(item), source, view)
+            value.generation = -1
+            self.values[id(item)] = value
+        return out
+
+    # ---------------------------------------------------------------- entries
+
+    def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry:
+        """Append an operator to the tape, noting where it comes from."""
+        entry = Entry(target, tuple(args), kwargs)
+        entry.has_effect = is_random and not _draws_nothing(target, args)
+        entry.is_backward = self.in_backward
+        entry.recompute = self.recompute
+        if self.in_backward:
+            node = current_autograd_node()
+            if node is not None:
+                entry.sequence_nr = sequence_nr_of(node)
+        else:
+            entry.sequence_nr = next_sequence_nr() - 1
+            entry.origin = self.origins.here()
+        return self.tape.append(entry)
+
+    def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry:
+        """An operator that functionalization adds; `args` are entries and plain values."""
+        entry = self.entry(target, args, kwargs or {}, False)
+        if spec is None:
+            if target is operator.getitem:
+                assert isinstance(args[0].spec, tuple)
+                spec = args[0].spec[args[1]]
+            else:
+                out = self.run_fake(target, self._fakes_of(args), self._fakes_of(kwargs or {}))
+                spec = self._specs_of(out)
+        entry.spec = spec
+        return entry
+
+    def to_entries(self, value: Any) -> Any:
+        """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
+        if isinstance(value, torch.Tensor):
+            return self.value_of(value).read(self.emit)
+        if isinstance(value, (list, tuple)):
+            return [self.to_entries(item) for item in value] if type(value) is list else tuple(
+                map(self.to_entries, value)
+            )
+        if isinstance(value, dict):
+            return {key: self.to_entries(item) for key, item in value.items()}
+        return value
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        value = self.values.get(id(tensor))
+        if value is None:
+            raise InternalError(
+                f"a tensor {TensorSpec.of(tensor)} that no recorded operator made was used at "
+                f"{user_line(self.origins.here())}"
+            )
+        return value
+
+    def constant(self, tensor: torch.Tensor) -> FakeTensor:
+        """A tensor whose contents are part of the program, as `torch.tensor([1, 2])` makes."""
+        spec = TensorSpec.of(tensor)
+        entry = Entry(None, spec=spec)
+        entry.constant = entry.value = tensor
+        self.tape.append(entry)
+        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        self.values[id(fake)] = Value(fake, entry, spec)
+        return fake
+
+    def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
+        if tensor.layout is not torch.strided:
+            raise UnsupportedLayoutError(
+                f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. "
+                "Only strided tensors can be compiled: call .to_dense() first, or keep that part outside."
+            )
+        return TensorSpec.of(tensor, fake_device(tensor))
+
+    def fake_of(self, spec: TensorSpec) -> FakeTensor:
+        return new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+
+    # ---------------------------------------------------------------- helpers
+
+    def _fakes_of(self, value: Any) -> Any:
+        if isinstance(value, Entry):
+            if isinstance(value.spec, tuple):
+                return tuple(self.fake_of(s) if s is not None else None for s in value.spec)
+            return self.fake_of(value.spec)  # type: ignore[arg-type]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._fakes_of(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._fakes_of(item) for key, item in value.items()}
+        return value
+
+    def _fakes_like(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.fake_of(TensorSpec.of(value))
+        return type(value)(self._fakes_like(item) for item in value)
+
+    def _specs_of(self, out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            return self.spec_of(out)
+        if isinstance(out, (list, tuple)):
+            return tuple(self._specs_of(item) for item in out)
+        return None
+
+    def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if not any(_is_real(a) for a in args) and not (kwargs and any(_is_real(a) for a in kwargs.values())):
+            return args, kwargs
+        if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
+            return (self.constant(args[0]), *args[1:]), kwargs
+        return tuple(self._adopted(a) for a in args), {k: self._adopted(a) for k, a in kwargs.items()}
+
+    def _adopted(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if type(value) is FakeTensor else self.adopt(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._adopted(item) for item in value)
+        return value
+
+    def _evaluate(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        found, result = evaluate(self, func, args, kwargs)
+        if found:
+            return result
+        where = user_line(self.origins.here())
+        raise UnsupportedDataDependentError(
+            f"`{func}` at {where} needs the values of a tensor that depends on the inputs, to decide a size or a "
+            "Python branch. Use torch.where or masking in place of the branch, compute the number outside and pass "
+            "it as an argument, or keep that part outside the compiled function."
+        ) from error
+
+
+def _is_real(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return type(value) is not FakeTensor
+    if isinstance(value, (list, tuple)):
+        return any(_is_real(item) for item in value)
+    return False
+
+
+def _draws_nothing(target: Any, args: Any) -> bool:
+    """Whether a random operator is called in a way that draws no random numbers (dropout with probability 0)."""
+    if not isinstance(target, OpOverload):
+        return False
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.name in ("dropout_p", "p", "dropout") and index < len(args):
+            return isinstance(args[index], float) and args[index] == 0.0 and "dropout" in argument.name
+        if argument.name == "dropout_p":
+            return True  # left at its default, 0
+    return False
+

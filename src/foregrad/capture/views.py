@@ -1,0 +1,192 @@
+"""For each view operator, the operator that writes a view's new value back into what it was a view of.
+
+`write_back(emit, op, args, base, new)` returns the entry of the base with the viewed elements replaced by `new`.
+Selections have scatter counterparts that keep the base's strides; rearrangements are undone by the opposite one.
+A view with no rule here is written through its memory layout with `as_strided_scatter`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..graph.meta import TensorSpec
+from .tape import Entry
+
+__all__ = ["Emit", "write_back"]
+
+aten = torch.ops.aten
+
+
+class Emit(Protocol):
+    def __call__(
+        self, target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None
+    ) -> Entry: ...
+
+
+Rule = Callable[[Emit, tuple[Any, ...], Entry, TensorSpec, Entry, "int | None"], Entry]
+
+
+def _argument(args: tuple[Any, ...], index: int, default: Any) -> Any:
+    return args[index] if len(args) > index else default
+
+
+def _select(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.select_scatter.default, base, new, args[1], args[2], spec=spec)
+
+
+def _slice(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    dim, start = _argument(args, 1, 0), _argument(args, 2, None)
+    end, step = _argument(args, 3, None), _argument(args, 4, 1)
+    return emit(aten.slice_scatter.default, base, new, dim, start, end, step, spec=spec)
+
+
+def _diagonal(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    offset, dim1, dim2 = _argument(args, 1, 0), _argument(args, 2, 0), _argument(args, 3, 1)
+    return emit(aten.diagonal_scatter.default, base, new, offset, dim1, dim2, spec=spec)
+
+
+def _pieces(sizes: list[int], dim: int) -> Rule:
+    def rule(emit: Emit, _args: Any, base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+        assert index is not None
+        start = sum(sizes[:index])
+        return emit(aten.slice_scatter.default, base, new, dim, start, start + sizes[index], 1, spec=spec)
+
+    return rule
+
+
+def _split(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+    dim = _argument(args, 2, 0)
+    length, size = spec.shape[dim], args[1]
+    sizes = [min(size, length - at) for at in range(0, length, size)] if size else [0]
+    return _pieces(sizes, dim)(emit, args, base, spec, new, index)
+
+
+def _split_sizes(
+    emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None
+) -> Entry:
+    return _pieces(list(args[1]), _argument(args, 2, 0))(emit, args, base, spec, new, index)
+
+
+def _unbind(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+    return emit(aten.select_scatter.default, base, new, _argument(args, 1, 0), index, spec=spec)
+
+
+def _transpose(emit: Emit, args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.transpose.int, new, args[1], args[2])
+
+
+def _t(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.t.default, new)
+
+
+def _permute(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    rank = len(spec.shape)
+    inverse = [0] * rank
+    for to, source in enumerate(args[1]):
+        inverse[source % rank] = to
+    return emit(aten.permute.default, new, inverse)
+
+
+def _unsqueeze(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    dim = args[1] % (len(spec.shape) + 1)
+    return emit(aten.squeeze.dim, new, dim)
+
+
+def _reshape(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    """Undo view, squeeze and the like: same elements, the base's shape."""
+    assert isinstance(new.spec, TensorSpec)
+    if math.prod(new.spec.shape) and not _is_contiguous(new.spec):
+        new = emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
+    return emit(aten.view.default, new, list(spec.shape))
+
+
+def _identity(_e: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return new
+
+
+def _view_dtype(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.view.dtype, new, spec.dtype)
+
+
+def _as_complex(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.view_as_real.default, new)
+
+
+def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.view_as_complex.default, new)
+
+
+def _conj(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten._conj.default, new)
+
+
+def _neg(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten._neg_view.default, new)
+
+
+def _is_contiguous(spec: TensorSpec) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+_RULES: dict[Any, Rule] = {
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.diagonal.default: _diagonal,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_sizes,
+    aten.unbind.int: _unbind,
+    aten.transpose.int: _transpose,
+    aten.t.default: _t,
+    aten.permute.default: _permute,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.default: _reshape,
+    aten.squeeze.dim: _reshape,
+    aten.squeeze.dims: _reshape,
+    aten.view.default: _reshape,
+    aten._unsafe_view.default: _reshape,
+    aten._reshape_alias.default: _reshape,
+    aten.view.dtype: _view_dtype,
+    aten.view_as_real.default: _as_real,
+    aten.view_as_complex.default: _as_complex,
+    aten._conj.default: _conj,
+    aten._neg_view.default: _neg,
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
+    aten.lift_fresh.default: _identity,
+}
+
+
+def write_back(
+    emit: Emit,
+    op: Any,
+    args: tuple[Any, ...],
+    index: int | None,
+    base: Entry,
+    base_spec: TensorSpec,
+    view_spec: TensorSpec,
+    new: Entry,
+) -> Entry:
+    """The base's entry after the view `op(*args)` of it (output `index` of several) took the value `new`."""
+    rule = _RULES.get(op)
+    if rule is None:
+        offset = view_spec.offset - base_spec.offset
+        base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
+        return emit(
+            aten.as_strided_scatter.default,
+            base,
+            new,
+            list(view_spec.shape),
+            list(view_spec.stride),
+            base_offset + offset,
+            spec=base_spec,
+        )
+    return rule(emit, args, base, base_spec, new, index)

@@ -1,0 +1,332 @@
+"""Operators that write to their arguments, recorded as operators that don't.
+
+Each written argument gets a new entry (see `Value.write`); the fake itself is mutated as eager would, so that
+autograd, version counters and error checks above see what they expect.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import UnsupportedMutationError
+from ..graph.meta import TensorSpec
+from .alias import Value, View
+from .opinfo import CallOnCopies, OpInfo
+from .origin import user_line
+from .tape import Entry
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+__all__ = ["Writes"]
+
+aten = torch.ops.aten
+
+
+class Writes:
+    """The mutating half of a recorder.
+
+    `metadata_log` lists, in order, the size and storage changes: (id of the tensor, operator, other arguments).
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    # ---------------------------------------------------------------- elements
+
+    def elements(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """An operator that writes to the elements of some arguments, in place or through `out=`."""
+        rec, func = self.recorder, info.op
+        given = _by_position(info, args, kwargs)
+        targets = [t for i in info.writes for t in _tensors(given.get(i))]
+        before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
+        out = rec.run_fake(func, args, kwargs)
+        self._resized_outputs(targets)
+        if func is aten.copy_.default:
+            new = [self._copied(targets[0], args[1], before[1])]
+        elif func in _FILLS:
+            new = [self._filled(targets[0], before[0], _FILLS[func], args)]
+        elif info.functional is not None:
+            new = self._functional(info, args, kwargs, before, out)
+        else:
+            new = self._on_copies(info, given, before, info.writes, out)
+        for tensor, entry in zip(targets, new, strict=True):
+            self._write(tensor, entry)
+        return out
+
+    def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
+        """Record the functional form; bind its other results; return the entries for what was written."""
+        rec, functional = self.recorder, info.functional
+        assert functional is not None
+        keep = [i for i in range(len(info.argument_names)) if not (info.is_out and i in info.writes)]
+        given = _by_position(info, args, kwargs)
+        positional: list[Any] = []
+        fake_positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        fake_keywords: dict[str, Any] = {}
+        for at, (argument, i) in enumerate(zip(functional._schema.arguments, keep, strict=True)):
+            if i not in given:
+                continue
+            if argument.kwarg_only or at != len(positional):
+                keywords[argument.name], fake_keywords[argument.name] = before[i], given[i]
+            else:
+                positional.append(before[i])
+                fake_positional.append(given[i])
+        entry = rec.entry(functional, positional, keywords, info.is_random)
+        result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
+        entry.spec = rec._specs_of(result)
+        results = _as_entries(rec, entry, result)
+        own = [o for o, w in zip(_as_tuple(out), info.returns_written, strict=False) if w is None]
+        for tensor, part in zip(own, results, strict=False):
+            if isinstance(tensor, torch.Tensor):
+                _bind(rec, tensor, part)
+        return _flat_entries(results[len(own) :])
+
+    def _on_copies(
+        self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: Any
+    ) -> list[Entry]:
+        rec = self.recorder
+        call = CallOnCopies(info.op, writes)
+        upto = max(given) + 1
+        defaults = [a.default_value for a in info.op._schema.arguments]
+        args = [before[i] if i in given else defaults[i] for i in range(upto)]
+        entry = rec.entry(call, args, {}, info.is_random)
+        targets = [given[i] for i in writes if given.get(i) is not None]
+        returned = _as_tuple(out)
+        entry.spec = (*(rec._specs_of(o) for o in returned), *(rec._specs_of(t) for t in targets))
+        parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
+        written = {id(t) for value in targets for t in _tensors(value)}
+        for tensor, part in zip(returned, parts, strict=False):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in written:
+                _bind(rec, tensor, part)
+        return _flat_entries([_split(rec, p) for p in parts[len(returned) :]])
+
+    def _copied(self, target: torch.Tensor, source: Any, source_entry: Entry) -> Entry:
+        rec = self.recorder
+        value = rec.value_of(target)
+        spec, from_spec = value.spec, source_entry.spec
+        assert isinstance(from_spec, TensorSpec)
+        same = (
+            spec.shape == from_spec.shape
+            and spec.dtype is from_spec.dtype
+            and spec.device == from_spec.device
+            and spec.conj == from_spec.conj
+            and spec.neg == from_spec.neg
+        )
+        if same and (value.parent is not None or spec.stride == from_spec.stride):
+            return source_entry
+        return rec.emit(aten.copy.default, value.read(rec.emit), source_entry, spec=_plain(spec, value))
+
+    def _filled(self, target: torch.Tensor, old: Entry, fill: Any, args: Any) -> Entry:
+        return self.recorder.emit(aten.full_like.default, old, args[1] if fill is None else fill)
+
+    def _write(self, tensor: torch.Tensor, new: Entry) -> None:
+        rec = self.recorder
+        value = rec.value_of(tensor)
+        spec = new.spec
+        assert isinstance(spec, TensorSpec)
+        if spec.dtype is not value.spec.dtype:
+            new = rec.emit(aten._to_copy.default, new, kwargs={"dtype": value.spec.dtype})
+            spec = new.spec
+            assert isinstance(spec, TensorSpec)
+        if spec.shape != value.spec.shape:
+            new = rec.emit(aten.expand.default, new, list(value.spec.shape))
+        value.write(rec.emit, new)
+
+    def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
+        """`out=` resizes what it is given: that tensor then is a new one."""
+        rec = self.recorder
+        for tensor in targets:
+            value = rec.value_of(tensor)
+            if tuple(tensor.shape) != value.spec.shape:
+                self._require_unshared(value, "resized by out=")
+                spec = rec.spec_of(tensor)
+                entry = rec.emit(
+                    aten.empty_strided.default,
+                    list(spec.shape),
+                    list(spec.stride),
+                    kwargs={"dtype": spec.dtype, "device": spec.device},
+                    spec=spec,
+                )
+                rec.values[id(tensor)] = Value(tensor, entry, spec)
+
+    # ---------------------------------------------------------------- hidden
+
+    def happen_in_hiding(self, info: OpInfo, args: Any) -> bool:
+        """Batch norm updates its running statistics when it has them and is training."""
+        return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
+
+    def hidden(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """Operators whose schema keeps quiet about a write."""
+        rec = self.recorder
+        given = _by_position(info, args, kwargs)
+        before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
+        out = rec.run_fake(info.op, args, kwargs)
+        targets = [given[i] for i in info.hidden_writes]
+        if info.op is aten.native_batch_norm.default:
+            entry = rec.entry(aten._native_batch_norm_legit_functional.default, before, {}, False)
+            entry.spec = (*rec._specs_of(out), *(rec.value_of(t).spec for t in targets))
+            parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(5)]
+            for tensor, part in zip(out, parts[:3], strict=True):
+                _bind(rec, tensor, part)
+            new = parts[3:]
+        else:
+            new = self._on_copies(info, given, before, info.hidden_writes, out)
+        for tensor, part in zip(targets, new, strict=True):
+            self._write(tensor, part)
+        return out
+
+    # ---------------------------------------------------------------- metadata
+
+    def metadata(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
+        rec, func = self.recorder, info.op
+        tensor, rest = args[0], tuple(args[1:])
+        old = rec.value_of(tensor)
+        name = func._schema.name
+        if name == "aten::set_":
+            return self._set(info, tensor, rest, kwargs)
+        if name in ("aten::resize_", "aten::resize_as_"):
+            return self._resize(info, tensor, args, kwargs)
+        out = rec.run_fake(func, args, kwargs)
+        assert info.functional is not None
+        view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
+        self._become_view(tensor, old, view)
+        self.metadata_log.append((id(tensor), func, rest, kwargs))
+        return out
+
+    def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
+        rec = self.recorder
+        if source.fake is tensor:
+            source.fake = None  # its sizes are no longer those of this value
+        rec.kept.append(tensor)
+        value = Value(tensor, None, rec.spec_of(tensor), source, view)
+        value.generation = -1
+        rec.values[id(tensor)] = value
+
+    def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
+        rec = self.recorder
+        if len(rest) != 1 or not isinstance(rest[0], torch.Tensor):
+            raise UnsupportedMutationError(
+                f"`set_` with a storage at {user_line(rec.origins.here())} can't be captured. "
+                "Give `set_` a tensor, or do it outside the compiled function."
+            )
+        out = rec.run_fake(info.op, (tensor, *rest), kwargs)
+        self.replaced_by(tensor, rest[0])
+        return out
+
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
+        rec = self.recorder
+        view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        self._become_view(tensor, rec.value_of(source), view)
+        self.metadata_log.append((id(tensor), "data", (), {}))
+
+    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        rec = self.recorder
+        old = rec.value_of(tensor)
+        had = old.root.spec
+        out = rec.run_fake(info.op, args, kwargs)
+        spec = rec.spec_of(tensor)
+        if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
+            return out
+        self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs))
+        fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
+        if fits:
+            where = (list(spec.shape), list(spec.stride), spec.offset)
+            view = View(aten.as_strided.default, where, {}, None, object(), torch.is_grad_enabled())
+            self._become_view(tensor, old, view)
+            return out
+        self._require_unshared(old, "grown by resize_")
+        numel = math.prod(had.shape)
+        flat = rec.emit(
+            aten.empty_strided.default,
+            [spec.nbytes // spec.dtype.itemsize],
+            [1],
+            kwargs={"dtype": spec.dtype, "device": spec.device},
+        )
+        if numel:
+            content = rec.emit(aten.as_strided.default, old.read(rec.emit), [numel], [1])
+            flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
+        entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
+        rec.kept.append(tensor)
+        rec.values[id(tensor)] = Value(tensor, entry, spec)
+        return out
+
+    def _require_unshared(self, value: Value, what: str) -> None:
+        rec = self.recorder
+        if value.parent is not None or any(
+            v is not value and v._storage is not None and v._storage is value._storage for v in rec.values.values()
+        ):
+            raise UnsupportedMutationError(
+                f"a tensor {what} at {user_line(rec.origins.here())} shares its memory with another tensor. "
+                "Allocate a tensor of the final size instead."
+            )
+
+
+_FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+
+
+def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
+    entry = value.entry
+    offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
+
+
+def _by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
+    given = dict(enumerate(args))
+    for i, name in enumerate(info.argument_names):
+        if name in kwargs:
+            given[i] = kwargs[name]
+    return given
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def _as_tuple(out: Any) -> tuple[Any, ...]:
+    if out is None:
+        return ()
+    return tuple(out) if isinstance(out, (list, tuple)) else (out,)
+
+
+def _as_entries(rec: Recorder, entry: Entry, result: Any) -> list[Any]:
+    if isinstance(result, torch.Tensor):
+        return [entry]
+    return _split(rec, entry)
+
+
+def _split(rec: Recorder, entry: Entry) -> Any:
+    """An entry of several values as one entry each, nested as they are."""
+    if not isinstance(entry.spec, tuple):
+        return entry
+    return [
+        _split(rec, rec.emit(operator.getitem, entry, i, spec=spec)) if spec is not None else None
+        for i, spec in enumerate(entry.spec)
+    ]
+
+
+def _flat_entries(values: Any) -> list[Entry]:
+    flat: list[Entry] = []
+    for value in values:
+        if isinstance(value, Entry):
+            flat.append(value)
+        elif isinstance(value, list):
+            flat.extend(_flat_entries(value))
+    return flat
+
+
+def _bind(rec: Recorder, tensor: torch.Tensor, entry: Entry) -> None:
+    spec = rec.spec_of(tensor)
+    rec.values[id(tensor)] = Value(tensor, entry, spec)
+

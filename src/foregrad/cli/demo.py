@@ -1,0 +1,82 @@
+"""`foregrad demo`: a small GPT trained on real text, eager and compiled side by side, compared to the last bit."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, fx
+
+import foregrad
+from foregrad.cli.gpt import GPT, GPTConfig
+from foregrad.cli.measure import measure_saved_bytes
+from foregrad.cli.race import Race, Runner
+from foregrad.cli.screen import Screen, choose_screen
+from foregrad.cli.text import Batches, read_sources
+
+__all__ = ["add_demo", "run_demo"]
+
+BATCH = 8
+LEARNING_RATE = 1e-3
+STAGES = ("joint", "forward", "backward", "runtime")
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "demo",
+        help="train a small GPT, eager and compiled side by side, and compare them bit by bit",
+        description="Trains a small GPT with dropout on the sources of Python's standard library, once with eager "
+        "PyTorch and once compiled by foregrad, from the same start and the same random numbers. Exits with 1 unless "
+        "both are equal to the last bit.",
+    )
+    parser.add_argument("--steps", type=_positive_int, default=200, help="training steps at most (default: 200)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="start no further step after so many seconds (default: 30)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="for the weights, the batches and the dropout (default: 0)")
+    parser.add_argument("--plain", action="store_true", help="plain text, even on a terminal")
+    parser.add_argument("--print", choices=STAGES, dest="stage", help="print this stage's program and stop")
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Run the command; 0 when every bit agrees, 1 otherwise."""
+    screen = choose_screen(plain=options.plain)
+    config = GPTConfig()
+    batches = Batches(read_sources(), batch=BATCH, context=config.context, seed=options.seed)
+    torch.manual_seed(options.seed)
+    model = GPT(config)
+    twin = copy.deepcopy(model)
+    compiled = foregrad.compile(twin, backend="eager")
+    if options.stage is not None:
+        print(_program(options.stage, compiled, twin, batches.draw()))
+        return 0
+    screen.say(_introduction(model, batches))
+    race = Race(
+        Runner.start("eager", model, model, rate=LEARNING_RATE, seed=options.seed),
+        Runner.start("foregrad", twin, compiled, rate=LEARNING_RATE, seed=options.seed),
+    )
+    with screen.progress("training", options.steps) as advance:
+        for done in race.run(batches.draw, steps=options.steps, seconds=options.seconds):
+            advance(done, f"loss: eager {race.eager.loss:.4f}, foregrad {race.compiled.loss:.4f}")
+    _show_summary(screen, race, batches.draw())
+    return 0 if race.difference is None else 1
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        message = f"must be at least 1, not {number}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+def _introduction(model: GPT, batches: Batches) -> str:
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"A GPT of {weights:,} weights, dropout on, learns {len(batches.data):,} bytes of Python's own sources,\n"
+        f"{batches.batch} x {batches.context} bytes a step: with eager PyTorch, and compiled by foregrad."
+    )

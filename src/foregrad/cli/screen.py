@@ -1,0 +1,121 @@
+"""What the commands show: a progress bar, a table and code, with rich where it is installed, else as plain text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+__all__ = ["PlainScreen", "Screen", "choose_screen"]
+
+Advance = Callable[[int, str], None]
+BAR_WIDTH = 24
+
+
+class Screen(Protocol):
+    """A place to show things."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+    def progress(self, label: str, total: int) -> _Progress:
+        """A progress bar for the length of a `with`; what it gives is called with the count done and a remark."""
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table: the first column to the left, the others to the right."""
+
+
+class _Progress(Protocol):
+    def __enter__(self) -> Advance: ...
+
+    def __exit__(self, *error: object) -> bool | None: ...
+
+
+class PlainScreen:
+    """Plain text: a bar that redraws itself on a terminal; into a file or a pipe, one line for each tenth done."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self.out = out or sys.stdout
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+        print(text, file=self.out, flush=True)
+
+    @contextmanager
+    def progress(self, label: str, total: int) -> Iterator[Advance]:
+        """See `Screen.progress`."""
+        redraw = self.out.isatty()
+
+        def advance(done: int, remark: str) -> None:
+            if redraw:
+                bar = "#" * (BAR_WIDTH * done // total)
+                self.out.write(f"\r{label} [{bar:.<{BAR_WIDTH}}] {done}/{total}  {remark}")
+                self.out.flush()
+            elif done == 1 or done == total or done % max(1, total // 10) == 0:
+                self.say(f"{label} {done:>{len(str(total))}}/{total}  {remark}")
+
+        try:
+            yield advance
+        finally:
+            if redraw:
+                self.out.write("\n")
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """See `Screen.table`."""
+        lines = [columns, *rows]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+        rule = "-" * (sum(widths) + 3 * (len(widths) - 1))
+        self.say(f"\n{title}\n{rule}")
+        for number, line in enumerate(lines):
+            first, *others = (
+                cell.ljust(width) if at == 0 else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            self.say("   ".join([first, *others]).rstrip())
+            if number == 0:
+                self.say(rule)
+        self.say(rule)
+
+
+class _RichScreen:
+    """A terminal that rich draws on."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(highlight=False)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def progress(self, label: str, total: int) -> Iterator[Advance]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TextColumn("{task.fields[remark]}"), console=self.console) as bar:
+            task = bar.add_task(label, total=total, remark="")
+            yield lambda done, remark: bar.update(task, completed=done, remark=remark)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title, title_style="bold", title_justify="left")
+        for at, column in enumerate(columns):
+            table.add_column(column, justify="left" if at == 0 else "right")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self.console.print()
+        self.console.print(table)
+
+
+def choose_screen(*, plain: bool) -> Screen:
+    """Rich on a terminal when it is installed and not declined; plain text otherwise."""
+    if plain or not sys.stdout.isatty():
+        return PlainScreen()
+    try:
+        return _RichScreen()
+    except ImportError:
+        return PlainScreen()

@@ -1,0 +1,84 @@
+"""The errors foregrad raises: one class per failure, each a subclass of `ForegradError` and of the built-in it is like.
+
+A message says what happened, where in the user's code, why, and what to do instead.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "ForegradError",
+    "ForegradWarning",
+    "GraphError",
+    "InternalError",
+    "PartitionError",
+    "UnknownLeafError",
+    "UnsupportedAliasError",
+    "UnsupportedDataDependentError",
+    "UnsupportedError",
+    "UnsupportedLayoutError",
+    "UnsupportedMutationError",
+    "UnsupportedOpError",
+    "UnsupportedSideEffectError",
+    "UnsupportedTensorError",
+]
+
+
+class ForegradError(Exception):
+    """Base of every error that foregrad itself raises."""
+
+
+class ForegradWarning(UserWarning):
+    """Base of every warning that foregrad itself gives."""
+
+
+class UnsupportedError(ForegradError, RuntimeError):
+    """The function does something foregrad can't compile. Subclasses say what kind of thing."""
+
+
+class UnsupportedOpError(UnsupportedError):
+    """An operator that can't be recorded."""
+
+
+class UnsupportedDataDependentError(UnsupportedError):
+    """A size or a Python branch depends on the values of an input."""
+
+
+class UnsupportedLayoutError(UnsupportedError):
+    """A tensor whose layout is not strided (sparse, mkldnn, nested, quantized)."""
+
+
+class UnsupportedTensorError(UnsupportedError, TypeError):
+    """A tensor subclass that foregrad doesn't know how to look into."""
+
+
+class UnsupportedMutationError(UnsupportedError):
+    """A mutation of an input that can't be replayed after the graph has run."""
+
+
+class UnsupportedAliasError(UnsupportedError):
+    """A relation between tensors that share memory which can't be rebuilt."""
+
+
+class UnsupportedSideEffectError(UnsupportedError):
+    """An effect other than on tensors' contents that a compiled call could not repeat."""
+
+
+class UnknownLeafError(ForegradError, TypeError):
+    """An argument or output that is neither a known leaf type nor a registered container."""
+
+
+class GraphError(ForegradError, ValueError):
+    """A graph that breaks a rule of its stage (see `JointGraph.check`)."""
+
+
+class PartitionError(ForegradError, ValueError):
+    """A joint graph that can't be split as asked, or a partitioner that returned an invalid split."""
+
+
+class BackendError(ForegradError, RuntimeError):
+    """A compiler that failed, or returned something that can't be called as asked."""
+
+
+class InternalError(ForegradError, AssertionError):
+    """A fault in foregrad itself. Please report it with the printed graph."""

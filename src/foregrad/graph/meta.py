@@ -1,0 +1,183 @@
+"""What a graph node knows about its value: `TensorSpec`, and the `node.meta` that carries it.
+
+A captured graph has thousands of nodes and almost nobody asks for their fake tensors, which are slow to
+make (about 30 us each). So capture stores a `TensorSpec` per tensor, and `NodeMeta` makes the `FakeTensor`
+under ``"val"`` (and the text under ``"stack_trace"``) the first time somebody looks.
+
+Known weakness: fake values made late do not share storage with one another, even where the values do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["NodeMeta", "TensorSpec", "nbytes_of", "spec_of"]
+
+
+class TensorSpec:
+    """Shape, strides, dtype and device of a tensor; immutable by convention, cheap to make.
+
+    `shape`, `stride` are in elements, `offset` is the storage offset in elements. Entries may be `torch.SymInt`.
+    """
+
+    __slots__ = ("conj", "device", "dtype", "neg", "offset", "shape", "stride")
+
+    def __init__(
+        self,
+        shape: tuple[Any, ...],
+        stride: tuple[Any, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: Any = 0,
+        conj: bool = False,
+        neg: bool = False,
+    ) -> None:
+        self.shape = shape
+        self.stride = stride
+        self.dtype = dtype
+        self.device = device
+        self.offset = offset
+        self.conj = conj
+        self.neg = neg
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> TensorSpec:
+        """The spec of a strided tensor."""
+        return cls(
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device if device is None else device,
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @property
+    def numel(self) -> Any:
+        n: Any = 1
+        for size in self.shape:
+            n = n * size
+        return n
+
+    @property
+    def nbytes(self) -> Any:
+        """Bytes of memory the elements span: what keeping this tensor alone costs. 0 when empty."""
+        span: Any = 1
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            if isinstance(size, int) and size == 0:
+                return 0
+            span = span + (size - 1) * stride
+        return span * self.dtype.itemsize
+
+    def same_layout(self, other: TensorSpec) -> bool:
+        """Whether both have the same shape, strides and dtype (device and offset aside)."""
+        return self.shape == other.shape and self.stride == other.stride and self.dtype is other.dtype
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        return (
+            self.same_layout(other)
+            and self.device == other.device
+            and self.offset == other.offset
+            and self.conj == other.conj
+            and self.neg == other.neg
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.stride, self.dtype, self.device))
+
+    def __repr__(self) -> str:
+        return f"{_DTYPE_NAMES.get(self.dtype, str(self.dtype))}[{', '.join(map(str, self.shape))}]"
+
+
+_DTYPE_NAMES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+
+
+class NodeMeta(dict[str, Any]):
+    """`node.meta` of a captured node. Behaves as the dict PyTorch's tools expect, computing late what is costly.
+
+    `"spec"` is a `TensorSpec`, a list/tuple of them (multi-output ops; None for an output that is not a tensor),
+    or absent for non-tensors. `"val"` and `"stack_trace"` are made on first use from the functions given here.
+    """
+
+    __slots__ = ("_late",)
+
+    def __init__(self, *args: Any, late: dict[str, Callable[[], Any]] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._late: dict[str, Callable[[], Any]] = late or {}
+
+    def __missing__(self, key: str) -> Any:
+        make = self._late.get(key)
+        if make is None:
+            raise KeyError(key)
+        value = self[key] = make()
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._late
+
+    def copy(self) -> NodeMeta:
+        return NodeMeta(self, late=self._late)
+
+    __copy__ = copy
+
+    def materialize(self) -> dict[str, Any]:
+        """A plain dict with everything made."""
+        for key in self._late:
+            _ = self[key]
+        return dict(self)
+
+
+
+def spec_of(node: torch.fx.Node) -> Any:
+    """The `TensorSpec` of a node's value (a tuple of them for several outputs), or None when it is not a tensor."""
+    meta = node.meta
+    if dict.__contains__(meta, "spec"):
+        return meta["spec"]
+    if "val" not in meta:
+        return None
+    spec = _spec_of_value(meta["val"])
+    meta["spec"] = spec
+    return spec
+
+
+def _spec_of_value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return TensorSpec.of(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_spec_of_value(item) for item in value)
+    return None
+
+
+def nbytes_of(node: torch.fx.Node) -> int:
+    """Bytes that keeping this node's value alive costs (0 for numbers and symbolic sizes)."""
+    spec = spec_of(node)
+    if spec is None:
+        return 0
+    if isinstance(spec, TensorSpec):
+        return int(spec.nbytes)
+    return sum(int(item.nbytes) for item in spec if item is not None)
