@@ -149,10 +149,10 @@ def value_difference(eager: torch.Tensor, compiled: torch.Tensor, how: Strictnes
     a, b = _plain(eager), _plain(compiled)
     if a.is_quantized or a.dtype.itemsize == 1 and a.is_floating_point():
         a, b = _bits(a), _bits(b)
-    if not how.signed_zeros and torch.equal(a, b):
-        return None
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if not how.signed_zeros and torch.equal(a, b):
+        return None
     equal = (a == b) | ((a != a) & (b != b))
     if how.atol is not None and a.is_floating_point():
         equal |= torch.isclose(a, b, rtol=how.rtol, atol=how.atol, equal_nan=True)

@@ -47,3 +47,12 @@ def is_any_autocast_enabled() -> bool:
 def is_tracing_functorch() -> bool:
     """Whether a torch.func transform is active on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def clear_autocast_cache() -> None:
+    torch.clear_autocast_cache()
+
+
+def single_threaded_backward() -> Any:
+    """Context: a backward runs wholly on the thread that asked for it, whatever the device."""
+    return torch.autograd.set_multithreading_enabled(False)

@@ -61,7 +61,17 @@ class Storage:
 class Value:
     """What one fake tensor holds. `entry` is right while `generation` is the storage's."""
 
-    __slots__ = ("_storage", "entry", "fake", "generation", "original", "parent", "spec", "view")
+    __slots__ = (
+        "_storage",
+        "entry",
+        "fake",
+        "generation",
+        "is_written_through",
+        "original",
+        "parent",
+        "spec",
+        "view",
+    )
 
     def __init__(
         self,
@@ -77,6 +87,7 @@ class Value:
         self.parent = parent
         self.view = view
         self.original = entry
+        self.is_written_through = False  # some write went to this value or to a view of it
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
 
@@ -129,6 +140,7 @@ class Value:
     def write(self, emit: Emit, new: Entry) -> None:
         """This value becomes `new`, and with it everything that shares its memory."""
         storage = self.storage
+        self.is_written_through = True
         if self.parent is None:
             new = self._laid_out(emit, new)
         else:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Iterable
 
 import torch
-from torch import Tensor, fx
 
 import foregrad
 from foregrad.cli.gpt import GPT, GPTConfig
 from foregrad.cli.measure import measure_saved_bytes
 from foregrad.cli.race import Race, Runner
 from foregrad.cli.screen import Screen, choose_screen
+from foregrad.cli.stages import STAGES, measure_sizes, program_of
 from foregrad.cli.text import Batches, read_sources
 
 __all__ = ["add_demo", "run_demo"]
 
-BATCH = 8
+BATCH = 4
 LEARNING_RATE = 1e-3
-STAGES = ("joint", "forward", "backward", "runtime")
 
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,7 +42,15 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run_demo(options: argparse.Namespace) -> int:
     """Run the command; 0 when every bit agrees, 1 otherwise."""
-    screen = choose_screen(plain=options.plain)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the model is small: threads gain little on idle cores, and lose tenfold on busy ones
+    try:
+        return _run(options, choose_screen(plain=options.plain))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(options: argparse.Namespace, screen: Screen) -> int:
     config = GPTConfig()
     batches = Batches(read_sources(), batch=BATCH, context=config.context, seed=options.seed)
     torch.manual_seed(options.seed)
@@ -52,7 +58,7 @@ def run_demo(options: argparse.Namespace) -> int:
     twin = copy.deepcopy(model)
     compiled = foregrad.compile(twin, backend="eager")
     if options.stage is not None:
-        print(_program(options.stage, compiled, twin, batches.draw()))
+        print(program_of(options.stage, twin, compiled, batches.draw()))  # to a file or a pager as it is
         return 0
     screen.say(_introduction(model, batches))
     race = Race(
@@ -78,5 +84,38 @@ def _introduction(model: GPT, batches: Batches) -> str:
     weights = sum(parameter.numel() for parameter in model.parameters())
     return (
         f"A GPT of {weights:,} weights, dropout on, learns {len(batches.data):,} bytes of Python's own sources,\n"
-        f"{batches.batch} x {batches.context} bytes a step: with eager PyTorch, and compiled by foregrad."
+        f"{batches.batch} x {batches.context} bytes a step: on one thread, with eager PyTorch and compiled by foregrad."
     )
+
+
+def _show_summary(screen: Screen, race: Race, args: tuple[torch.Tensor, torch.Tensor]) -> None:
+    eager, compiled = race.eager, race.compiled
+    sizes = measure_sizes(compiled.model, args)
+    owned = (*args, *eager.model.parameters(), *eager.model.buffers())
+    eager_saved_bytes = measure_saved_bytes(lambda: eager.model(*args), owned=owned)
+    ratio = compiled.median_step_s / eager.median_step_s
+    rows = [
+        ("steps", str(race.steps), str(race.steps)),
+        ("final loss", f"{eager.loss:.6f}", f"{compiled.loss:.6f}"),
+        ("median step", _milliseconds(eager.median_step_s), _milliseconds(compiled.median_step_s)),
+        ("median step against eager", "1.00", f"{ratio:.2f}"),
+        ("capture and compile", "-", _milliseconds(compiled.first_step_extra_s)),
+        ("bytes saved for backward", _mebibytes(eager_saved_bytes), _mebibytes(sizes.saved_bytes)),
+        ("operators in the joint graph", "-", str(sizes.joint)),
+        ("operators in the forward half", "-", str(sizes.forward)),
+        ("operators in the backward half", "-", str(sizes.backward)),
+        ("bitwise equal", "", "yes" if race.difference is None else "no"),
+    ]
+    screen.table(f"{race.steps} steps, eager against foregrad", ("", "eager", "foregrad"), rows)
+    if race.difference is None:
+        screen.say("Equal bit for bit: losses, parameters, gradients, optimizer state, random state.")
+    else:
+        screen.say(f"NOT EQUAL. First difference: {race.difference}.")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.2f} MiB"

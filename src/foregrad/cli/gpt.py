@@ -63,7 +63,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_1(x))
-        return x + self.mlp(self.norm_2(x))
+        x = x + self.mlp(self.norm_2(x))
+        return x  # noqa: RET504  a module's call has no type, the name has
 
 
 class GPT(nn.Module):

@@ -52,7 +52,7 @@ class Runner:
         start = time.perf_counter()
         self.optimizer.zero_grad()
         loss = self.call(tokens, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.step_s.append(time.perf_counter() - start)
         self.random_state = torch.get_rng_state()

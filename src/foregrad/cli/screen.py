@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
 __all__ = ["PlainScreen", "Screen", "choose_screen"]
@@ -19,17 +19,11 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Show one line."""
 
-    def progress(self, label: str, total: int) -> _Progress:
+    def progress(self, label: str, total: int) -> AbstractContextManager[Advance]:
         """A progress bar for the length of a `with`; what it gives is called with the count done and a remark."""
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Show a table: the first column to the left, the others to the right."""
-
-
-class _Progress(Protocol):
-    def __enter__(self) -> Advance: ...
-
-    def __exit__(self, *error: object) -> bool | None: ...
 
 
 class PlainScreen:
@@ -52,7 +46,7 @@ class PlainScreen:
                 bar = "#" * (BAR_WIDTH * done // total)
                 self.out.write(f"\r{label} [{bar:.<{BAR_WIDTH}}] {done}/{total}  {remark}")
                 self.out.flush()
-            elif done == 1 or done == total or done % max(1, total // 10) == 0:
+            elif done in {1, total} or done % max(1, total // 10) == 0:
                 self.say(f"{label} {done:>{len(str(total))}}/{total}  {remark}")
 
         try:

@@ -1,0 +1,109 @@
+# Every target does all the set-up that it needs. A fresh machine needs Python 3.10 or newer with venv, and make.
+#
+#   make demo    train a small GPT, eager and compiled side by side
+#   make test    style, types, layers, then all tests
+#   make help    the other targets
+#
+# Settings, as `make test JOBS=4` or from the environment:
+#
+#   PYTHON           the Python that .venv is made from                        (python3)
+#   VENV             where the virtual environment is                          (.venv)
+#   FOREGRAD_PYTHON  a Python that has PyTorch already: .venv is made from it and sees its packages, so its
+#                    PyTorch is used in place of the pinned one                (none)
+#   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
+#   JOBS             test processes                                            (2)
+#   ARGS             more arguments for demo, sweep, bench or pytest, for example ARGS="--steps 50"
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+SETUP ?= yes
+
+ifeq ($(SETUP),no)
+  RUN := PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(FOREGRAD_PYTHON),$(VENV)/bin/python)
+  READY :=
+else
+  RUN := $(VENV)/bin/python
+  READY := $(VENV)/.foregrad-ready
+endif
+
+PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off
+EXTRAS := cli,solver,test,dev
+# One thread a test process: the processes share the cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test setup lint format sweep bench coverage docs sizes clean help
+.DEFAULT_GOAL := help
+
+demo: $(READY)  ## train a small GPT, eager and compiled side by side
+	@$(RUN) -m foregrad demo $(ARGS)
+
+test: $(READY) lint  ## style, types, layers, then all tests
+	@echo "==> tests"
+	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+setup: $(READY)  ## only make the virtual environment
+
+lint: $(READY)  ## ruff, mypy and import-linter
+	@echo "==> style, types, layers"
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@said=$$($(RUN) -c 'from importlinter.cli import lint_imports_command as main; main()' 2>&1) \
+		|| { echo "$$said"; exit 1; }
+
+format: $(READY)  ## rewrite the sources in the project's style
+	@$(RUN) -m ruff check --quiet --fix .
+	@$(RUN) -m ruff format .
+
+sweep: $(READY)  ## every operator and module of PyTorch's own databases against eager
+	@$(RUN) -m tests.parity.sweep $(ARGS)
+
+bench: $(READY)  ## call overhead, capture, partition and memory, against PyTorch's own
+	@$(RUN) -m tests.bench $(ARGS)
+
+coverage: $(READY)  ## the lines that no test runs
+	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
+
+docs: $(READY)  ## run the documentation's examples and insert what they print
+	@$(RUN) docs/generate.py
+
+sizes:  ## lines of Python in each folder
+	@find src tests docs examples -name '*.py' -not -path '*/.*' | sort | xargs wc -l | awk ' \
+		$$2 != "total" { n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n && i < 4; i++) d = d "/" p[i]; \
+		                 lines[d] += $$1; files[d]++; all += $$1; if ($$1 > top[d]) top[d] = $$1 } \
+		END { for (d in lines) printf "%7d lines %4d files, longest %4d  %s\n", lines[d], files[d], top[d], d | "sort -k7"; \
+		      close("sort -k7"); printf "%7d lines in all\n", all }'
+
+clean:  ## remove what the targets made, the virtual environment too
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+
+# The stamp is written last, so a set-up that was interrupted is done again, from where it was.
+$(VENV)/.foregrad-ready: pyproject.toml constraints.txt
+	@set -eu; \
+	python="$(or $(FOREGRAD_PYTHON),$(PYTHON))"; \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "foregrad needs Python 3.10 or newer, and '$$python' is not: try make PYTHON=python3.12 ..." >&2; exit 1; }; \
+	if ! "$(VENV)/bin/python" -c 'import pip' 2>/dev/null; then \
+		echo "==> making $(VENV)"; \
+		"$$python" -m venv $(if $(FOREGRAD_PYTHON),--system-site-packages) "$(VENV)" || { \
+			echo "making a virtual environment failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }; \
+	fi; \
+	cp constraints.txt "$(VENV)/constraints.txt"; \
+	if [ -n "$(FOREGRAD_PYTHON)" ] && "$(VENV)/bin/python" -c 'import torch' 2>/dev/null; then \
+		echo "==> using the PyTorch that is there"; \
+		grep -v '^torch==' constraints.txt >"$(VENV)/constraints.txt"; \
+	else \
+		echo "==> installing PyTorch (the first time, some minutes)"; \
+		$(PIP) "$$(grep '^torch==' constraints.txt)" -c "$(VENV)/constraints.txt"; \
+	fi; \
+	echo "==> installing foregrad and its tools"; \
+	$(PIP) -e ".[$(EXTRAS)]" -c "$(VENV)/constraints.txt"; \
+	touch "$@"

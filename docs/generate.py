@@ -1,0 +1,139 @@
+"""Makes the parts of the documentation that code can say better: run as `make docs`.
+
+`errors.md` is written whole, from the docstrings of foregrad.errors and the remedies below. In `pipeline.md`, each
+block of Python that is followed by a block marked with an `output` comment is run, in order and in one namespace,
+and what it prints replaces that block's content. `--check` changes nothing and fails when a page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import io
+import re
+import sys
+from pathlib import Path
+
+from foregrad import errors
+
+DOCS = Path(__file__).parent
+PAGES = ("pipeline.md",)
+
+REMEDIES = {
+    "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",
+    "ForegradWarning": "Filter it as any other warning. Nothing foregrad warns of makes a result wrong.",
+    "UnsupportedError": "Call the part that its message names outside the compiled function, in eager mode. Only its "
+    "subclasses are raised.",
+    "UnsupportedOpError": "Use another operator, or make the call that the message names outside the compiled "
+    "function.",
+    "UnsupportedDataDependentError": "Choose with `torch.where` or a mask instead of `if`; make the size a constant, "
+    "or a property of an input's shape; or compute the deciding value before the call and hand it over as a Python "
+    "number.",
+    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call.",
+    "UnsupportedTensorError": "Hand over the plain tensors that it is made of, and rebuild it inside the function.",
+    "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
+    "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
+    "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
+    "UnknownLeafError": "The message has the argument's path. Register its class as a container with "
+    "`torch.utils._pytree.register_pytree_node`, or hand over the tensors and numbers in it.",
+    "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "
+    "fault in foregrad: please report it.",
+    "PartitionError": "The message says what does not fit. With a partitioner of your own, return a forward with the "
+    "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
+    "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
+    "PyTorch's own kernels, and tells whether the fault is the backend's.",
+    "InternalError": "Please report it, with the printed graph and the program that led to it. It is never your "
+    "mistake.",
+}
+
+HEAD = """# Errors
+
+<!-- Made by docs/generate.py from the docstrings in foregrad.errors: change those, then run `make docs`. -->
+
+Every error of foregrad's own is a class in `foregrad.errors` and a `ForegradError`, and also the built-in error that
+it is most like, so that code which catches, say, `TypeError` goes on working. Its message says what happened, where
+in your code, why, and what to do.
+
+Where eager PyTorch itself raises an error, foregrad raises one of the same class where it can: that is no error of
+foregrad's, and not listed here.
+"""
+
+
+# A fenced block of Python, a comment, and the fenced block for what it prints.
+EXAMPLE = re.compile(
+    r"```python\n(?P<code>(?:(?!```).*\n)+)```(?P<between>\n+<!-- output -->\n)"
+    r"```(?P<language>\w*)\n(?:(?!```).*\n)*```"
+)
+
+
+def errors_page() -> str:
+    """The whole of errors.md."""
+    sections = [HEAD]
+    for name in errors_by_kind():
+        cls = getattr(errors, name)
+        bases = " and ".join(f"`{base.__name__}`" for base in cls.__bases__)
+        text = inspect.cleandoc(cls.__doc__)
+        sections.append(f"## `{name}`\n\nA kind of {bases}.\n\n**When.** {text}\n\n**What to do.** {REMEDIES[name]}\n")
+    return "\n".join(sections)
+
+
+def errors_by_kind() -> list[str]:
+    """The names of all classes, each after the one it is a kind of, kinds together, otherwise as they are written."""
+
+    def below(parent: type) -> list[str]:
+        children = [cls for cls in all_classes if parent in cls.__bases__]
+        return [name for cls in children for name in (cls.__name__, *below(cls))]
+
+    defined = [value for value in vars(errors).values() if isinstance(value, type)]
+    all_classes = [cls for cls in defined if cls.__module__ == errors.__name__]
+    roots = [cls for cls in all_classes if not any(base in all_classes for base in cls.__bases__)]
+    return [name for root in roots for name in (root.__name__, *below(root))]
+
+
+def fill(page: str) -> str:
+    """A page with each example's output put in anew."""
+    namespace: dict[str, object] = {"__name__": "example"}
+
+    def run(match: re.Match[str]) -> str:
+        code, between, language = match["code"], match["between"], match["language"]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "<example>", "exec"), namespace)
+        return f"```python\n{code}```{between}```{language}\n{clean(printed.getvalue())}```"
+
+    return EXAMPLE.sub(run, page)
+
+
+def clean(printed: str) -> str:
+    """Output without what differs from one run or machine to another: folders, addresses, trailing blanks."""
+    printed = re.sub(r"(?:/[\w.@+-]+)+/([\w-]+\.py)", r"\1", printed)
+    printed = re.sub(r"0x[0-9a-f]{6,}", "0x...", printed)
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write the pages, or with --check say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a page is out of date")
+    options = parser.parse_args()
+    pages = {"errors.md": errors_page()}
+    pages |= {name: fill((DOCS / name).read_text(encoding="utf-8")) for name in PAGES}
+    stale = [name for name, text in pages.items() if read(name) != text]
+    for name in stale:
+        if options.check:
+            print(f"docs/{name} is out of date: run `make docs`", file=sys.stderr)
+        else:
+            (DOCS / name).write_text(pages[name], encoding="utf-8")
+            print(f"wrote docs/{name}")
+    return 1 if stale and options.check else 0
+
+
+def read(name: str) -> str:
+    path = DOCS / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""`python -m foregrad`."""
+
+from __future__ import annotations
+
+import sys
+
+from foregrad.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

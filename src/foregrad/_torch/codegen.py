@@ -1,0 +1,248 @@
+"""The fastest callable for each operator, and what generated code must know of schemas. Checked on torch 2.13.0.
+
+An `OpOverload` is called through a Python frame and a generic argument converter. Torch's own Python bindings
+(`torch.mm`, `Tensor.view`) parse their arguments in generated C++ and reach the dispatcher with the same operator
+and arguments, about 1 us sooner. They choose the overload by the arguments, so a binding is listed here only with
+argument kinds for which the choice is certain; a test sends each entry through both doors and compares what the
+dispatcher sees. Everything else calls the C++ entry inside the `OpOverload`, which saves the Python frame.
+
+Known weakness: backward operators have no Python binding, and so take the slower door.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+__all__ = [
+    "Argument",
+    "FastCall",
+    "HigherOrderOperator",
+    "OpOverload",
+    "argument_names",
+    "fast_call",
+    "fast_operators",
+    "is_plain_graph_module",
+    "raw_call",
+    "return_kinds",
+    "written_arguments",
+]
+
+
+class Argument(NamedTuple):
+    """One parameter of an operator, as far as generated code cares.
+
+    `kind` is one of tensor, tensors, int, ints, float, bool, number, str, constant, or "" for what only the
+    generic door takes. `takes_number` means that a Python number may stand for the tensor.
+    """
+
+    name: str
+    kind: str
+    optional: bool
+    keyword_only: bool
+    takes_number: bool
+    one_int: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FastCall:
+    """A direct binding for an operator, and when it may be used.
+
+    `spread`: the last positional argument, a list of integers, is passed as separate arguments.
+    `needs`: keywords that must be given, because without them another overload or a default of the session is meant.
+    `only`: keywords that may be given. `positional`: those of them that the binding takes by position.
+    `appended`: text put after the arguments.
+    """
+
+    function: Any
+    name: str
+    arguments: tuple[Argument, ...]
+    spread: bool = False
+    needs: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    positional: tuple[str, ...] = ()
+    appended: str = ""
+
+
+_FUNCTIONS = """
+    mm addmm bmm baddbmm mv dot addmv add.Tensor sub.Tensor mul.Tensor div.Tensor div.Tensor_mode neg
+    pow.Tensor_Scalar pow.Tensor_Tensor exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal square sin cos tan sinh
+    cosh tanh asin acos atan atan2 sigmoid relu erf erfc abs sign sgn floor ceil round trunc isnan
+    addcmul addcdiv maximum minimum clamp clamp.Tensor clamp_min clamp_max lerp.Scalar lerp.Tensor
+    eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar
+    ge.Scalar logical_and logical_or logical_not logical_xor bitwise_not bitwise_and.Tensor bitwise_or.Tensor
+    where.self masked_fill.Scalar masked_fill.Tensor fill.Scalar nan_to_num
+    sum sum.dim_IntList mean mean.dim amax amin max.dim min.dim max min argmax argmin any any.dim all all.dim
+    prod.dim_int cumsum var.correction std.correction var_mean.correction topk sort logsumexp
+    t transpose.int permute select.int unsqueeze squeeze squeeze.dim squeeze.dims diagonal detach as_strided
+    split.Tensor split_with_sizes unbind.int cat stack flip roll tril triu clone view_as_real view_as_complex _conj
+    gather scatter.src scatter.value scatter_add index_select embedding
+    native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
+    convolution native_dropout bernoulli bernoulli.p constant_pad_nd select_scatter slice_scatter
+    _scaled_dot_product_flash_attention_for_cpu zeros_like ones_like full_like empty_like
+    _adaptive_avg_pool2d full zeros ones empty.memory_format arange arange.start arange.start_step scalar_tensor
+"""
+_NN_FUNCTIONS = """
+    gelu silu leaky_relu elu hardtanh hardswish hardsigmoid softplus mish
+    max_pool2d_with_indices avg_pool2d
+"""
+_METHODS = """
+    view view.dtype expand repeat unfold copy_ add_.Tensor mul_.Tensor div_.Tensor new_zeros new_ones new_full
+    _to_copy sym_size.int sym_stride.int sym_numel sym_storage_offset
+"""
+_OTHER_NAMES = {
+    "_to_copy": "to",
+    "sym_size.int": "size",
+    "sym_stride.int": "stride",
+    "sym_numel": "numel",
+    "sym_storage_offset": "storage_offset",
+}
+# Without these keywords the bindings would fill in the session's default dtype and device at another level.
+_FACTORIES = "full zeros ones empty.memory_format arange arange.start arange.start_step scalar_tensor"
+_NEEDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_FACTORIES.split(), ("dtype", "device")),
+    **dict.fromkeys("var.correction std.correction var_mean.correction".split(), ("correction",)),
+}
+_SPREAD = frozenset({"view", "expand", "repeat"})
+_TAKES_NUMBER = frozenset(
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor div.Tensor_mode add_.Tensor mul_.Tensor div_.Tensor".split()
+)
+
+
+def _doors() -> dict[str, tuple[Any, str, str]]:
+    """`operator.overload` -> (namespace, prefix for the name in generated code, name of the binding)."""
+    doors: dict[str, tuple[Any, str, str]] = {}
+    for words, space, prefix in (
+        (_FUNCTIONS, torch._C._VariableFunctions, "torch"),
+        (_NN_FUNCTIONS, torch._C._nn, "nn"),
+        (_METHODS, torch.Tensor, "tensor"),
+    ):
+        for word in words.split():
+            doors[word] = (space, prefix, _OTHER_NAMES.get(word, word.partition(".")[0]))
+    return doors
+
+
+_DOORS = _doors()
+
+
+def fast_operators() -> list[OpOverload]:
+    """Every operator that may have a direct binding."""
+    found = []
+    for word in _DOORS:
+        name, _, overload = word.partition(".")
+        packet = getattr(torch.ops.aten, name, None)
+        op = getattr(packet, overload or "default", None)
+        if isinstance(op, OpOverload):
+            found.append(op)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def fast_call(op: OpOverload) -> FastCall | None:
+    """The direct binding for an operator; None when there is none, or this torch lacks it."""
+    if type(op) is not OpOverload or op.namespace != "aten":
+        return None
+    word = str(op).removeprefix("aten.").removesuffix(".default")
+    door = _DOORS.get(word)
+    if door is None:
+        return None
+    space, prefix, name = door
+    function = getattr(space, name, None)
+    if function is None:
+        return None
+    arguments = tuple(_argument(argument, word) for argument in op._schema.arguments)
+    if word == "_to_copy":
+        # A conversion that must copy even when the dtype is the same already.
+        only = ("dtype",)
+        return FastCall(
+            function, f"{prefix}_{name}", arguments, needs=only, only=only, positional=only, appended="copy=True"
+        )
+    return FastCall(function, f"{prefix}_{name}", arguments, spread=word in _SPREAD, needs=_NEEDS.get(word, ()))
+
+
+_KINDS = {
+    "Tensor": "tensor",
+    "List[Tensor]": "tensors",
+    "int": "int",
+    "List[int]": "ints",
+    "float": "float",
+    "bool": "bool",
+    "number": "number",
+    "str": "str",
+    "ScalarType": "constant",
+    "Layout": "constant",
+    "Device": "constant",
+    "MemoryFormat": "constant",
+}
+
+
+def _argument(argument: Any, word: str) -> Argument:
+    text = str(argument.real_type)
+    optional = text.startswith("Optional[")
+    if optional:
+        text = text[len("Optional[") : -1]
+    kind = _KINDS.get(text, "")
+    return Argument(
+        argument.name,
+        kind,
+        optional,
+        argument.kwarg_only,
+        kind == "tensor" and argument.name == "other" and word in _TAKES_NUMBER,
+        kind == "ints" and argument.N == 1,
+    )
+
+
+def raw_call(op: Any) -> Any:
+    """The C++ entry of an operator, without the Python frame around it. Same arguments, same result."""
+    return op._op if type(op) is OpOverload else op
+
+
+@functools.lru_cache(maxsize=4096)
+def return_kinds(op: OpOverload) -> tuple[str, ...]:
+    """The kind of each value that an operator returns, named as in `Argument`."""
+    return tuple(_KINDS.get(str(value.real_type), "") for value in op._schema.returns)
+
+
+@functools.lru_cache(maxsize=4096)
+def written_arguments(op: OpOverload) -> frozenset[str]:
+    """Names of the arguments that an operator says it writes to."""
+    return frozenset(
+        argument.name
+        for argument in op._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    """The names of an operator's parameters, in order."""
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+def is_plain_graph_module(module: Any) -> bool:
+    """Whether calling `module` does nothing but run its graph: no hooks, no forward of its own, no pytree codegen."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    bases = type(module).__bases__
+    if bases != (torch.fx.GraphModule,) and bases[0].__name__ != "_LazyGraphModule":
+        return False
+    if "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS):
+        return False
+    if any(getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
+        return False
+    codegen = module.graph._codegen
+    return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None

@@ -1,0 +1,41 @@
+"""The autograd engine and the state of the thread, for rendered code. Checked on torch 2.13.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = [
+    "GlobalStateGuard",
+    "TensorGuards",
+    "count_dispatch_modes",
+    "count_function_modes",
+    "disable_autocast",
+    "direct_apply",
+    "is_any_autocast_enabled",
+    "keeps_graph",
+    "transforms_active",
+]
+
+disable_autocast: Any = torch._C._DisableAutocast
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined]
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards  # type: ignore[attr-defined]
+GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard  # type: ignore[attr-defined]
+
+
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The C++ apply of a Function, without the Python one around it (which looks for functorch transforms)."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+def default_device_is_the_mode() -> bool:
+    """Whether the one torch-function mode that is on is `torch.set_default_device`'s."""
+    from torch.utils._device import DeviceContext
+
+    return isinstance(torch._C._get_function_stack_at(0), DeviceContext)

@@ -1,0 +1,107 @@
+"""What capture replaces in torch while it runs, on the capturing thread only. Checked on torch 2.13.0.
+
+* `torch.nn.Module.__call__`: to know which module is running.
+* `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
+* `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpoint_module
+
+__all__ = ["Hooks", "patched"]
+
+
+class Hooks:
+    """What the patches call. `module_call(module, call)` and `region()` are context managers' factories."""
+
+    def __init__(
+        self,
+        enter_module: Callable[[torch.nn.Module], None],
+        leave_module: Callable[[], None],
+        swap: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+        region: Callable[[], Any],
+    ) -> None:
+        self.enter_module = enter_module
+        self.leave_module = leave_module
+        self.swap = swap
+        self.region = region
+
+
+_active = threading.local()
+_installed = 0
+_lock = threading.Lock()
+_original_call = torch.nn.Module.__call__
+_original_apply = torch.autograd.Function.__dict__["apply"]
+_original_hook = checkpoint_module._checkpoint_hook
+_original_reentrant = checkpoint_module.CheckpointFunction
+
+
+def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is None:
+        return _original_call(self, *args, **kwargs)
+    hooks.enter_module(self)
+    try:
+        return _original_call(self, *args, **kwargs)
+    finally:
+        hooks.leave_module()
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is not None:
+        args, kwargs = hooks.swap(args, kwargs)
+    return _original_apply.__func__(cls, *args, **kwargs)
+
+
+class _TaggingHook:
+    """Stands in for checkpoint's saved-tensor hooks: marks what is recorded inside instead of dropping it."""
+
+    def __new__(cls, frame: Any) -> Any:
+        hooks: Hooks | None = getattr(_active, "hooks", None)
+        return _original_hook(frame) if hooks is None else hooks.region()
+
+
+class _TaggingFunction:
+    """Stands in for the reentrant checkpoint's Function."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        hooks: Hooks | None = getattr(_active, "hooks", None)
+        if hooks is None:
+            return _original_reentrant.apply(function, preserve_rng_state, *args)
+        with hooks.region():
+            return function(*args)
+
+
+@contextlib.contextmanager
+def patched(hooks: Hooks) -> Iterator[None]:
+    """Context: the patches are in place for this thread; others run as if they were not."""
+    global _installed
+    before = getattr(_active, "hooks", None)
+    with _lock:
+        if _installed == 0:
+            torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
+            torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
+            checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[assignment, misc]
+            checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
+        _installed += 1
+    _active.hooks = hooks
+    try:
+        yield
+    finally:
+        _active.hooks = before
+        with _lock:
+            _installed -= 1
+            if _installed == 0:
+                torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+                torch.autograd.Function.apply = _original_apply  # type: ignore[assignment]
+                checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
+                checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]

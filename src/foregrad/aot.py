@@ -1,0 +1,199 @@
+"""The entry points of AOTAutograd, with its names and parameters: code written for them needs one import changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from .api import compile_function
+from .config import config
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.pipeline import Pipeline
+from .errors import UnsupportedError
+from .frontend.call import flatten_call
+from .frontend.sources import Source, find_sources
+from .graph.slots import Buffer, Param
+from .graph.source import Names, compile_source
+from .partition import default_partition
+from .runtime.render import render_run
+
+__all__ = ["aot_function", "aot_module", "aot_module_simplified", "compiled_function", "compiled_module"]
+
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def _pipeline(
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None,
+    inference_compiler: Compiler | None,
+    partition_fn: Callable[..., Any],
+    decompositions: Mapping[Any, Callable[..., Any]] | None,
+    *,
+    keep_inference_input_mutations: bool,
+    lifted: Sequence[Source] = (),
+) -> Pipeline:
+    return Pipeline(
+        fw_compiler,
+        bw_compiler or fw_compiler,
+        inference_compiler or fw_compiler,
+        partition_fn,
+        decompositions,
+        lifted,
+        keep_inference_input_mutations,
+    )
+
+
+def aot_function(
+    fn: Callable[..., Any],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Callable[..., Any] = default_partition,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    num_params_buffers: int = 0,
+    hasher_type: Any = None,
+    static_argnums: Any = None,
+    keep_inference_input_mutations: bool = False,  # noqa: FBT001, FBT002
+    inference_compiler: Compiler | None = None,
+    *,
+    dynamic: bool = False,
+) -> Callable[..., Any]:
+    """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same).
+
+    A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
+    `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against what
+    was captured and captures again where it must, and takes closed-over tensors and parameters for inputs.
+
+    Args:
+        fn: takes tensors and plain values in nested containers, returns the like.
+        partition_fn: splits the joint graph, see `default_partition`.
+        decompositions: operators to replace while capturing.
+        num_params_buffers: accepted; parameters are recognised without it.
+        hasher_type: accepted and ignored, as in PyTorch.
+        static_argnums: refused (`RuntimeError`), as in PyTorch.
+        keep_inference_input_mutations: without gradients, leave the writes to inputs in the graph as `copy_`.
+        inference_compiler: for calls without gradients; by default `fw_compiler`.
+        dynamic: True is refused for now.
+    """
+    del num_params_buffers, hasher_type
+    if static_argnums is not None:
+        raise RuntimeError("static_argnums is not taken any more: plain values are part of the guards by themselves.")
+    if dynamic:
+        raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
+    pipeline = _pipeline(
+        fw_compiler,
+        bw_compiler,
+        inference_compiler,
+        partition_fn,
+        decompositions,
+        keep_inference_input_mutations=keep_inference_input_mutations,
+    )
+    return compile_function(fn, pipeline)
+
+
+def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Compile a module; `args` and `kwargs` as for `aot_function`. The original is `.orig_module` of the result."""
+    compiled = aot_function(mod, *args, **kwargs)
+    dispatcher: Dispatcher = compiled.foregrad  # type: ignore[attr-defined]
+    dispatcher.pipeline = dispatcher.pipeline.with_lifted(_named_sources(mod))
+
+    class AOTModule(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.orig_module = mod
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return dispatcher(*args, **kwargs)
+
+    return AOTModule()
+
+
+def _named_sources(module: nn.Module) -> list[Source]:
+    """All parameters, then all buffers, each under every name it has."""
+    found = find_sources(module)
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    sources = []
+    for index, (name, tensor) in enumerate(tensors):
+        source = found[id(tensor)]
+        slot = Param(name) if index < len(list(module.named_parameters())) else Buffer(name)
+        sources.append(Source(slot, source.root, source.steps))
+    return sources
+
+
+def aot_module_simplified(
+    mod: nn.Module,
+    args: Sequence[Any],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Callable[..., Any] = default_partition,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    hasher_type: Any = None,
+    static_argnums: Any = None,
+    keep_inference_input_mutations: bool = False,  # noqa: FBT001, FBT002
+    inference_compiler: Compiler | None = None,
+) -> Callable[..., Any]:
+    """Compile `mod` at once for example arguments (real or fake), without guards: for front ends that make their own.
+
+    `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
+    buffers are read from the module on each call.
+    """
+    del hasher_type
+    if static_argnums is not None:
+        raise RuntimeError("static_argnums is not taken any more.")
+    pipeline = _pipeline(
+        fw_compiler,
+        bw_compiler,
+        inference_compiler,
+        partition_fn,
+        decompositions,
+        keep_inference_input_mutations=keep_inference_input_mutations,
+        lifted=_named_sources(mod),
+    )
+
+    def call_module(*inner: Any) -> Any:
+        out = mod(*inner)
+        if not isinstance(out, (tuple, list)):
+            raise RuntimeError(
+                f"aot_module_simplified needs a module that returns a tuple or list, {type(mod).__name__} returned a "
+                f"{type(out).__name__}. Return a tuple, or use aot_module."
+            )
+        return out
+
+    call = flatten_call(call_module, tuple(args), {})
+    name = type(mod).__name__
+    product = pipeline.build(call, name, config.value)
+    signature = product.captured.joint.signature
+    names = Names(["args"])
+    variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
+    run = render_run(product.compiled, variables, names)
+    body = "\n".join("    " + line for line in (*lines, *run.lines))
+    forward = compile_source(f"def forward(*args):\n{body}\n", "forward", {**globals_, **run.globals}, label=name)
+    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
+    forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
+    forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
+    return forward
+
+
+def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[str], list[str], dict[str, Any]]:
+    """Variables for the inputs, the lines that set them, and the globals those use."""
+    arguments = [names.fresh(f"args_{i}") for i in range(count)]
+    lines = [f"{', '.join(arguments)}{',' if count == 1 else ''} = args"] if count else []
+    globals_: dict[str, Any] = {}
+    variables = []
+    for info in signature.inputs:
+        if info.argument is not None:
+            variables.append(arguments[info.argument])
+            continue
+        if not isinstance(info.source, Source):
+            raise UnsupportedError("aot_module_simplified with inputs that share memory and are written to")
+        name, root = names.fresh("param"), names.fresh("root")
+        globals_[root] = info.source.root
+        lines.append(f"{name} = {info.source.expression(root)}")
+        variables.append(name)
+    return variables, lines, globals_
+
+
+compiled_function = aot_function
+compiled_module = aot_module
+

@@ -1,0 +1,140 @@
+"""The everyday door: `compile`, `capture`, `partition`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from .backends.registry import get_backend
+from .capture.capture import capture_call
+from .config import config
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.pipeline import Pipeline
+from .errors import UnsupportedError
+from .frontend.call import flatten_call
+from .graph.joint import JointGraph
+from .graph.partitioned import Partitioned
+from .partition import default_partition, min_cut_rematerialization_partition
+
+__all__ = ["capture", "compile", "partition"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+_POLICIES: dict[str, PartitionFn] = {
+    "default": default_partition,
+    "min_cut": min_cut_rematerialization_partition,
+}
+
+
+def _partition_fn(policy: str | PartitionFn | None) -> PartitionFn:
+    if policy is None:
+        return default_partition
+    if callable(policy):
+        return policy
+    if policy not in _POLICIES:
+        raise ValueError(f"there is no partition policy `{policy}`; there are {', '.join(sorted(_POLICIES))}")
+    return _POLICIES[policy]
+
+
+def compile(  # noqa: A001
+    fn_or_module: Any = None,
+    *,
+    backend: Any = "auto",
+    partition: str | PartitionFn | None = None,
+    memory_budget: int | float | str | None = None,
+    dynamic: bool | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Any:
+    """Compile a function or module: it behaves as before, and runs as two graphs.
+
+    The first call captures forward and backward as one graph, splits it and compiles the halves. Later calls check
+    that the graph is right for them, and capture another one when it isn't. Parameters and tensors the function
+    reaches by itself become inputs that are read again on every call.
+
+    Args:
+        fn_or_module: what to compile. Without it, `compile(...)` is a decorator.
+        backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
+            `(fx.GraphModule, example_inputs) -> callable`.
+        partition: "default" (save what the backward needs), "min_cut" (save least), or a function with the
+            signature of `default_partition`.
+        memory_budget: not supported yet; raises `UnsupportedError`.
+        dynamic: None or False; symbolic sizes (True) are not supported yet and raise `UnsupportedError`.
+        decompositions: operators to replace while capturing, `{operator: function}`.
+
+    Returns:
+        A function for a function; for a module, a module of the same class over the same parameters.
+    """
+    if fn_or_module is None:
+        return functools.partial(
+            compile,
+            backend=backend,
+            partition=partition,
+            memory_budget=memory_budget,
+            dynamic=dynamic,
+            decompositions=decompositions,
+        )
+    if memory_budget is not None:
+        raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
+    if dynamic:
+        raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
+    chosen = get_backend(backend)
+    pipeline = Pipeline(
+        chosen.fw_compiler,
+        chosen.bw_compiler,
+        chosen.inference_compiler,
+        _partition_fn(partition),
+        decompositions if decompositions is not None else chosen.decompositions,
+    )
+    if isinstance(fn_or_module, torch.nn.Module):
+        return compile_module(fn_or_module, pipeline)
+    return compile_function(fn_or_module, pipeline)
+
+
+def compile_function(function: F, pipeline: Pipeline) -> F:
+    """`function` behind a dispatcher, looking like itself."""
+    dispatcher = Dispatcher(function, pipeline, config.value)
+
+    @functools.wraps(function)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return dispatcher(*args, **kwargs)
+
+    compiled.foregrad = dispatcher  # type: ignore[attr-defined]
+    return compiled  # type: ignore[return-value]
+
+
+def compile_module(module: torch.nn.Module, pipeline: Pipeline) -> torch.nn.Module:
+    """A module of the same class and with the same state, whose forward is compiled."""
+    dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__)
+    cls = type(module)
+
+    def forward(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        return dispatcher(*args, **kwargs)
+
+    functools.update_wrapper(forward, cls.forward)
+    compiled_class = type(cls.__name__, (cls,), {"forward": forward, "foregrad": dispatcher, "__module__": cls.__module__})
+    compiled: torch.nn.Module = object.__new__(compiled_class)
+    # One state for both: what is set, moved, trained or loaded on one is so on the other.
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    return compiled
+
+
+def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
+    """The joint graph of `fn` called with these arguments; nothing runs for real. `str()` of it is Python.
+
+    Raises `Unsupported...Error` for what can't be captured, and whatever `fn` raises.
+    """
+    function = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return capture_call(flatten_call(function, args, kwargs), name=name).joint
+
+
+def partition(joint: JointGraph, policy: str | PartitionFn | None = None) -> Partitioned:
+    """Split a joint graph: `policy` as in `compile`."""
+    none = get_backend("nop")
+    pipeline = Pipeline(none.fw_compiler, none.bw_compiler, none.inference_compiler, _partition_fn(policy))
+    return pipeline.split(joint)

@@ -1,0 +1,151 @@
+"""The calling convention of compiled graphs: one list, which the callee empties, and a list back.
+
+A caller that passes arguments one by one keeps them alive until the call returns. Given a list to empty, the callee
+decides when each one dies, so that saved activations are freed during the backward, not after it.
+
+Compilers return all sorts of callables; `as_boxed` makes each of them keep the convention.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from .._torch.codegen import is_plain_graph_module
+from ..errors import BackendError
+from ..graph.source import compile_source
+from .eager import render_graph
+
+__all__ = ["as_boxed", "call_boxed", "is_boxed", "make_boxed_compiler", "make_boxed_func", "nop"]
+
+Boxed = Callable[[list[Any]], Any]
+
+
+def nop(fx_g: torch.fx.GraphModule, inps: Sequence[Any]) -> torch.fx.GraphModule:
+    """The compiler that compiles nothing: returns the graph module."""
+    return fx_g
+
+
+def make_boxed_func(f: Callable[..., Any]) -> Boxed:
+    """`f(*args)` as a function of one list, which it empties. Returns what `f` returns.
+
+    No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
+    runs as the code that the eager backend writes for it, as the graph is now.
+    """
+    module = _plain_module(f)
+    if module is not None:
+        return render_graph(module, as_list=False)
+
+    def g(args: list[Any]) -> Any:
+        return _caller(len(args))(f, args)
+
+    g._boxed_call = True  # type: ignore[attr-defined]
+    return g
+
+
+def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
+    """A compiler whose result takes separate arguments, as one whose result takes a list."""
+
+    @functools.wraps(compiler)
+    def f(fx_g: torch.fx.GraphModule, inps: Sequence[Any]) -> Boxed:
+        return make_boxed_func(compiler(fx_g, inps))
+
+    return f
+
+
+def is_boxed(fn: Any) -> bool:
+    """Whether `fn` takes its arguments as one list."""
+    return bool(getattr(fn, "_boxed_call", False))
+
+
+def call_boxed(fn: Callable[..., Any], args: list[Any]) -> list[Any]:
+    """Call a compiled graph, whatever its convention. `args` is emptied; the outputs come as a list."""
+    out = fn(args) if is_boxed(fn) else _caller(len(args))(fn, args)
+    return out if type(out) is list else _as_list(out, "the compiler", "graph")
+
+
+def as_boxed(
+    fn: Any, *, backend: str = "the compiler", graph: str = "graph", num_outputs: int | None = None
+) -> Callable[[list[Any]], list[Any]]:
+    """What a compiler returned, as a function from a list, which it empties, to a list.
+
+    A tuple becomes a list, and one tensor a list of it. An untouched graph module runs as the eager backend writes
+    it: the same calls, without the frames that keep arguments alive. With `num_outputs`, any other number of
+    outputs is an error. `backend` and `graph` name the culprit in messages.
+    """
+    if not callable(fn):
+        raise BackendError(
+            f"{_named(backend)} returned {_article(fn)} for the {graph}, which can't be called.\n"
+            "  A compiler takes (graph module, example inputs) and returns a function of the graph's inputs."
+        )
+    if getattr(fn, "returns_list", False) is True and is_boxed(fn):
+        return cast("Callable[[list[Any]], list[Any]]", fn)
+    module = _plain_module(fn)
+    if module is not None:
+        return render_graph(module)
+    call: Boxed = fn if is_boxed(fn) else make_boxed_func(fn)
+
+    def boxed(args: list[Any]) -> list[Any]:
+        out = call(args)
+        if type(out) is not list:
+            out = _as_list(out, backend, graph)
+        if num_outputs is not None and len(out) != num_outputs:
+            raise BackendError(
+                f"{_named(backend)} compiled the {graph} to a function that returned {len(out)} outputs; "
+                f"the graph has {num_outputs}."
+            )
+        return out
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    boxed.returns_list = True  # type: ignore[attr-defined]
+    boxed.__wrapped__ = fn  # type: ignore[attr-defined]
+    return boxed
+
+
+def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
+    if isinstance(out, (list, tuple)):
+        return list(out)
+    if out is None or isinstance(out, (torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat)):
+        return [out]
+    raise BackendError(
+        f"{_named(backend)} compiled the {graph} to a function that returned {_article(out)}; "
+        "expected a list or tuple of the graph's outputs."
+    )
+
+
+def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
+    """The graph module that `fn` is, or whose `forward` it is, when calling it only runs its graph."""
+    owner = getattr(fn, "__self__", None)
+    module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
+    if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):
+        return None
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    # Defaults and *args are resolved by the module's own signature.
+    return None if any(node.args or str(node.target).startswith("*") for node in inputs) else module
+
+
+@functools.lru_cache(maxsize=256)
+def _caller(count: int) -> Callable[[Callable[..., Any], list[Any]], Any]:
+    """A function that calls another with the `count` items of a list, and holds none of them meanwhile.
+
+    `f(*args)` would build a tuple that lives as long as the call. Popped one by one, the arguments only ever stand
+    on the interpreter's stack, from where a Python function takes them over into its own frame.
+    """
+    source = (
+        "def call(function, args):\n"
+        "    args.reverse()\n"
+        "    pop = args.pop\n"
+        f"    return function({', '.join(['pop()'] * count)})\n"
+    )
+    return compile_source(source, "call", {}, label=f"call with {count}")
+
+
+def _named(backend: str) -> str:
+    return backend if " " in backend else f"backend `{backend}`"
+
+
+def _article(value: Any) -> str:
+    return "None" if value is None else f"an object of type `{type(value).__name__}`"

@@ -1,0 +1,192 @@
+"""The eager backend: a graph as straight-line Python that calls the same kernels eager calls, and little else.
+
+One line per node, values named as in the graph. Three things make it quick and small:
+
+- operators are called through the fastest door that reaches the dispatcher with the same call (`calls`);
+- a value is deleted by the line that uses it last, inputs too: the list of arguments is emptied on entry;
+- several outputs are unpacked at once, so that no tuple keeps the unused ones alive.
+
+Constants (tensors, dtypes, callables) are the unit's globals; numbers and shapes are literals. `source()` of the
+result is the text that runs.
+
+Known weaknesses: attributes of the module are read once, when compiling. A value is not freed during the call that
+uses it last, only right after it; eager is no better there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+
+from .._torch.codegen import OpOverload, return_kinds
+from ..graph.source import Names, compile_source
+from .calls import CallWriter, has_many_outputs, resolve
+
+__all__ = ["BoxedFunction", "eager_compiler", "render_graph"]
+
+Node = torch.fx.Node
+
+
+class BoxedFunction(Protocol):
+    """A function of one list, which it empties. `returns_list`: whether it returns a list whatever the graph says."""
+
+    _boxed_call: bool
+    returns_list: bool
+
+    def __call__(self, args: list[Any], /) -> Any: ...
+
+    def source(self) -> str:
+        """The Python that runs."""
+
+
+def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> BoxedFunction:
+    """Compile a graph to straight-line Python. The result takes a list of inputs, empties it, returns a list.
+
+    `example_inputs` only tell tensors from numbers, for placeholders whose `meta` doesn't say.
+    """
+    return render_graph(gm, example_inputs)
+
+
+def render_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None, *, as_list: bool = True
+) -> BoxedFunction:
+    """`eager_compiler`; with `as_list=False` the result is structured as the graph's output node says."""
+    source, constants = _Writer(gm, example_inputs, as_list).write()
+    function = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
+    function._boxed_call = True
+    function.returns_list = as_list
+    function.source = lambda: source
+    return cast("BoxedFunction", function)
+
+
+class _Writer:
+    """Writes one graph. Used once."""
+
+    def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None, as_list: bool) -> None:
+        self.gm = gm
+        self.as_list = as_list
+        self.nodes = list(gm.graph.nodes)
+        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.lines: list[str] = []
+        allocate = Names()
+        self.calls = CallWriter(gm, allocate)
+        self.names = self.calls.names
+        for node in self.nodes:
+            if node.op not in ("get_attr", "output"):
+                self.names[node] = allocate.fresh(node.name)
+        self.unused = allocate.fresh("_")
+        self.args = allocate.fresh("args")
+        if example_inputs is not None and len(example_inputs) == len(self.placeholders):
+            self.calls.learn(self.placeholders, example_inputs)
+        # Outputs of several-output operators get their names where they are made.
+        self.picked: set[Node] = set()
+
+    def write(self) -> tuple[str, dict[str, Any]]:
+        """The unit's text, and its globals."""
+        for node in self.nodes:
+            if node.op == "get_attr":
+                path = str(node.target)
+                self.names[node] = self.calls.bind(resolve(self.gm, path), path.rpartition(".")[2])
+            elif node.users and has_many_outputs(node):
+                self._find_picks(node)
+        dying = self._find_last_uses()
+        self._write_head()
+        for node in self.nodes:
+            if node.op == "output":
+                self._write_output(node)
+            elif node.op not in ("placeholder", "get_attr") and node not in self.picked:
+                self._write_node(node, dying.get(node, ()))
+        body = "\n    ".join(self.lines)
+        return f"def forward({self.args}):\n    {body}\n", self.calls.globals
+
+    # -- lifetimes
+
+    def _find_picks(self, node: Node) -> None:
+        by_index: dict[int, list[Node]] = {}
+        for user in node.users:
+            if user.target is not operator.getitem or user.kwargs or user.args[0] is not node:
+                return
+            index = user.args[1]
+            if type(index) is not int or index < 0:
+                return
+            if user.users:
+                by_index.setdefault(index, []).append(user)
+        self.calls.by_index[node] = by_index
+        self.picked.update(node.users)
+
+    def _find_last_uses(self) -> dict[Node, list[Node]]:
+        """The values that no node after this one uses, for each node."""
+        seen: set[Node] = set()
+        dying: dict[Node, list[Node]] = {}
+        for node in reversed(self.nodes):
+            if node.op == "output":
+                seen.update(node.all_input_nodes)
+            elif node not in self.picked:
+                for used in node.all_input_nodes:
+                    if used not in seen:
+                        seen.add(used)
+                        if used.op != "get_attr":
+                            dying.setdefault(node, []).append(used)
+        return dying
+
+    # -- lines
+
+    def _write_head(self) -> None:
+        names = [self.names[node] for node in self.placeholders]
+        target = ", ".join(names) if len(names) > 1 else f"({names[0]},)" if names else "()"
+        self.lines.append(f"{target} = {self.args}")
+        self.lines.append(f"{self.args}.clear()")
+        idle = [self.names[node] for node in self.placeholders if not node.users]
+        if idle:
+            self.lines.append(f"del {', '.join(idle)}")
+
+    def _write_node(self, node: Node, dying: Sequence[Node]) -> None:
+        expression = self.calls.write(node)
+        picks = self.calls.by_index.get(node)
+        if picks is not None:
+            line = self._pick(node, expression, picks)
+        else:
+            line = f"{self.names[node]} = {expression}" if node.users else expression
+        if dying:
+            line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
+        spec = dict.get(node.meta, "spec")
+        self.lines.append(line if spec is None else f"{line}  # {spec!r}")
+
+    def _pick(self, node: Node, expression: str, picks: dict[int, list[Node]]) -> str:
+        """Give the outputs that are used their names, and nothing else a reference."""
+        if not picks:
+            return expression
+        names = {index: self.names[users[0]] for index, users in picks.items()}
+        copies = "".join(
+            f"; {self.names[again]} = {self.names[users[0]]}" for users in picks.values() for again in users[1:]
+        )
+        if len(names) == 1:
+            ((index, name),) = names.items()
+            return f"{name} = {expression}[{index}]{copies}"
+        count = _number_of_outputs(node)
+        if count is not None and max(names) < count <= 2 * len(names) + 2:
+            targets = [names.get(index, self.unused) for index in range(count)]
+            drop = f"; del {self.unused}" if len(names) < count else ""
+            return f"{', '.join(targets)} = {expression}{drop}{copies}"
+        whole = self.names[node]
+        parts = "".join(f"; {name} = {whole}[{index}]" for index, name in names.items())
+        return f"{whole} = {expression}{parts}; del {whole}{copies}"
+
+    def _write_output(self, node: Node) -> None:
+        result, render = node.args[0], self.calls.render
+        if not self.as_list:
+            self.lines.append(f"return {render(result)}")
+            return
+        values = list(result) if isinstance(result, (list, tuple)) else [result]
+        self.lines.append(f"return [{', '.join([render(value) for value in values])}]")
+
+
+def _number_of_outputs(node: Node) -> int | None:
+    kinds = return_kinds(cast("OpOverload", node.target))
+    if len(kinds) > 1:
+        return len(kinds)
+    spec = dict.get(node.meta, "spec", dict.get(node.meta, "val"))
+    return len(spec) if isinstance(spec, (list, tuple)) else None

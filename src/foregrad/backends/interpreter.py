@@ -1,0 +1,177 @@
+"""The interpreter backend: runs a graph node by node and holds each node to what its `meta` says.
+
+Slow, and meant to be: when compiled results are wrong, it names the first node whose shape, strides, dtype or device
+is not the promised one, or that wrote to an argument it did not say it writes to.
+
+Known weaknesses: sizes that are symbolic in `meta` are not compared. A kernel that writes without telling the version
+counter, and any kernel under `inference_mode`, is not caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+
+from .._torch.codegen import OpOverload, argument_names, written_arguments
+from .._torch.tensors import storage_key, version_of
+from ..errors import GraphError
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.printing import print_graph, user_line
+from .calls import resolve
+
+__all__ = ["interpreter_compiler"]
+
+Node = torch.fx.Node
+
+
+def interpreter_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> CheckedInterpreter:
+    """A boxed callable that runs the graph and checks every node. `example_inputs` are not used."""
+    return CheckedInterpreter(gm)
+
+
+class CheckedInterpreter:
+    """Runs one graph. Takes a list of inputs, empties it, returns a list. Raises `GraphError` at the first bad node."""
+
+    _boxed_call = True
+    returns_list = True
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self.gm = gm
+        self.nodes = list(gm.graph.nodes)
+        self.last_uses = _last_uses(self.nodes)
+
+    def source(self) -> str:
+        """The graph as a program; it is not what runs."""
+        return print_graph(self.gm)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        inputs = [node for node in self.nodes if node.op == "placeholder"]
+        if len(args) != len(inputs):
+            raise GraphError(f"the graph takes {len(inputs)} inputs ({', '.join(map(str, inputs))}), got {len(args)}")
+        values: dict[Node, Any] = dict(zip(inputs, args, strict=True))
+        args.clear()
+        for node in self.nodes:
+            if node.op == "output":
+                result = _fill(node.args[0], values)
+                return list(result) if isinstance(result, (list, tuple)) else [result]
+            value = values[node] if node.op == "placeholder" else self._run(node, values)
+            values[node] = value
+            _check(node, spec_of(node), value)
+            del value
+            for dead in self.last_uses.get(node, ()):
+                del values[dead]
+        raise GraphError("the graph has no output node")
+
+    def _run(self, node: Node, values: dict[Node, Any]) -> Any:
+        if node.op == "get_attr":
+            return resolve(self.gm, str(node.target))
+        args, kwargs = _fill(node.args, values), _fill(node.kwargs, values)
+        before = list(_versions(node, args, kwargs))
+        try:
+            if node.op == "call_method":
+                value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            elif node.op == "call_module":
+                value = resolve(self.gm, str(node.target))(*args, **kwargs)
+            else:
+                value = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"while running {_describe(node)}")
+            raise
+        _check_untouched(node, before)
+        return value
+
+
+def _fill(argument: Any, values: dict[Node, Any]) -> Any:
+    return map_arg(argument, values.__getitem__)
+
+
+def _last_uses(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    seen: set[Node] = set()
+    dying: dict[Node, list[Node]] = {}
+    for node in reversed(nodes):
+        unused = [] if node.op == "output" or node.users else [node]
+        used = unused + [value for value in node.all_input_nodes if value not in seen]
+        seen.update(used)
+        if node.op != "output":
+            dying[node] = used
+    return dying
+
+
+# -- checks
+
+
+def _check(node: Node, spec: Any, value: Any, part: str = "") -> None:
+    """Compare a value with the spec of its node."""
+    if isinstance(spec, TensorSpec):
+        if not isinstance(value, torch.Tensor):
+            _fail(node, part, "value", spec, f"a {type(value).__name__}")
+        for what, expected, actual in _differences(spec, value):
+            _fail(node, part, what, expected, actual)
+    elif isinstance(spec, (list, tuple)):
+        if not isinstance(value, (list, tuple)) or len(value) != len(spec):
+            count = len(value) if isinstance(value, (list, tuple)) else type(value).__name__
+            _fail(node, part, "number of outputs", len(spec), count)
+        for index, (item_spec, item) in enumerate(zip(spec, value, strict=True)):
+            _check(node, item_spec, item, f"{part}[{index}]")
+
+
+def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+    if spec.dtype is not value.dtype:
+        yield "dtype", spec.dtype, value.dtype
+    if spec.device.type != value.device.type or None is not spec.device.index != value.device.index:
+        yield "device", spec.device, value.device
+    shape = tuple(value.shape)
+    if len(shape) != len(spec.shape) or any(map(_is_other, spec.shape, shape)):
+        yield "shape", spec.shape, shape
+    elif value.numel() != 0:
+        # The stride of a dimension of one element addresses nothing, and kernels differ in what they put there.
+        for size, expected, actual in zip(shape, spec.stride, value.stride(), strict=True):
+            if size > 1 and _is_other(expected, actual):
+                yield "strides", spec.stride, value.stride()
+                return
+
+
+def _is_other(expected: Any, actual: int) -> bool:
+    # A symbolic size compared with a number would become a guard on the graph.
+    return type(expected) is int and expected != actual
+
+
+def _versions(node: Node, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
+    """Each tensor argument of a call with its version, and whether the operator says it writes to it."""
+    op = node.target if isinstance(node.target, OpOverload) else None
+    names = argument_names(op) if op is not None else tuple(f"argument {i}" for i in range(len(args)))
+    written = written_arguments(op) if op is not None else frozenset()
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                yield name, tensor, version_of(tensor), name in written
+
+
+def _check_untouched(node: Node, before: Sequence[tuple[str, torch.Tensor, int, bool]]) -> None:
+    # Writing to one view counts as writing to every tensor that shares its memory.
+    announced = {storage_key(tensor) for _, tensor, _, is_written in before if is_written}
+    for name, tensor, version, is_written in before:
+        if not is_written and version_of(tensor) != version and storage_key(tensor) not in announced:
+            raise GraphError(
+                f"{_describe(node)} wrote to its argument `{name}`, which its schema says it only reads "
+                f"(version {version} became {version_of(tensor)}).\n"
+                "  A compiled graph has no hidden writes: declare the argument as mutated, `Tensor(a!)`, or clone it."
+            )
+
+
+def _fail(node: Node, part: str, what: str, expected: Any, actual: Any) -> None:
+    raise GraphError(
+        f"{_describe(node)}: {what}{f' of output {part}' if part else ''} is not what `meta` says.\n"
+        f"  expected: {expected}\n"
+        f"  actual:   {actual}\n"
+        "  The operator's fake kernel disagrees with the real one, or a pass changed the graph and kept old `meta`."
+    )
+
+
+def _describe(node: Node) -> str:
+    where = user_line(node)
+    return f"node `{node.name}` ({node.op} {node.target})" + (f", from {where}" if where else "")

@@ -1,0 +1,340 @@
+"""Capture: one run of a function on fakes gives its joint graph."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view_tracking, single_threaded_backward
+from .._torch.fakes import FakeTensor, FakeTensorMode, new_fake
+from .._torch.patches import Hooks, patched
+from .._torch.tensors import base_of
+from ..errors import ForegradError, UnsupportedSideEffectError
+from ..frontend.call import FlatCall
+from ..frontend.sources import Source
+from ..frontend.tree import check_leaves, flatten
+from ..graph.joint import JointGraph
+from ..graph.meta import TensorSpec
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
+from .alias import Value
+from .graph import build_module
+from .inputs import InputRecord, Inputs, SharedClosureFound
+from .lifting import Lifting
+from .origin import Origins, user_line
+from .outputs import Analysis, analyze, memory_root
+from .recorder import Recorder
+from .tape import Entry
+
+__all__ = ["Captured", "capture_call"]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), and the
+    modules whose code ran (their mode is part of the guards).
+    """
+
+    joint: JointGraph
+    tensors: tuple[torch.Tensor | None, ...]
+    modules: tuple[torch.nn.Module, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Region:
+    """The tag of a checkpointed region."""
+
+    region: int
+    policy: Any
+
+
+def capture_call(
+    call: FlatCall,
+    *,
+    name: str = "function",
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    lifted: Sequence[tuple[torch.Tensor, Source]] = (),
+) -> Captured:
+    """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
+
+    Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
+    """
+    lifted = list(lifted)
+    shared_bases = False
+    while True:
+        run = _Capture(call, name, decompositions or {}, shared_bases=shared_bases)
+        try:
+            captured = run.run(lifted)
+        except SharedClosureFound as found:
+            assert found.source is not None
+            lifted.append((found.tensor, found.source))
+            continue
+        if captured is None:
+            shared_bases = True
+            continue
+        return captured
+
+
+class _Capture:
+    def __init__(
+        self, call: FlatCall, name: str, decompositions: Mapping[Any, Callable[..., Any]], *, shared_bases: bool
+    ) -> None:
+        self.call = call
+        self.name = name
+        self.fake_mode = _fake_mode_of(call)
+        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases)
+        self.origins = Origins(_run_function.__code__)
+        self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
+        self.modules: dict[int, torch.nn.Module] = {}
+        owner = getattr(call.function, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            self.modules[id(owner)] = owner
+        self.regions = itertools.count(1)
+        self.lifting = Lifting(
+            self.inputs.adopt, self.recorder.writes.replaced_by, lambda: user_line(self.origins.here())
+        )
+        self.backward_error: Exception | None = None
+
+    def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
+        """The captured function, or None when it must be captured again with common bases (see `Inputs`)."""
+        recorder, inputs, call = self.recorder, self.inputs, self.call
+        leaves = inputs.add_arguments(recorder, lifted)
+        args, kwargs = call.arguments(leaves)
+        hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region)
+        with patched(hooks), force_view_tracking(), single_threaded_backward(), _fresh_autocast_cache():
+            with self.lifting, recorder:
+                result = _run_function(call.function, args, kwargs)
+            self._check_containers(args, kwargs, leaves)
+            if not inputs.shared_bases and self._needs_bases():
+                return None
+            out_leaves, out_tree = flatten(result)
+            paths = out_tree.paths("out")
+            check_leaves(out_leaves, paths, "output")
+            self._check_side_effects()
+            found = analyze(recorder, inputs, out_leaves, paths)
+            differentiable = [i for i, fake in enumerate(found.fakes) if fake is not None]
+            tangents = [self._tangent(found.specs[i]) for i in differentiable]
+            gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
+            if self.backward_error is None and not any(gradients):
+                differentiable, tangents = [], []  # gradients flow to nothing outside
+                found.mark_leaves()
+        self._separate_outputs(found)
+        joint = self._joint(found, differentiable, tangents, gradients, out_tree)
+        tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
+        return Captured(joint, tuple(tensors), tuple(self.modules.values()))
+
+    # ---------------------------------------------------------------- while the function runs
+
+    def _enter(self, module: torch.nn.Module) -> None:
+        self.modules[id(module)] = module
+        self.origins.modules.append((_module_name(self.call, module), type(module).__qualname__))
+
+    def _leave(self) -> None:
+        self.origins.modules.pop()
+
+    @contextlib.contextmanager
+    def _checkpoint_region(self) -> Iterator[None]:
+        before = self.recorder.recompute
+        policy = torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        self.recorder.recompute = before or _Region(next(self.regions), policy)
+        try:
+            yield
+        finally:
+            self.recorder.recompute = before
+
+    # ---------------------------------------------------------------- afterwards
+
+    def _needs_bases(self) -> bool:
+        """Whether memory shared by differentiable views of one tensor was written."""
+        return any(
+            whole.initial.storage.is_written
+            and any(r.real.requires_grad and base_of(r.real) is not None for r in members)
+            for whole, members in self.inputs.memory
+        )
+
+    def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
+        after, tree = flatten((args, kwargs))
+        if tree != self.call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` changed a container among its arguments (added, removed or replaced an item), which a "
+                "compiled call would not repeat. Return the new values instead."
+            )
+
+    def _check_side_effects(self) -> None:
+        for record in self.inputs.records:
+            grad = record.stand_in.grad if record.stand_in.is_leaf else None
+            if grad is not None:
+                raise UnsupportedSideEffectError(
+                    f"`{self.name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
+                )
+
+    def _tangent(self, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
+        stride = spec.stride if _is_dense(spec) else _contiguous(spec.shape)
+        spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
+        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
+        entry = Entry(None, spec=spec)
+        self.recorder.tape.append(entry)
+        self.recorder.values[id(fake)] = Value(fake, entry, spec)
+        return fake, entry
+
+    def _backward(
+        self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]
+    ) -> list[Entry | None]:
+        """An entry, or None, for each input's gradient."""
+        recorder, records = self.recorder, self.inputs.records
+        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad]
+        gradients: dict[int, Entry] = {}
+        if differentiable and sinks:
+            sources = [found.fakes[i] for i in differentiable]
+            recorder.in_backward = True
+            try:
+                with self.lifting, recorder:
+                    results = _run_backward(sources, [r.leaf for r in sinks], tangents)
+            except ForegradError:
+                raise
+            except RuntimeError as error:
+                self.backward_error = error
+                results = [None] * len(sinks)
+            finally:
+                recorder.in_backward = False
+            for record, gradient in zip(sinks, results, strict=True):
+                if gradient is not None:
+                    gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
+        return [gradients.get(id(r)) for r in records]
+
+    def _separate_outputs(self, found: Analysis) -> None:
+        """Copy an output that would share memory with an input or with another output when eager's does not."""
+        recorder = self.recorder
+        taken: set[int] = set()
+        for index, entry in enumerate(found.entries):
+            root = memory_root(entry)
+            if root.target is None or id(root) in taken:
+                entry = recorder.emit(aten.copy.default, entry, entry, spec=found.specs[index])  # noqa: PLW2901
+                root = entry
+                found.entries[index] = entry
+            taken.add(id(root))
+
+    def _joint(
+        self,
+        found: Analysis,
+        differentiable: list[int],
+        tangents: list[tuple[torch.Tensor, Entry]],
+        gradients: list[Entry | None],
+        out_tree: Any,
+    ) -> JointGraph:
+        inputs = self.inputs
+        outputs: list[Entry | None] = [*found.entries, *gradients]
+        records = list(inputs.records)
+        live = {id(e) for e in self.recorder.tape.live(outputs)}
+        shared = []
+        for whole, members in inputs.memory:
+            if id(whole.entry) in live:
+                records.append(whole)
+                outputs.append(None)
+                shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
+        module = build_module(
+            self.recorder.tape,
+            [r.entry for r in records],
+            [entry for _, entry in tangents],
+            outputs,
+            self.fake_mode,
+            "JointGraph",
+        )
+        number = {id(r): i for i, r in enumerate(records)}
+        shared_of = {whole: members[0] for whole, members in shared}
+        signature = Signature(
+            inputs=tuple(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+            graph_outputs=tuple(found.slots),
+            graph_output_specs=tuple(found.specs),
+            differentiable=tuple(differentiable),
+            tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
+            gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
+            runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
+            updates=tuple(found.updates),
+            metadata_writes=tuple(found.metadata_writes),
+            outputs=tuple(found.outputs),
+            output_spec=out_tree,
+            shared_memory=tuple(shared),
+        )
+        return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)
+
+
+def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    # The frame of this function ends the user's part of a stack trace.
+    return function(*args, **kwargs)
+
+
+def _run_backward(outputs: Any, leaves: Any, tangents: Any) -> Any:
+    # Autocast belongs to the forward: eager's backward usually runs outside its region.
+    with disable_autocast():
+        return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+
+
+def _fake_mode_of(call: FlatCall) -> FakeTensorMode:
+    for leaf in call.leaves:
+        if isinstance(leaf, FakeTensor):
+            return leaf.fake_mode
+    return FakeTensorMode()
+
+
+def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
+    source: Any = record.source
+    if index in shared_of:
+        source = MemoryOf(shared_of[index])
+    elif isinstance(source, InputRecord):
+        source = BaseOf(number[id(source)])
+    becomes = (
+        index not in shared_of and record.stand_in.requires_grad and not record.real.requires_grad
+        and record.stand_in.grad_fn is None
+    )
+    return InputInfo(
+        slot=record.slot,
+        spec=record.spec,
+        requires_grad=index not in shared_of and record.real.requires_grad,
+        is_leaf=record.real.is_leaf,
+        argument=None if index in shared_of else record.argument,
+        source=source,
+        becomes_differentiable=becomes,
+    )
+
+
+def _module_name(call: FlatCall, module: torch.nn.Module) -> str:
+    return type(module).__name__
+
+
+@contextlib.contextmanager
+def _fresh_autocast_cache() -> Iterator[None]:
+    """Autocast remembers casts of parameters: keep the fakes' and the real ones' apart."""
+    clear_autocast_cache()
+    try:
+        yield
+    finally:
+        clear_autocast_cache()
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    """Non-overlapping and without gaps."""
+    expected = 1
+    for stride, size in sorted(zip(spec.stride, spec.shape, strict=True)):
+        if size == 0:
+            return True
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

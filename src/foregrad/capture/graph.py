@@ -1,0 +1,128 @@
+"""The tape's live entries as an fx graph with PyTorch's conventions for joint graphs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.fakes import FakeTensorMode, new_fake
+from .._torch.modules import make_graph_module
+from ..graph.meta import NodeMeta, TensorSpec
+from .origin import Origin
+from .tape import Entry, Tape, map_entries
+
+__all__ = ["build_module"]
+
+
+def build_module(
+    tape: Tape,
+    primals: Sequence[Entry],
+    tangents: Sequence[Entry],
+    outputs: Sequence[Entry | None],
+    fake_mode: FakeTensorMode,
+    name: str,
+) -> fx.GraphModule:
+    """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need."""
+    return _Builder(tape, fake_mode).build(primals, tangents, outputs, name)
+
+
+class _Builder:
+    def __init__(self, tape: Tape, fake_mode: FakeTensorMode) -> None:
+        self.tape = tape
+        self.fake_mode = fake_mode
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.nodes: dict[int, fx.Node] = {}
+        self.origins: dict[int, Origin] = {}  # forward origin by autograd sequence number
+        self.constants = 0
+
+    def build(
+        self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
+    ) -> fx.GraphModule:
+        for prefix, entries in (("primals", primals), ("tangents", tangents)):
+            for number, entry in enumerate(entries, 1):
+                node = self.graph.placeholder(f"{prefix}_{number}")
+                node.meta = self._meta(entry)
+                self.nodes[id(entry)] = node
+        for entry in self.tape.entries:
+            if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
+                self.origins.setdefault(entry.sequence_nr, entry.origin)
+        for entry in self.tape.live(outputs):
+            if id(entry) not in self.nodes:
+                self._add(entry)
+        self.graph.output([None if e is None else self.nodes[id(e)] for e in outputs])
+        return make_graph_module(self.root, self.graph, name)
+
+    def _add(self, entry: Entry) -> None:
+        if entry.target is None:
+            assert entry.constant is not None, "an input that was not declared"
+            attribute = f"_tensor_constant{self.constants}"
+            self.constants += 1
+            self.root.register_buffer(attribute, entry.constant, persistent=False)
+            node = self.graph.get_attr(attribute)
+        else:
+            args = map_entries(entry.args, self._node)
+            kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
+            node = self.graph.create_node("call_function", entry.target, args, kwargs, _name(entry.target))
+        node.meta = self._meta(entry)
+        self.nodes[id(entry)] = node
+
+    def _node(self, entry: Entry) -> fx.Node:
+        return self.nodes[id(entry)]
+
+    def _meta(self, entry: Entry) -> NodeMeta:
+        fake_mode, spec = self.fake_mode, entry.spec
+        late: dict[str, Callable[[], Any]] = {"val": lambda: _fake(fake_mode, spec)}
+        meta = NodeMeta({"spec": spec}, late=late)
+        if entry.target is None:
+            return meta
+        meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
+        if entry.sequence_nr is not None:
+            meta["seq_nr"] = entry.sequence_nr
+        if entry.recompute is not None:
+            meta["recompute"], meta["ac_graph_id"] = entry.recompute.policy, entry.recompute.region
+        origin = entry.origin
+        if origin is None and entry.sequence_nr is not None:
+            origin = self.origins.get(entry.sequence_nr)
+        if origin is not None:
+            prefix = ""
+            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
+                prefix = "Gradient accumulation (a value is used more than once), or backward of:\n"
+            text = origin.text
+            late["stack_trace"] = lambda: prefix + text()
+            if origin.modules:
+                meta["nn_module_stack"] = {str(i): item for i, item in enumerate(origin.modules)}
+        return meta
+
+
+def _tensor_args(entry: Entry) -> list[Entry]:
+    return [a for a in entry.args if isinstance(a, Entry)]
+
+
+def _fake(mode: FakeTensorMode, spec: Any) -> Any:
+    if isinstance(spec, TensorSpec):
+        fake: Any = new_fake(mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        if spec.conj:
+            fake = mode.dispatch(torch.ops.aten._conj.default, (), (fake,), {})
+        if spec.neg:
+            fake = mode.dispatch(torch.ops.aten._neg_view.default, (), (fake,), {})
+        return fake
+    if isinstance(spec, (tuple, list)):
+        return tuple(_fake(mode, item) for item in spec)
+    return None
+
+
+_NAMES: dict[Any, str] = {operator.getitem: "getitem"}
+
+
+def _name(target: Any) -> str:
+    name = _NAMES.get(target)
+    if name is None:
+        packet = getattr(target, "overloadpacket", None)
+        raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
+        name = _NAMES[target] = str(raw).strip("_") or "op"
+    return name

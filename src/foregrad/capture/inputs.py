@@ -1,0 +1,330 @@
+"""The tensors that go into the graphs and the fakes that stand for them while the function is captured."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
+from .._torch.tensors import base_of, storage_key, version_of
+from ..errors import ForegradWarning
+from ..frontend.call import FlatCall, check_tensor, memory_groups
+from ..frontend.sources import Source, find_sources
+from ..graph.meta import TensorSpec
+from ..graph.slots import Closure, Input, SharedMemory, Slot
+from .alias import Value, View
+from .recorder import Recorder
+from .tape import Entry
+
+__all__ = ["InputRecord", "Inputs"]
+
+aten = torch.ops.aten
+
+
+class InputRecord:
+    """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and what is on the tape."""
+
+    __slots__ = (
+        "argument",
+        "entry",
+        "initial",
+        "leaf",
+        "real",
+        "slot",
+        "source",
+        "spec",
+        "stand_in",
+        "start_sequence_nr",
+        "start_version",
+    )
+
+    def __init__(self, real: torch.Tensor, slot: Slot, argument: int | None, source: Any) -> None:
+        self.real = real
+        self.slot = slot
+        self.argument = argument
+        self.source = source  # a Source, or the record this is the base of
+        self.spec = TensorSpec.of(real, fake_device(real))
+        self.entry = Entry(None, spec=self.spec)
+        self.stand_in: torch.Tensor
+        self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
+        self.initial: Value
+        self.start_version = 0
+        self.start_sequence_nr: int | None = None
+
+
+class _StandIn(torch.autograd.Function):
+    """A non-leaf twin of a leaf: what a non-leaf argument looks like, with its gradient taken at the leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
+        return twin[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class Inputs:
+    """All inputs of one capture. Call `add_arguments` first; `adopt` then finds stand-ins for the tensors met."""
+
+    def __init__(self, call: FlatCall, fake_mode: FakeTensorMode, *, shared_bases: bool) -> None:
+        self.call = call
+        self.fake_mode = fake_mode
+        self.shared_bases = shared_bases
+        self.records: list[InputRecord] = []
+        self.by_real: dict[int, InputRecord] = {}
+        self.by_stand_in: dict[int, InputRecord] = {}
+        self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
+        self.recorder: Recorder
+        self._sources: dict[int, Source] | None = None
+
+    # ---------------------------------------------------------------- making them
+
+    def add_arguments(self, recorder: Recorder, lifted: list[tuple[torch.Tensor, Source]]) -> list[Any]:
+        """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
+        self.recorder = recorder
+        call = self.call
+        new = [InputRecord(tensor, source.slot, None, source) for tensor, source in _unique(lifted)]
+        known = {id(record.real): record for record in new}
+        for index, leaf in enumerate(call.leaves):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+                known[id(leaf)] = record = InputRecord(leaf, Input(call.paths[index]), index, None)
+                new.append(record)
+        groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
+        in_group = {id(record) for group in groups for record in group}
+        for record in new:
+            self.records.append(record)
+            recorder.tape.append(record.entry)
+            if id(record) not in in_group:
+                self._stand_in_alone(record)
+        for group in groups:
+            self._stand_in_group(group)
+        for record in new:
+            self._register(record)
+        return [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
+
+    def adopt(self, real: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a real tensor, making it an input when it is met for the first time."""
+        record = self.by_real.get(id(real))
+        if record is not None:
+            return record.stand_in
+        if isinstance(real, FakeTensor):
+            return real
+        source = self._source_of(real)
+        check_tensor(real, str(source.slot))
+        record = InputRecord(real, source.slot, None, source)
+        shared = self._same_memory(record)
+        self.records.append(record)
+        self.recorder.tape.append(record.entry)
+        if shared is None:
+            self._stand_in_alone(record)
+        else:
+            self._join(record, shared)
+        self._register(record)
+        return record.stand_in
+
+    def _source_of(self, real: torch.Tensor) -> Source:
+        if self._sources is None:
+            modules = tuple(
+                (path, leaf)
+                for path, leaf in zip(self.call.paths, self.call.leaves, strict=True)
+                if isinstance(leaf, torch.nn.Module)
+            )
+            self._sources = find_sources(self.call.function, modules)
+        source = self._sources.get(id(real))
+        if source is None:
+            where = self.recorder.origins.here()
+            from .origin import user_line
+
+            warnings.warn(
+                f"a tensor {TensorSpec.of(real)} used at {user_line(where)} can't be reached from the compiled "
+                "function; this very tensor object will be used on every call, even if the program rebinds it.",
+                ForegradWarning,
+                stacklevel=2,
+            )
+            source = Source(Closure(f"tensor at {user_line(where)}"), real, ())
+        return source
+
+    # ---------------------------------------------------------------- stand-ins
+
+    def _stand_in_alone(self, record: InputRecord) -> None:
+        spec = record.spec
+        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        self._set_stand_in(record, self._with_bits(fake, spec))
+        record.initial = Value(record.stand_in, record.entry, spec)
+        record.initial.storage.is_input = True
+
+    def _with_bits(self, fake: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        """Conjugate and negative tensors keep their bit (their strides are those of the tensor as it is)."""
+        if spec.conj:
+            fake = self.recorder.run_fake(aten._conj.default, (fake,), {})
+        if spec.neg:
+            fake = self.recorder.run_fake(aten._neg_view.default, (fake,), {})
+        return fake
+
+    def _set_stand_in(self, record: InputRecord, fake: torch.Tensor) -> None:
+        real = record.real
+        record.leaf = record.stand_in = fake
+        if real.requires_grad:
+            with torch.inference_mode(mode=False):
+                fake.requires_grad_()
+                if not real.is_leaf:
+                    spec = record.spec
+                    twin = new_fake_over(
+                        self.fake_mode,
+                        fake.untyped_storage(),
+                        spec.shape,
+                        spec.stride,
+                        spec.dtype,
+                        spec.device,
+                        spec.offset,
+                    )
+                    with torch.enable_grad():
+                        record.stand_in = _StandIn.apply(fake, [twin])
+
+    def _register(self, record: InputRecord) -> None:
+        stand_in, real = record.stand_in, record.real
+        if isinstance(real, torch.nn.Parameter):
+            stand_in._is_param = True  # type: ignore[attr-defined]
+        for key, value in real.__dict__.items():
+            stand_in.__dict__.setdefault(key, value)
+        self.by_real[id(real)] = record
+        self.by_stand_in[id(stand_in)] = record
+        self.recorder.values[id(stand_in)] = record.initial
+        if not stand_in.is_inference():
+            record.start_version = version_of(stand_in)
+        if stand_in.grad_fn is not None:
+            record.start_sequence_nr = stand_in.grad_fn._sequence_nr()
+
+    # ---------------------------------------------------------------- shared memory
+
+    def _stand_in_group(self, group: list[InputRecord]) -> None:
+        """Stand-ins over one fake memory, which is itself an input used once something in it is written."""
+        storage = group[0].real.untyped_storage()
+        dtype = group[0].spec.dtype if len({r.spec.dtype for r in group}) == 1 else torch.uint8
+        size = storage.nbytes() // dtype.itemsize
+        spec = TensorSpec((size,), (1,), dtype, group[0].spec.device)
+        whole = InputRecord.__new__(InputRecord)
+        whole.real, whole.argument, whole.source = group[0].real, None, None
+        whole.slot = SharedMemory(tuple(r.slot for r in group))
+        whole.spec = spec
+        whole.entry = Entry(None, spec=spec)
+        whole.initial = Value(None, whole.entry, spec)
+        whole.initial.storage.is_input = True
+        whole.start_version, whole.start_sequence_nr = 0, None
+        self.recorder.tape.append(whole.entry)
+        memory = meta_storage(storage.nbytes())
+        whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
+        self.memory.append((whole, []))
+        bases = self._common_bases(group, memory) if self.shared_bases else {}
+        for record in group:
+            self._place(record, whole, memory, bases)
+
+    def _place(
+        self, record: InputRecord, whole: InputRecord, memory: torch.UntypedStorage, bases: dict[int, InputRecord]
+    ) -> None:
+        spec = record.spec
+        base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
+        if base is not None and base is not record:
+            with torch.enable_grad(), torch.inference_mode(mode=False):
+                record.stand_in = _view_like(record.real, base.stand_in)
+                if record.real.requires_grad is False and record.stand_in.requires_grad:
+                    record.stand_in = record.stand_in.detach()
+            record.leaf = None
+        elif not hasattr(record, "stand_in"):
+            fake = new_fake_over(
+                self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
+            )
+            self._set_stand_in(record, self._with_bits(fake, spec))
+        record.initial = _member_value(record, whole)
+        self.memory[-1][1].append(record)
+
+    def _common_bases(self, group: list[InputRecord], memory: torch.UntypedStorage) -> dict[int, InputRecord]:
+        """For each tensor that members are differentiable views of: its record, added as an input if it is none."""
+        by_real = {id(r.real): r for r in group}
+        bases: dict[int, InputRecord] = {}
+        for record in group:
+            base = base_of(record.real)
+            if base is None or not record.real.requires_grad or id(base) in bases:
+                continue
+            found = by_real.get(id(base))
+            if found is None:
+                found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
+                self.records.append(found)
+                self.recorder.tape.append(found.entry)
+                spec = found.spec
+                fake = new_fake_over(
+                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
+                )
+                self._set_stand_in(found, fake)
+                found.initial = _member_value(found, self.memory[-1][0])
+                self.memory[-1][1].append(found)
+                self._register(found)
+            else:
+                spec = found.spec
+                fake = new_fake_over(
+                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
+                )
+                self._set_stand_in(found, fake)
+            bases[id(base)] = found
+        return bases
+
+    def _same_memory(self, record: InputRecord) -> InputRecord | None:
+        key = storage_key(record.real)
+        for other in self.records:
+            if storage_key(other.real) == key:
+                return other
+        return None
+
+    def _join(self, record: InputRecord, other: InputRecord) -> None:
+        """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""
+        raise SharedClosureFound(record.real, record.source)
+
+
+class SharedClosureFound(Exception):  # noqa: N818 - not an error: asks for another run
+    """Raised to start capture over with one more tensor lifted from the beginning."""
+
+    def __init__(self, tensor: torch.Tensor, source: Source | None) -> None:
+        super().__init__("closed-over tensor shares memory with an input")
+        self.tensor = tensor
+        self.source = source
+
+
+def _member_value(record: InputRecord, whole: InputRecord) -> Value:
+    """The record's tensor as a view of the whole memory; its own input stands for it until a write."""
+    parent = whole.initial
+    spec = record.spec
+    call = object()
+    if spec.dtype is not whole.spec.dtype:
+        size = whole.spec.shape[0] // spec.dtype.itemsize
+        cut = size * spec.dtype.itemsize
+        if cut != whole.spec.shape[0]:
+            cut_spec = TensorSpec((cut,), (1,), whole.spec.dtype, spec.device)
+            parent = Value(None, None, cut_spec, parent, View(aten.slice.Tensor, (0, 0, cut), {}, None, call, False))
+            parent.generation = -1
+        typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
+        parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
+        parent.generation = -1
+    view = View(aten.as_strided.default, (list(spec.shape), list(spec.stride), spec.offset), {}, None, call, False)
+    value = Value(record.stand_in, record.entry, spec, parent, view)
+    for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
+        if bit:
+            value.entry, value.generation = None, -1
+            value = Value(record.stand_in, record.entry, spec, value, View(op, (), {}, None, call, False))
+    return value
+
+
+def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The same view of `base` that `real` is of its own base."""
+    if real.dtype is base.dtype:
+        return base.as_strided(real.shape, real.stride(), real.storage_offset())
+    return real._view_func(base)  # type: ignore[attr-defined, no-any-return]
+
+
+def _unique(lifted: list[tuple[torch.Tensor, Source]]) -> list[tuple[torch.Tensor, Source]]:
+    seen: dict[int, tuple[torch.Tensor, Source]] = {}
+    for tensor, source in lifted:
+        seen.setdefault(id(tensor), (tensor, source))
+    return list(seen.values())

@@ -1,0 +1,280 @@
+"""How each output of the function is given back: from the graph, as an input, or as a view taken afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from .._torch.fakes import FakeTensor
+from .._torch.tensors import base_of, is_view, version_of
+from ..errors import UnsupportedAliasError, UnsupportedMutationError
+from ..graph.meta import TensorSpec
+from ..graph.signature import (
+    AliasOutput,
+    ConstantOutput,
+    GraphOutput,
+    InputOutput,
+    MetadataWrite,
+    OutputInfo,
+    Update,
+    ViewStep,
+)
+from ..graph.slots import Base, Output, Slot, Updated
+from .alias import Value, View
+from .inputs import InputRecord, Inputs
+from .opinfo import op_info
+from .recorder import Recorder
+from .tape import Entry
+
+__all__ = ["Analysis", "analyze", "memory_root"]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(slots=True)
+class Analysis:
+    """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients."""
+
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+    specs: list[TensorSpec] = dataclasses.field(default_factory=list)
+    fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
+    updates: list[Update] = dataclasses.field(default_factory=list)
+    metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
+    outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
+    by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
+
+    def mark_leaves(self) -> None:
+        """Outputs that require grad, of something made inside: nothing of it reaches an input."""
+        for at, info in enumerate(self.outputs):
+            if isinstance(info, GraphOutput) and self.fakes[info.output] is not None:
+                self.outputs[at] = dataclasses.replace(info, leaf=True)
+
+    def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
+        """One more graph output."""
+        self.slots.append(slot)
+        self.entries.append(entry)
+        self.specs.append(spec)
+        self.fakes.append(fake if fake is not None and _carries_gradients(fake) else None)
+        if fake is not None:
+            self.by_fake[id(fake)] = len(self.slots) - 1
+        return len(self.slots) - 1
+
+
+def _carries_gradients(fake: torch.Tensor) -> bool:
+    return fake.requires_grad and fake.grad_fn is not None
+
+
+def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
+    """Decide for every written input and every output leaf how the runtime rebuilds it."""
+    found = Analysis()
+    for index, record in enumerate(inputs.records):
+        _updates(recorder, found, index, record)
+    tensors = _tensor_outputs(recorder, inputs, leaves, paths)
+    bases = _bases(recorder, inputs, found, tensors)
+    number = {id(r): i for i, r in enumerate(inputs.records)}
+    for leaf, path in zip(leaves, paths, strict=True):
+        found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
+    return found
+
+
+# -------------------------------------------------------------------- inputs that were written
+
+
+def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> None:
+    stand_in = record.stand_in
+    writes = [w for w in recorder.writes.metadata_log if w[0] == id(stand_in)]
+    current = recorder.values[id(stand_in)]
+    in_group = record.initial.parent is not None
+    replaced = current.storage is not record.initial.storage
+    written = record.initial.storage.is_written and not in_group
+    counted = stand_in.is_inference() or version_of(stand_in) != record.start_version
+    differentiable = _differentiable_write(record)
+    if replaced:
+        if written:
+            entry = record.initial.read(recorder.emit)
+            out = found.add(Updated(record.slot), entry, record.spec, None)
+            found.updates.append(Update(index, out, differentiable=False))
+        _replace(recorder, found, index, record, current, differentiable)
+        return
+    for _, op, args, kwargs in writes:
+        found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items())))
+    if not (written or (in_group and record.initial.is_written_through)):
+        return
+    if writes and current.spec.numel != record.spec.numel:
+        raise UnsupportedMutationError(
+            f"{record.slot} is both resized in place and written; write to a copy and return it instead."
+        )
+    value = current
+    entry = value.read(recorder.emit)
+    out = found.add(Updated(record.slot), entry, value.spec, stand_in if differentiable else None)
+    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted))
+
+
+def _replace(
+    recorder: Recorder, found: Analysis, index: int, record: InputRecord, current: Value, differentiable: bool
+) -> None:
+    if differentiable:
+        raise UnsupportedMutationError(
+            f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
+        )
+    entry = current.read(recorder.emit)
+    out = found.add(Updated(record.slot), entry, current.spec, None)
+    found.updates.append(Update(index, out, differentiable=False, replaces=True))
+
+
+def _differentiable_write(record: InputRecord) -> bool:
+    stand_in = record.stand_in
+    if not stand_in.requires_grad or stand_in.grad_fn is None:
+        return False
+    return bool(stand_in.grad_fn._sequence_nr() != record.start_sequence_nr)
+
+
+# -------------------------------------------------------------------- outputs
+
+
+def _tensor_outputs(
+    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]
+) -> dict[int, list[tuple[torch.Tensor, str]]]:
+    """Outputs in memory that is no input's, by the id of their storage; each tensor once."""
+    by_storage: dict[int, list[tuple[torch.Tensor, str]]] = {}
+    seen: set[int] = set()
+    for leaf, path in zip(leaves, paths, strict=True):
+        if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
+            continue
+        seen.add(id(leaf))
+        value = recorder.value_of(leaf)
+        if not value.storage.is_input:
+            by_storage.setdefault(id(value.storage), []).append((leaf, path))
+    return by_storage
+
+
+def _bases(
+    recorder: Recorder, inputs: Inputs, found: Analysis, by_storage: dict[int, list[tuple[torch.Tensor, str]]]
+) -> dict[int, tuple[Value, int]]:
+    """Graph outputs for every memory; {storage: (base value, its graph output)} where outputs are views of a base."""
+    bases: dict[int, tuple[Value, int]] = {}
+    for key, group in by_storage.items():
+        first, path = group[0]
+        if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
+            value = recorder.value_of(first)
+            found.add(Output(path), value.read(recorder.emit), value.spec, first)
+            continue
+        base = _common_base(recorder, [tensor for tensor, _ in group])
+        assert base.fake is not None
+        entry = base.read(recorder.emit)
+        own = [p for t, p in group if t is base.fake]
+        slot = Output(own[0]) if own else Base(tuple(Output(p) for _, p in group))
+        bases[key] = (base, found.add(slot, entry, base.spec, base.fake))
+    return bases
+
+
+def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
+    """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own."""
+    chains = []
+    for tensor in tensors:
+        chain = [recorder.value_of(tensor)]
+        while chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        chains.append(list(reversed(chain)))
+    common: Value | None = None
+    for values in zip(*chains, strict=False):
+        if any(v is not values[0] for v in values):
+            break
+        fake = values[0].fake
+        if fake is not None and recorder.values.get(id(fake)) is values[0]:
+            common = values[0]
+    if common is None or common.fake is None:
+        raise UnsupportedAliasError(
+            "outputs share memory through a tensor whose sizes were changed in place; return copies instead."
+        )
+    own = base_of(common.fake) if is_view(common.fake) else None
+    if own is not None and id(own) in recorder.values and recorder.values[id(own)] in chains[0]:
+        return recorder.values[id(own)]
+    return common
+
+
+def _output(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, tuple[Value, int]],
+    leaf: Any,
+    path: str,
+) -> OutputInfo:
+    if not isinstance(leaf, torch.Tensor):
+        return ConstantOutput(path, leaf)
+    record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
+    if record is None and not isinstance(leaf, FakeTensor):
+        inputs.adopt(leaf)
+        record = inputs.by_real[id(leaf)]
+        number[id(record)] = len(inputs.records) - 1
+    if record is not None:
+        return InputOutput(path, number[id(record)])
+    value = recorder.value_of(leaf)
+    if value.storage.is_input:
+        return _input_alias(recorder, inputs, number, value, path)
+    existing = found.by_fake.get(id(leaf))
+    if existing is not None:
+        return GraphOutput(path, existing, leaf=leaf.requires_grad and leaf.grad_fn is None)
+    base, output = bases[id(value.storage)]
+    return AliasOutput(path, None, output, _steps(value, base))
+
+
+def _input_alias(
+    recorder: Recorder, inputs: Inputs, number: dict[int, int], value: Value, path: str
+) -> AliasOutput:
+    """A view of an input, from what the input is after the call."""
+    starts: dict[int, tuple[InputRecord, bool]] = {}
+    for record in inputs.records:
+        starts.setdefault(id(record.initial), (record, recorder.values[id(record.stand_in)] is record.initial))
+        starts[id(recorder.values[id(record.stand_in)])] = (record, True)
+    at: Value | None = value
+    while at is not None and id(at) not in starts:
+        at = at.parent
+    if at is None:
+        raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
+    record, is_current = starts[id(at)]
+    steps = _steps(value, at)
+    if not is_current:  # the input's own sizes have changed since: start from the memory layout it had
+        spec = at.spec
+        back = ViewStep(
+            aten.as_strided.default, (list(spec.shape), list(spec.stride), spec.offset), (), None, id(at), True
+        )
+        steps = (back, *steps)
+    return AliasOutput(path, number[id(record)], None, steps)
+
+
+def _steps(value: Value, base: Value) -> tuple[ViewStep, ...]:
+    steps = []
+    while value is not base:
+        view = value.view
+        assert isinstance(view, View)
+        assert value.parent is not None
+        steps.append(
+            ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
+        )
+        value = value.parent
+    return tuple(reversed(steps))
+
+
+def memory_root(entry: Entry) -> Entry:
+    """The entry whose memory this one is in when the graph runs: through views back to what made it."""
+    while True:
+        target = entry.target
+        if target is None or not entry.args:
+            return entry
+        source = entry.args[0]
+        if not isinstance(source, Entry):
+            return entry
+        if not hasattr(target, "_schema"):  # getitem of a multi-output operator
+            if hasattr(source.target, "_schema") and op_info(source.target).is_view:  # type: ignore[arg-type]
+                entry = source.args[0]
+                continue
+            return entry
+        if not op_info(target).is_view:  # type: ignore[arg-type]
+            return entry
+        entry = source

@@ -1,0 +1,27 @@
+"""The command `foregrad`: argparse over plain functions, one file a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import foregrad
+from foregrad.cli.demo import add_demo
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line `arguments` (default: those of the process) and return its exit code."""
+    parser = argparse.ArgumentParser(prog="foregrad", description="Ahead-of-time autograd for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"foregrad {foregrad.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="command")
+    add_demo(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130  # what a shell gives for a command ended by Ctrl-C
+

@@ -1,0 +1,82 @@
+"""Settings: one frozen value, read once where a function is compiled, and handed down.
+
+`config` is the current value's holder: read attributes from it, set them, or override them for a while::
+
+    foregrad.config.recompile_limit = 16
+    with foregrad.config.override(check=True):
+        ...
+
+Each has an environment variable, `FOREGRAD_` and its name in capitals, read at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["Config", "config"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All settings and their defaults."""
+
+    check: bool = False
+    """Check every stage's result against its rules (slow; for tests and for tracking down a fault)."""
+
+    recompile_limit: int = 32
+    """How many graphs one compiled function may hold. Past it, calls that fit none of them run eagerly."""
+
+    error_on_recompile_limit: bool = False
+    """Raise at the limit instead."""
+
+
+def _from_environment() -> Config:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Config):
+        text = os.environ.get(f"FOREGRAD_{field.name.upper()}")
+        if text is None:
+            continue
+        if isinstance(field.default, bool):
+            values[field.name] = text.strip().lower() in ("1", "true", "yes", "on")
+        else:
+            values[field.name] = type(field.default)(text)
+    return Config(**values)
+
+
+class _Holder:
+    """The settings in force. Assigning a name that is no setting raises `AttributeError`."""
+
+    def __init__(self, value: Config) -> None:
+        object.__setattr__(self, "value", value)
+
+    value: Config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.value, name)
+
+    def __setattr__(self, name: str, setting: Any) -> None:
+        if name not in {f.name for f in dataclasses.fields(Config)}:
+            raise AttributeError(f"foregrad has no setting `{name}`; there are {', '.join(self.names())}")
+        object.__setattr__(self, "value", dataclasses.replace(self.value, **{name: setting}))
+
+    def names(self) -> list[str]:
+        """The names of all settings."""
+        return [f.name for f in dataclasses.fields(Config)]
+
+    @contextlib.contextmanager
+    def override(self, **settings: Any) -> Iterator[None]:
+        """Context: these settings in force, the former ones back afterwards."""
+        before = self.value
+        try:
+            for name, setting in settings.items():
+                setattr(self, name, setting)
+            yield
+        finally:
+            object.__setattr__(self, "value", before)
+
+
+config = _Holder(_from_environment())

@@ -1,0 +1,117 @@
+"""From a call to the compiled function that is right for it: try the guards, compile when none fits."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+from .._torch import engine
+from ..config import Config
+from ..errors import ForegradWarning, UnsupportedError
+from ..frontend.call import FlatCall, flatten_call
+from ..graph.source import Names, compile_source, source_of
+from ..runtime.node import NodeSource
+from ..runtime.render import render_run
+from .guards import MISS, render_guards
+from .pipeline import Pipeline, Product
+
+__all__ = ["Dispatcher", "Specialization"]
+
+_capturing = threading.RLock()  # one capture at a time: the patches are per thread, warm caches are not
+
+
+class Specialization:
+    """One compiled graph with its guards: `call(args, kwargs)` returns the result, or `MISS`."""
+
+    def __init__(self, call: Callable[..., Any], node: NodeSource | None, product: Product) -> None:
+        self.call = call
+        self.node = node
+        self.product = product
+
+    def source(self) -> str:
+        """The rendered Python: guards, runtime, and the autograd node."""
+        text = source_of(self.call)
+        return text if self.node is None else f"{self.node.source}\n\n{text}"
+
+
+class Dispatcher:
+    """The compiled form of `function`: callable with its arguments."""
+
+    def __init__(
+        self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str | None = None
+    ) -> None:
+        self.function = function
+        self.pipeline = pipeline
+        self.config = config
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.specializations: list[Specialization] = []
+        self._calls: tuple[Callable[..., Any], ...] = ()
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if engine.count_dispatch_modes() or engine.transforms_active() or _foreign_function_modes():
+            return self.function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
+        for call in self._calls:
+            result = call(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._compile_and_call(args, kwargs)
+
+    def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with _capturing:
+            for specialization in self.specializations:  # another thread may have made it meanwhile
+                result = specialization.call(args, kwargs)
+                if result is not MISS:
+                    return result
+            if len(self.specializations) >= self.config.recompile_limit:
+                return self._past_the_limit(args, kwargs)
+            call = flatten_call(self.function, args, kwargs)
+            specialization = self.specialize(call)
+            self.specializations.append(specialization)
+            self._calls = tuple(s.call for s in self.specializations)
+        result = specialization.call(args, kwargs)
+        if result is MISS:
+            return self._unguardable(args, kwargs, specialization)
+        return result
+
+    def specialize(self, call: FlatCall) -> Specialization:
+        """Capture, partition, compile and render for this call."""
+        product = self.pipeline.build(call, self.name, self.config)
+        names = Names(["args", "kwargs", "MISS"])
+        captured = product.captured
+        guards = render_guards(call, captured.joint, captured.modules, names, captured.tensors)
+        run = render_run(product.compiled, guards.inputs, names)
+        body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
+        source = f"def call(args, kwargs):\n{body}\n"
+        function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")
+        return Specialization(function, run.node, product.without_tensors())
+
+    def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
+        message = (
+            f"`{self.name}` was compiled {len(self.specializations)} times, which is the limit; this call fits none of "
+            "them. Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+        )
+        if self.config.error_on_recompile_limit:
+            raise UnsupportedError(message)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=4)
+        return self.function(*args, **kwargs)
+
+    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Any:
+        self.specializations.remove(specialization)
+        self._calls = tuple(s.call for s in self.specializations)
+        raise UnsupportedError(
+            f"the guards of `{self.name}` reject the very call they were made from: capturing it changed something "
+            "they look at (a global, an attribute, a module's mode). Move that change out of the compiled function."
+        )
+
+
+def _foreign_function_modes() -> bool:
+    count = engine.count_function_modes()
+    return count > 0 and not (count == 1 and engine.default_device_is_the_mode())
+
+

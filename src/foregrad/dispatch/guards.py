@@ -1,0 +1,299 @@
+"""Guards: whether a compiled graph is right for a call, as straight-line Python in front of what runs it.
+
+`render_guards` gives lines that take the arguments apart, read what the function reached by itself, and return
+`MISS` at the first difference from the call that was captured. Tensors' metadata is checked by one C++ call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._torch import engine
+from .._torch.pytree import registered_functions
+from .._torch.tensors import storage_key
+from ..frontend.call import FlatCall
+from ..frontend.sources import Source
+from ..frontend.tree import Tree
+from ..graph.joint import JointGraph
+from ..graph.signature import BaseOf, InputInfo, MemoryOf
+from ..graph.source import Names
+
+__all__ = ["MISS", "GuardLines", "render_guards"]
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = _Miss()
+_BY_VALUE = (slice, range, torch.device, torch.Size, complex, bytes)
+
+
+@dataclasses.dataclass(slots=True)
+class GuardLines:
+    """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i."""
+
+    lines: list[str]
+    globals: dict[str, Any]
+    inputs: list[str]
+
+
+def render_guards(
+    call: FlatCall, joint: JointGraph, modules: Sequence[torch.nn.Module], names: Names, tensors: Sequence[Any]
+) -> GuardLines:
+    """Guards for `joint`, captured from `call`; `tensors` are the real inputs it was captured with."""
+    return _Renderer(call, joint, modules, names, tensors).render()
+
+
+class _Renderer:
+    def __init__(
+        self,
+        call: FlatCall,
+        joint: JointGraph,
+        modules: Sequence[torch.nn.Module],
+        names: Names,
+        tensors: Sequence[Any],
+    ) -> None:
+        self.call = call
+        self.signature = joint.signature
+        self.joint = joint
+        self.modules = modules
+        self.names = names
+        self.tensors = tensors
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {"MISS": MISS}
+        self.leaves: list[str] = []
+
+    def render(self) -> GuardLines:
+        self._take_apart()
+        inputs = self._inputs()
+        self._global_state()
+        self._tensor_metadata(inputs)
+        self._relations(inputs)
+        self._modules()
+        # A lookup that fails on the way is a difference too.
+        body = ["    " + line for line in self.lines]
+        lines = ["try:", *body, "except (KeyError, AttributeError, IndexError, TypeError, ValueError):"]
+        lines.append("    return MISS")
+        for name, info in zip(inputs, self.signature.inputs, strict=True):
+            if isinstance(info.source, MemoryOf):
+                of = inputs[info.source.input]
+                dtype = self._bind("dtype", info.spec.dtype)
+                lines.append(f"{name} = {self._bind('whole_memory', _whole_memory)}({of}, {dtype})")
+        return GuardLines(lines, self.globals, inputs)
+
+    def _bind(self, wanted: str, value: Any) -> str:
+        name = self.names.fresh(wanted)
+        self.globals[name] = value
+        return name
+
+    def _require(self, condition: str) -> None:
+        self.lines.append(f"if not ({condition}): return MISS")
+
+    # ---------------------------------------------------------------- arguments
+
+    def _take_apart(self) -> None:
+        positional, keyword = self.call.tree.children
+        if positional.children:
+            names = self._children(positional, [f"args_{i}" for i in range(len(positional.children))])
+            self._require(f"len(args) == {len(names)}")
+            self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        else:
+            names = []
+            self._require("not args")
+        for name, child in zip(names, positional.children, strict=True):
+            self._open(name, child)
+        if not keyword.children:
+            self._require("not kwargs")
+            return
+        self._require(f"len(kwargs) == {len(keyword.children)}")
+        for key, child in zip(keyword.context, keyword.children, strict=True):
+            name = self.names.fresh(str(key))
+            self.lines.append(f"{name} = kwargs[{key!r}]")
+            self._open(name, child)
+
+    def _children(self, tree: Tree, wanted: list[str]) -> list[str]:
+        return [self.names.fresh(w) for w in wanted]
+
+    def _open(self, name: str, tree: Tree) -> None:
+        if tree.kind == "leaf":
+            self._leaf(name)
+            return
+        children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
+        unpack = f"{', '.join(children)}{',' if len(children) == 1 else ''} = " if children else ""
+        cls = tree.type.__name__ if tree.type in (tuple, list, dict) else self._bind("cls", tree.type)
+        self._require(f"type({name}) is {cls}")
+        if tree.kind in ("tuple", "list", "namedtuple", "structseq"):
+            self._require(f"len({name}) == {len(children)}")
+            if children:
+                self.lines.append(f"{unpack}{name}")
+        elif tree.kind == "dict":
+            self._require(f"tuple({name}) == {self._bind('keys', tree.context)}")
+            if children:
+                self.lines.append(f"{unpack}{name}.values()")
+        elif tree.kind == "dataclass":
+            for child, field in zip(children, tree.context, strict=True):
+                self.lines.append(f"{child} = {name}.{field}")
+        else:
+            functions = registered_functions(tree.type)
+            assert functions is not None
+            items, context = self.names.fresh("items"), self.names.fresh("context")
+            self.lines.append(f"{items}, {context} = {self._bind('flatten', functions[0])}({name})")
+            self._require(f"{context} == {self._bind('context', tree.context)}")
+            if children:
+                self.lines.append(f"{unpack}{items}")
+        for child, subtree in zip(children, tree.children, strict=True):
+            self._open(child, subtree)
+
+    def _leaf(self, name: str) -> None:
+        index = len(self.leaves)
+        self.leaves.append(name)
+        value = self.call.leaves[index]
+        first = self.call.first_of[index]
+        if first != index:
+            self._require(f"{name} is {self.leaves[first]}")
+        elif not isinstance(value, torch.Tensor):
+            self._require(self._same_constant(name, value))
+
+    def _same_constant(self, name: str, value: Any) -> str:
+        if value is None or isinstance(value, bool) or value is Ellipsis:
+            return f"{name} is {value if value is not Ellipsis else '...'}"
+        if type(value) in (int, str):
+            return f"type({name}) is {type(value).__name__} and {name} == {value!r}"
+        if type(value) is float:
+            if math.isnan(value):
+                return f"type({name}) is float and {name} != {name}"
+            if math.isinf(value):
+                return f"type({name}) is float and {name} == {self._bind('constant', value)}"
+            sign = f" and {self._bind('copysign', math.copysign)}(1.0, {name}) == {math.copysign(1.0, value)}"
+            return f"type({name}) is float and {name} == {value!r}{'' if value else sign}"
+        constant = self._bind("constant", value)
+        if isinstance(value, _BY_VALUE) or type(value) in (int, float, str):
+            return f"type({name}) is type({constant}) and {name} == {constant}"
+        return f"{name} is {constant}"
+
+    # ---------------------------------------------------------------- inputs
+
+    def _inputs(self) -> list[str]:
+        """A variable for each input of the signature, reading those the function reached by itself."""
+        inputs: list[str] = []
+        roots: dict[int, str] = {}
+        for info in self.signature.inputs:
+            if info.argument is not None:
+                inputs.append(self.leaves[info.argument])
+            elif isinstance(info.source, Source):
+                root = roots.get(id(info.source.root))
+                if root is None:
+                    root = roots[id(info.source.root)] = self._bind("root", info.source.root)
+                name = self.names.fresh(_identifier(info))
+                self.lines.append(f"{name} = {info.source.expression(root)}")
+                inputs.append(name)
+            else:
+                inputs.append(self.names.fresh("memory" if isinstance(info.source, MemoryOf) else "base"))
+        for name, info in zip(inputs, self.signature.inputs, strict=True):
+            if isinstance(info.source, BaseOf):
+                self.lines.append(f"{name} = {inputs[info.source.input]}._base")
+        return inputs
+
+    def _global_state(self) -> None:
+        guard = engine.GlobalStateGuard()
+        self._require(f"{self._bind('global_state', guard)}.check()")
+        mode = torch.is_inference_mode_enabled()
+        self._require(f"{self._bind('is_inference', torch.is_inference_mode_enabled)}() is {mode}")
+
+    def _tensor_metadata(self, inputs: list[str]) -> None:
+        checked = [i for i, info in enumerate(self.signature.inputs) if not isinstance(info.source, MemoryOf)]
+        extra = [
+            i
+            for i, leaf in enumerate(self.call.leaves)
+            if isinstance(leaf, torch.Tensor)
+            and self.call.first_of[i] == i
+            and not any(info.argument == i for info in self.signature.inputs)
+        ]
+        for leaf in extra:  # an argument that the function also reaches by itself
+            same = next(i for i in checked if self.tensors[i] is self.call.leaves[leaf])
+            self._require(f"{self.leaves[leaf]} is {inputs[same]}")
+        tensors = [self.tensors[i] for i in checked]
+        if not tensors:
+            return
+        names = [inputs[i] for i in checked]
+        guard = engine.TensorGuards(
+            *tensors,
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+        )
+        self._require(f"{self._bind('tensors', guard)}.check({', '.join(names)})")
+
+    def _relations(self, inputs: list[str]) -> None:
+        """Which inputs share memory, when some of it is written; offsets where the graph depends on them."""
+        signature = self.signature
+        for index in sorted(_offset_dependent(self.joint)):
+            self._require(f"{inputs[index]}.storage_offset() == {signature.inputs[index].spec.offset}")
+        members = {i for _, group in signature.shared_memory for i in group}
+        for index in sorted(members):
+            base = next(
+                (j for j, info in enumerate(signature.inputs) if isinstance(info.source, BaseOf) and info.source.input == index),
+                None,
+            )
+            if base is None and self.tensors[index]._base is None:
+                self._require(f"{inputs[index]}._base is None")
+        written = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
+        for index in sorted(written):
+            if signature.inputs[index].requires_grad:
+                self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
+        if not written:
+            return
+        real = [i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf)]
+        keys = [storage_key(self.tensors[i]) for i in real]
+        key = self._bind("storage_key", storage_key)
+        memory = self.names.fresh("memories")
+        self.lines.append(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in real)},)")
+        self._require(f"len(set({memory})) == {len(set(keys))}")
+        for position, value in enumerate(keys):
+            first = keys.index(value)
+            if first != position:
+                self._require(f"{memory}[{position}] == {memory}[{first}]")
+
+    def _modules(self) -> None:
+        if not self.modules:
+            return
+        modules = self._bind("modules", tuple(self.modules))
+        training = [m.training for m in self.modules]
+        self._require(f"[m.training for m in {modules}] == {self._bind('training', training)}")
+
+
+def _identifier(info: InputInfo) -> str:
+    return "".join(c if c.isalnum() else "_" for c in str(getattr(info.slot, "name", "lifted")))
+
+
+def _offset_dependent(joint: JointGraph) -> set[int]:
+    """Inputs whose storage offset is written into the graph or into a view taken after it."""
+    aten = torch.ops.aten
+    found = set()
+    placeholders = joint.placeholders()
+    for index in range(len(joint.signature.inputs)):
+        for user in placeholders[index].users:
+            if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+                found.add(index)
+    for output in joint.signature.outputs:
+        if getattr(output, "input", None) is not None and any(
+            s.op is aten.as_strided.default for s in getattr(output, "steps", ())
+        ):
+            found.add(output.input)  # type: ignore[attr-defined]
+    for _, group in joint.signature.shared_memory:
+        found.update(group)
+    return found
+
+
+def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of the memory that `tensor` lives in, flat."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        whole = torch.empty(0, dtype=dtype, device=tensor.device)
+        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))  # type: ignore[arg-type]

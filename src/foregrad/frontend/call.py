@@ -1,0 +1,81 @@
+"""One call of a function, flattened: `FlatCall`, what capture and dispatch start from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.fakes import FakeTensor
+from .._torch.tensors import is_wrapper_subclass, storage_key
+from ..errors import UnsupportedLayoutError, UnsupportedTensorError
+from .tree import Tree, check_leaves, flatten
+
+__all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlatCall:
+    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i."""
+
+    function: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    tree: Tree
+    paths: tuple[str, ...]
+    first_of: tuple[int, ...]
+
+    def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these leaves."""
+        args, kwargs = self.tree.unflatten(list(leaves))
+        return args, kwargs
+
+
+def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
+    """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for what can't be captured."""
+    leaves, tree = flatten((args, dict(kwargs)))
+    paths = [
+        *(p for i, child in enumerate(tree.children[0].children) for p in child.paths(f"args[{i}]")),
+        *(
+            p
+            for name, child in zip(tree.children[1].context, tree.children[1].children, strict=True)
+            for p in child.paths(str(name))
+        ),
+    ]
+    check_leaves(leaves, paths, "argument")
+    first: dict[int, int] = {}
+    first_of = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(leaf, paths[index])
+            first_of.append(first.setdefault(id(leaf), index))
+        else:
+            first_of.append(index)
+    return FlatCall(function, tuple(leaves), tree, tuple(paths), tuple(first_of))
+
+
+def check_tensor(tensor: torch.Tensor, path: str) -> None:
+    """Raise for a tensor that can't be an input: unknown subclasses, layouts other than strided."""
+    if type(tensor) not in _PLAIN and not isinstance(tensor, torch.nn.Parameter) and is_wrapper_subclass(tensor):
+        raise UnsupportedTensorError(
+            f"`{path}` is a {type(tensor).__qualname__}: tensor subclasses can't be compiled yet. "
+            "Pass its plain tensors instead."
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        raise UnsupportedLayoutError(
+            f"`{path}` is a {kind} tensor; only strided tensors can be compiled. Call .to_dense() (or .dequantize()) "
+            "first, or keep that part outside the compiled function."
+        )
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
+
+
+def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+    """Positions of distinct tensors that live in one storage, for every storage that more than one lives in."""
+    by_storage: dict[int, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        by_storage.setdefault(storage_key(tensor), []).append(position)
+    return [tuple(group) for group in by_storage.values() if len(group) > 1]

@@ -1,0 +1,157 @@
+"""Nested containers to a flat list of leaves and back: tuples, lists, dicts, named tuples, dataclasses, registered types.
+
+A `Tree` is the structure without its leaves: immutable, comparable, and able to say the path of each leaf.
+Dataclasses need no registration; any type registered with PyTorch's pytree works.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .._torch.pytree import registered_functions
+from ..errors import UnknownLeafError
+
+__all__ = ["LEAF", "Tree", "check_leaves", "flatten"]
+
+_SCALARS = (int, float, str, bool, complex, bytes, type(None))
+_CONSTANTS = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    torch.nn.Module,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+    enum.Enum,
+    slice,
+    range,
+    type(Ellipsis),
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tree:
+    """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children."""
+
+    kind: str  # leaf, tuple, list, dict, namedtuple, dataclass, registered
+    type: Any = None
+    context: Any = None
+    children: tuple[Tree, ...] = ()
+    size: int = 1
+
+    def unflatten(self, leaves: list[Any]) -> Any:
+        """The container with these leaves in it."""
+        return self._build(iter(leaves))
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.kind == "leaf":
+            return next(leaves)
+        items = [child._build(leaves) for child in self.children]
+        if self.kind == "list":
+            return items
+        if self.kind == "tuple":
+            return tuple(items)
+        if self.kind == "dict":
+            return self.type(zip(self.context, items, strict=True))
+        if self.kind == "namedtuple":
+            return self.type(*items)
+        if self.kind == "structseq":
+            return self.type(items)
+        if self.kind == "dataclass":
+            return _make_dataclass(self.type, self.context, items)
+        functions = registered_functions(self.type)
+        assert functions is not None
+        return functions[1](items, self.context)
+
+    def paths(self, prefix: str) -> list[str]:
+        """For each leaf, the expression that reaches it from a variable called `prefix`."""
+        if self.kind == "leaf":
+            return [prefix]
+        found = []
+        for index, child in enumerate(self.children):
+            if self.kind == "dict":
+                step = f"[{self.context[index]!r}]"
+            elif self.kind in ("namedtuple", "dataclass"):
+                step = f".{self.context[index]}"
+            else:
+                step = f"[{index}]"
+            found += child.paths(prefix + step)
+        return found
+
+
+LEAF = Tree("leaf")
+
+
+def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
+    instance = object.__new__(cls)  # not through __init__, which may compute or refuse
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+def _open(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
+    cls = type(value)
+    if cls is tuple:
+        return "tuple", tuple, None, list(value)
+    if cls is list:
+        return "list", list, None, value
+    if cls is dict or cls is collections.OrderedDict:
+        return "dict", cls, tuple(value), list(value.values())
+    if cls is torch.Size or isinstance(value, torch.Tensor):
+        return None
+    functions = registered_functions(cls)
+    if functions is not None:
+        children, context = functions[0](value)
+        return "registered", cls, context, list(children)
+    if issubclass(cls, tuple):
+        if hasattr(cls, "_fields"):
+            return "namedtuple", cls, cls._fields, list(value)
+        if hasattr(cls, "n_sequence_fields"):
+            return "structseq", cls, None, list(value)
+    if dataclasses.is_dataclass(cls):
+        names = tuple(f.name for f in dataclasses.fields(cls) if hasattr(value, f.name))
+        return "dataclass", cls, names, [getattr(value, name) for name in names]
+    return None
+
+
+def flatten(value: Any) -> tuple[list[Any], Tree]:
+    """The leaves of a nested container, in order, and its structure."""
+    leaves: list[Any] = []
+    return leaves, _flatten(value, leaves)
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Tree:
+    opened = _open(value)
+    if opened is None:
+        leaves.append(value)
+        return LEAF
+    kind, cls, context, items = opened
+    children = tuple(_flatten(item, leaves) for item in items)
+    return Tree(kind, cls, context, children, sum(child.size for child in children))
+
+
+def check_leaves(leaves: list[Any], paths: list[str], what: str) -> None:
+    """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value."""
+    for leaf, path in zip(leaves, paths, strict=True):
+        if isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size)):
+            continue
+        cls = type(leaf)
+        raise UnknownLeafError(
+            f"{what} `{path}` is a {cls.__module__}.{cls.__qualname__}, which is neither a tensor, a plain value nor a "
+            "container foregrad can look into. If it holds tensors, register it with "
+            f"torch.utils._pytree.register_pytree_node({cls.__name__}, flatten, unflatten) or make it a dataclass; "
+            "otherwise pass it by closure."
+        )

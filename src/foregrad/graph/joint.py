@@ -1,0 +1,100 @@
+"""`JointGraph`: forward and backward of a function as one functional graph, with its `Signature`."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+from torch import fx
+
+from ..errors import GraphError
+from .meta import TensorSpec, spec_of
+from .signature import Signature
+
+__all__ = ["JointGraph"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JointGraph:
+    """One captured function: `(primals..., tangents...) -> [forward outputs..., gradients...]`.
+
+    `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
+    eager's backward raises, when the forward is fine but it can't be differentiated. `str()` gives Python source.
+    """
+
+    name: str
+    module: fx.GraphModule
+    signature: Signature
+    fake_mode: Any
+    backward_error: Exception | None = None
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def outputs(self) -> list[Any]:
+        """The output list: forward outputs, then one gradient (or None) per input."""
+        return list(next(iter(reversed(self.graph.nodes))).args[0])
+
+    def slot_texts(self) -> dict[str, str]:
+        """For printing: what each placeholder is."""
+        slots = [*(info.slot for info in self.signature.inputs), *self.signature.tangent_slots()]
+        return {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
+
+    def example_inputs(self) -> tuple[list[Any], list[Any]]:
+        """(primals, tangents) as fake tensors: what partitioners are called with."""
+        values = [node.meta["val"] for node in self.placeholders()]
+        split = len(self.signature.inputs)
+        return values[:split], values[split:]
+
+    def check(self) -> None:
+        """Raise `GraphError` unless:
+
+        * every operator is functional: its schema writes to no argument;
+        * every name is used after it is made;
+        * there is one placeholder per input and per tangent, one output per slot and per input's gradient;
+        * placeholders and forward outputs have the shape, strides and dtype that the signature gives.
+        """
+        signature = self.signature
+        for node in self.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if node.op == "call_function" and schema is not None and schema.is_mutable:
+                raise GraphError(f"{node.name} = {node.target} writes to its arguments:\n{self._around(node)}")
+        self.graph.lint()
+        expected = [*(info.spec for info in signature.inputs), *signature.tangent_specs]
+        placeholders = self.placeholders()
+        if len(placeholders) != len(expected):
+            raise GraphError(f"{len(placeholders)} placeholders for {len(expected)} inputs and tangents")
+        outputs = self.outputs()
+        if len(outputs) != signature.num_forward_outputs + len(signature.inputs):
+            raise GraphError(
+                f"{len(outputs)} outputs for {signature.num_forward_outputs} slots and {len(signature.inputs)} gradients"
+            )
+        pairs = [*zip(placeholders, expected, strict=True), *zip(outputs, signature.graph_output_specs, strict=False)]
+        for node, spec in pairs:
+            have = spec_of(node)
+            if isinstance(have, TensorSpec) and not have.same_layout(spec):
+                raise GraphError(
+                    f"{node.name} is {have} with strides {have.stride}, its slot says {spec} with strides {spec.stride}:"
+                    f"\n{self._around(node)}"
+                )
+
+    def _around(self, node: fx.Node, count: int = 5) -> str:
+        nodes = list(self.graph.nodes)
+        at = nodes.index(node)
+        return "\n".join(f"{'->' if n is node else '  '} {n.format_node()}" for n in nodes[max(0, at - count) : at + count])
+
+    def __str__(self) -> str:
+        from .printing import print_graph
+
+        return print_graph(self.module, header=f"joint graph of {self.name}, after capture", slots=self.slot_texts())
+
+    def num_ops(self) -> int:
+        """Operators in the graph (inputs, constants and unpacking apart)."""
+        return sum(1 for n in self.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)
+
+

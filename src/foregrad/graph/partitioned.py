@@ -1,0 +1,88 @@
+"""`Partitioned`: the forward and the backward as two graphs, and what the one keeps for the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import fx
+
+from ..errors import PartitionError
+from .joint import JointGraph
+from .meta import TensorSpec, nbytes_of, spec_of
+from .printing import print_graph
+from .slots import Saved
+
+__all__ = ["Partitioned"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partitioned:
+    """A split joint graph.
+
+    `forward`: primals -> [forward outputs, saved tensors, saved symbolic sizes].
+    `backward`: (saved symbolic sizes, saved tensors, tangents) -> gradients.
+    """
+
+    joint: JointGraph
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+    @property
+    def saved_nodes(self) -> list[fx.Node]:
+        """The forward nodes whose values are kept, as the forward returns them."""
+        return _outputs(self.forward)[self.joint.signature.num_forward_outputs :]
+
+    @property
+    def saved(self) -> list[Saved]:
+        return [Saved(node.name) for node in self.saved_nodes]
+
+    @property
+    def saved_tensors(self) -> list[fx.Node]:
+        return [node for node in self.saved_nodes if isinstance(spec_of(node), TensorSpec)]
+
+    @property
+    def saved_sizes(self) -> list[fx.Node]:
+        return [node for node in self.saved_nodes if not isinstance(spec_of(node), TensorSpec)]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept for the backward beyond the inputs themselves."""
+        return sum(nbytes_of(node) for node in self.saved_nodes if node.op != "placeholder")
+
+    @property
+    def saved_input_bytes(self) -> int:
+        """Bytes of inputs kept alive for the backward."""
+        return sum(nbytes_of(node) for node in self.saved_nodes if node.op == "placeholder")
+
+    def check(self) -> None:
+        """Raise `PartitionError` unless the two halves fit each other and the joint graph's signature."""
+        signature = self.joint.signature
+        primals = [n for n in self.forward.graph.nodes if n.op == "placeholder"]
+        if len(primals) != len(signature.inputs):
+            raise PartitionError(f"the forward takes {len(primals)} inputs, the function has {len(signature.inputs)}")
+        expected = len(self.saved_nodes) + len(signature.differentiable)
+        takes = [n for n in self.backward.graph.nodes if n.op == "placeholder"]
+        if len(takes) != expected:
+            raise PartitionError(f"the backward takes {len(takes)} inputs; {expected} saved values and tangents exist")
+        if len(_outputs(self.backward)) != len(signature.inputs):
+            raise PartitionError(
+                f"the backward returns {len(_outputs(self.backward))} gradients for {len(signature.inputs)} inputs"
+            )
+        names = [n.name for n in takes[: len(self.saved_nodes)]]
+        wanted = [n.name for n in (*self.saved_sizes, *self.saved_tensors)]
+        if names != wanted:
+            raise PartitionError(f"the backward expects {names}, the forward saves {wanted}")
+
+    def __str__(self) -> str:
+        name = self.joint.name
+        return "\n\n".join(
+            (
+                print_graph(self.forward, header=f"forward of {name}", slots=self.joint.slot_texts()),
+                print_graph(self.backward, header=f"backward of {name}", slots=self.joint.slot_texts()),
+            )
+        )
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    return list(next(iter(reversed(module.graph.nodes))).args[0])

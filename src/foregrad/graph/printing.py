@@ -1,0 +1,271 @@
+"""A graph as a Python program that a person can read and Python can run.
+
+Every operator is spelled in full, every value has its type behind it, the user's source line stands above what it
+gave rise to, and each input and output has its slot's description beside it::
+
+    # joint graph after capture
+    import torch
+
+
+    def joint(
+        primals_1,  # f32[8, 16]  parameter fc.weight
+        primals_2,  # f32[4, 16]  args[0]
+        tangents_1,  # f32[4, 8]  tangent of output 0
+    ):
+        # model.py:41 in forward: x = self.fc(x)
+        t = torch.ops.aten.t.default(primals_1)  # f32[16, 8]
+        mm = torch.ops.aten.mm.default(primals_2, t)  # f32[4, 8]  saved, 128 bytes
+        return [
+            mm,  # output 0
+        ]
+
+Attributes of the module (constants, subgraphs) are read from a first parameter `self`: pass the graph module.
+What has no spelling (a local function, an opaque object) becomes a keyword-only parameter of that name.
+
+Known weakness: subgraphs of higher-order operators are not printed, only called.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._torch.codegen import HigherOrderOperator, OpOverload
+from .meta import TensorSpec, spec_of
+from .source import Names, Renderer, infix
+
+__all__ = ["print_graph", "user_line"]
+
+Node = torch.fx.Node
+
+
+def print_graph(
+    graph: torch.fx.Graph | torch.fx.GraphModule,
+    *,
+    header: str = "",
+    slots: Mapping[str, str] | None = None,
+    name: str | None = None,
+) -> str:
+    """The graph as a runnable program.
+
+    `header` becomes a comment on top. `slots` describes inputs by placeholder name, and outputs by the name of the
+    node or, where one node is several outputs, by position: `"output[2]"`. `name` is the function's name; without
+    it, `joint`, `backward` or `forward`, by what the placeholders are called.
+    """
+    if isinstance(graph, torch.fx.GraphModule):
+        graph = graph.graph
+    return _Printer(graph, slots or {}).text(header, name)
+
+
+def user_line(node: Node) -> str | None:
+    """The user's line that a node comes from, `model.py:41 in forward: x = self.fc(x)`; None when unknown."""
+    if "stack_trace" not in node.meta:
+        return None
+    trace = node.meta["stack_trace"]
+    frames = _FRAME.findall(trace) if isinstance(trace, str) else []
+    if not frames:
+        return None
+    path, line, function, code = frames[-1]
+    file = path.replace("\\", "/").rpartition("/")[2]
+    place = f"{file}:{line} in {function.strip()}"
+    return f"{place}: {code.strip()}" if code.strip() else place
+
+
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
+
+
+class _Printer:
+    """Prints one graph. Used once."""
+
+    def __init__(self, graph: torch.fx.Graph, slots: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.slots = slots
+        self.nodes = list(graph.nodes)
+        self.imports = {"torch"}
+        self.allocate = Names(("torch", "operator", "self"))
+        self.names = {node: self.allocate.fresh(node.name) for node in self.nodes}
+        self.locals = frozenset(self.names.values())
+        # Values without a spelling, which the caller has to pass: id -> (name, value).
+        self.passed: dict[int, tuple[str, Any]] = {}
+        self.render = Renderer(self.names, self.spell)
+
+    def text(self, header: str, name: str | None) -> str:
+        body = self._body()
+        uses_self = any(node.op in ("get_attr", "call_module") for node in self.nodes)
+        head = [f"# {line}" for line in header.splitlines()]
+        imports = [f"import {module}" for module in sorted(self.imports)]
+        lines = [*head, *imports, "", "", *self._signature(name or self._guess_name(), uses_self), *body]
+        return "\n".join(lines) + "\n"
+
+    def _guess_name(self) -> str:
+        inputs = [node.name for node in self.nodes if node.op == "placeholder"]
+        has_tangents = any(name.startswith("tangents") for name in inputs)
+        if has_tangents and any(name.startswith("primals") for name in inputs):
+            return "joint"
+        return "backward" if has_tangents else "forward"
+
+    # -- lines
+
+    def _signature(self, name: str, uses_self: bool) -> list[str]:
+        inputs = [node for node in self.nodes if node.op == "placeholder"]
+        if not inputs and not uses_self and not self.passed:
+            return [f"def {name}():"]
+        lines = [f"def {name}("]
+        if uses_self:
+            lines.append("    self,  # the graph module")
+        lines += [
+            f"    {self.names[node]},{_comment(_type_of(node), self.slots.get(node.name), _saved(node))}"
+            for node in inputs
+        ]
+        if self.passed:
+            lines.append("    *,")
+            lines += [f"    {key},{_comment(_one_line(repr(value)))}" for key, value in self.passed.values()]
+        return [*lines, "):"]
+
+    def _body(self) -> list[str]:
+        lines: list[str] = []
+        above: str | None = None
+        for node in self.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "output":
+                lines += self._output(node)
+                continue
+            where = user_line(node)
+            if where is not None and where != above:
+                lines.append(f"    # {_one_line(where)}")
+                above = where
+            comment = _comment(_type_of(node), _saved(node))
+            lines.append(f"    {self.names[node]} = {self._expression(node)}{comment}")
+        return lines or ["    pass"]
+
+    def _output(self, node: Node) -> list[str]:
+        result = node.args[0]
+        if not isinstance(result, (list, tuple)) or not result:
+            return [f"    return {self.render(result)}"]
+        brackets = "[]" if isinstance(result, list) else "()"
+        lines = [f"    return {brackets[0]}"]
+        for position, value in enumerate(result):
+            slot = self.slots.get(f"output[{position}]")
+            if isinstance(value, Node):
+                # A slot of an input says what comes in; an output that is that input is described by its position.
+                by_name = self.slots.get(value.name) if value.op != "placeholder" else None
+                comment = _comment(_type_of(value), slot if slot is not None else by_name, _saved(value))
+            else:
+                comment = _comment(slot)
+            lines.append(f"        {self.render(value)},{comment}")
+        return [*lines, f"    {brackets[1]}"]
+
+    # -- expressions
+
+    def _expression(self, node: Node) -> str:
+        target, render = node.target, self.render
+        if node.op == "get_attr":
+            return _attribute_path(str(target))
+        if node.op == "call_module":
+            return f"{_attribute_path(str(target))}({render.arguments(node.args, node.kwargs)})"
+        if node.op == "call_method":
+            return f"{render(node.args[0])}.{target}({render.arguments(node.args[1:], node.kwargs)})"
+        text = infix(target, node.args, node.kwargs, render)
+        return text or f"{self.spell(target)}({render.arguments(node.args, node.kwargs)})"
+
+    def spell(self, value: Any) -> str:
+        """An expression for a value that has no literal."""
+        if isinstance(value, OpOverload):
+            return f"torch.ops.{value}"
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return str(value)
+        if isinstance(value, torch.device):
+            return f'torch.device("{value}")'
+        if isinstance(value, float):
+            return f'float("{value}")'
+        if isinstance(value, complex):
+            return f"complex({self.render(value.real)}, {self.render(value.imag)})"
+        path = self._import_path(value)
+        return path if path is not None else self._pass_in(value)
+
+    def _import_path(self, value: Any) -> str | None:
+        """`module.name`, when that is where the value is found."""
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        module = getattr(value, "__module__", None)
+        if isinstance(value, HigherOrderOperator):
+            name, module = value.__name__, f"torch.ops.{getattr(value, 'namespace', None) or 'higher_order'}"
+        if not isinstance(name, str) or module == "__main__":
+            return None
+        if module == "builtins":
+            return name if getattr(builtins, name, None) is value else None
+        # Functions made in C name no module, or a private one: `operator.add` says `_operator`.
+        homes = (module.removeprefix("_"), module) if isinstance(module, str) else _HOMES
+        name = name.rpartition(".")[2] if homes is _HOMES else name
+        for home in homes:
+            if _find(home, name) is value and home.partition(".")[0] not in self.locals:
+                self.imports.add("torch" if home.startswith("torch.ops") else home)
+                return f"{home}.{name}"
+        return None
+
+    def _pass_in(self, value: Any) -> str:
+        if id(value) not in self.passed:
+            wanted = getattr(value, "__name__", None)
+            name = self.allocate.fresh(wanted if isinstance(wanted, str) else type(value).__name__.lower())
+            self.passed[id(value)] = (name, value)
+        return self.passed[id(value)][0]
+
+
+_HOMES = ("torch", "torch.nn.functional")
+
+
+def _find(module: str, name: str) -> Any:
+    """What `module.name` is; None when it is nothing."""
+    try:
+        value = torch.ops if module.startswith("torch.ops.") else importlib.import_module(module)
+        for part in (*module.split(".")[2:], name) if value is torch.ops else name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError):
+        return None
+    return value
+
+
+def _attribute_path(target: str) -> str:
+    """`self.block.0.weight` is no Python: parts that aren't identifiers are fetched by name."""
+    text = "self"
+    for part in target.split("."):
+        text = f"{text}.{part}" if part.isidentifier() else f"getattr({text}, {part!r})"
+    return text
+
+
+def _type_of(node: Node) -> str | None:
+    spec = spec_of(node)
+    if isinstance(spec, TensorSpec):
+        return repr(spec)
+    if isinstance(spec, (list, tuple)):
+        return f"({', '.join(map(repr, spec))})"
+    value = dict.get(node.meta, "val")
+    return _one_line(str(value)) if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) else None
+
+
+def _saved(node: Node) -> str | None:
+    if "saved" not in node.meta or not node.meta["saved"]:
+        return None
+    spec = spec_of(node)
+    specs = [spec] if isinstance(spec, TensorSpec) else [item for item in spec or () if item is not None]
+    total = sum(item.nbytes for item in specs) if specs else None
+    # A symbolic size is shown, never asked for its value: that would specialize the graph.
+    return "saved" if total is None else f"saved, {total} bytes"
+
+
+def _comment(*parts: str | None) -> str:
+    text = "  ".join(_one_line(part) for part in parts if part)
+    return f"  # {text}" if text else ""
+
+
+def _one_line(text: str) -> str:
+    shown = " ".join(text.split())
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
+
+
+_LONGEST = 160

@@ -1,0 +1,174 @@
+"""The calling convention of a captured function, as data: what goes in, what comes out, how the two are related.
+
+Every consumer (partitioners, the rendered runtime, guards, reports) reads it from here; this is the only module
+that knows how slots are laid out in the graphs' argument and output lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .meta import TensorSpec
+from .slots import Slot, Tangent
+
+__all__ = [
+    "AliasOutput",
+    "BaseOf",
+    "ConstantOutput",
+    "GraphOutput",
+    "InputInfo",
+    "InputOutput",
+    "MemoryOf",
+    "MetadataWrite",
+    "OutputInfo",
+    "Signature",
+    "Update",
+    "ViewStep",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BaseOf:
+    """Source of an input that is the tensor another input is a view of."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryOf:
+    """Source of an input that is the whole memory another input lives in, as a flat tensor."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputInfo:
+    """One tensor input of the graphs.
+
+    `argument` is the position among the flattened arguments of the call, or None when the function reached the
+    tensor by itself; then `source` says how to read it. `becomes_differentiable`: the function called
+    `requires_grad_()` on it.
+    """
+
+    slot: Slot
+    spec: TensorSpec
+    requires_grad: bool
+    is_leaf: bool
+    argument: int | None = None
+    source: Any = None
+    becomes_differentiable: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetadataWrite:
+    """An in-place change of an input's sizes, done again on the real input: `op(input, *args)`."""
+
+    input: int
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Update:
+    """An input whose elements were written: `output` is the graph output that holds its new value.
+
+    `differentiable`: gradients flow through the write. `counted`: the write moves the version counter (a write
+    through `.data` does not). `replaces`: the input takes the output's memory over (`set_`, `.data =`).
+    """
+
+    input: int
+    output: int
+    differentiable: bool
+    counted: bool = True
+    replaces: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    index: int | None
+    call: int
+    grad_enabled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutputInfo:
+    """One leaf of what the function returns."""
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConstantOutput(OutputInfo):
+    """Not a tensor: a number, string or None, the same on every call."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputOutput(OutputInfo):
+    """An output that is an input, as an object."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphOutput(OutputInfo):
+    """An output of the forward graph. `leaf`: eager returns a leaf that requires grad."""
+
+    output: int
+    leaf: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AliasOutput(OutputInfo):
+    """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run."""
+
+    input: int | None
+    output: int | None
+    steps: tuple[ViewStep, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signature:
+    """How the joint graph is called and what its results mean.
+
+    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`; it returns
+    `graph_outputs` (one slot each) then the gradients, one per entry of `inputs` (None where there is none).
+
+    * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
+    * `gradients`: for each input, whether the joint graph returns a gradient for it.
+    * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
+    * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
+    """
+
+    inputs: tuple[InputInfo, ...]
+    graph_outputs: tuple[Slot, ...]
+    graph_output_specs: tuple[TensorSpec, ...]
+    differentiable: tuple[int, ...]
+    tangent_specs: tuple[TensorSpec, ...]
+    gradients: tuple[bool, ...]
+    runtime_views: frozenset[int]
+    updates: tuple[Update, ...]
+    metadata_writes: tuple[MetadataWrite, ...]
+    outputs: tuple[OutputInfo, ...]
+    output_spec: Any
+    shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
+
+    @property
+    def num_forward_outputs(self) -> int:
+        return len(self.graph_outputs)
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether there is nothing to differentiate."""
+        return not self.differentiable
+
+    def tangent_slots(self) -> list[Slot]:
+        return [Tangent(self.graph_outputs[i]) for i in self.differentiable]

@@ -1,0 +1,237 @@
+"""Generated Python: names that don't clash, values as expressions, and compiling text that debuggers can enter.
+
+Everything foregrad runs on its hot path is straight-line Python made here. `compile_source` registers the text
+with `linecache`, so tracebacks, pdb and `inspect.getsource` show it, and takes it out again with the code.
+
+Known weakness: `linecache.clearcache()`, which some tools call, forgets the text; the code still runs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import keyword
+import linecache
+import math
+import operator
+import re
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import InternalError
+
+__all__ = ["Names", "Renderer", "compile_source", "infix", "source_of"]
+
+_units = itertools.count(1)
+
+
+def compile_source(
+    source: str,
+    name: str,
+    globals: dict[str, Any],
+    *,
+    label: str | None = None,
+) -> Callable[..., Any]:
+    """Compile `source` and return the function called `name` that it defines.
+
+    `globals` becomes the function's globals; it may be added to later, and anything else that `source` defines is
+    found there. The function itself is taken out of it, so that no reference cycle keeps its constants alive.
+    The unit's text lives exactly as long as the function's code: frames in a traceback count.
+    """
+    filename = f"<foregrad {label or name} {next(_units)}>"
+    try:
+        code = compile(source, filename, "exec")
+    except (SyntaxError, ValueError) as error:
+        raise InternalError(f"generated source for `{label or name}` is not Python ({error}):\n{source}") from error
+    globals.setdefault("__name__", "foregrad.generated")
+    # No modification time: linecache then trusts the entry and never looks for a file.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    try:
+        exec(code, globals)
+        function: Callable[..., Any] = globals.pop(name)
+    except BaseException:
+        linecache.cache.pop(filename, None)
+        raise
+    weakref.finalize(function.__code__, linecache.cache.pop, filename, None).atexit = False
+    return function
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The whole unit that a function made by `compile_source` was compiled from."""
+    return "".join(linecache.getlines(function.__code__.co_filename))
+
+
+class Names:
+    """Hands out identifiers, each once, near to what was asked for."""
+
+    __slots__ = ("_next", "_taken")
+
+    _never = frozenset(keyword.kwlist) | frozenset(dir(builtins))
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = set(reserved)
+        self._next: dict[str, int] = {}
+
+    def fresh(self, wanted: str) -> str:
+        """`wanted` made an identifier, with a number behind it when it is taken."""
+        base = wanted if wanted.isidentifier() else _identifier(wanted)
+        taken = self._taken
+        name = base
+        if name in taken or name in self._never:
+            number = self._next.get(base, 1)
+            while (name := f"{base}_{number}") in taken:
+                number += 1
+            self._next[base] = number + 1
+        taken.add(name)
+        return name
+
+
+def _identifier(text: str) -> str:
+    cleaned = re.sub(r"\W", "_", text, flags=re.ASCII) or "value"
+    return f"_{cleaned}" if cleaned[0].isdigit() else cleaned
+
+
+class Renderer:
+    """Values as Python expressions: literals inline, nodes by name, all else through `bind`.
+
+    `bind(value)` returns an expression for a value that has no literal: a global's name, or `torch.float32`.
+    """
+
+    __slots__ = ("bind", "names")
+
+    def __init__(self, names: Mapping[torch.fx.Node, str], bind: Callable[[Any], str]) -> None:
+        self.names = names
+        self.bind = bind
+
+    def __call__(self, value: Any) -> str:
+        rule = _RULES.get(type(value))
+        if rule is not None:
+            return rule(self, value)
+        for kind, rule in _SUBCLASS_RULES:
+            if isinstance(value, kind):
+                return rule(self, value)
+        return self.bind(value)
+
+    def arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+        """What stands between the parentheses of a call."""
+        parts = [self(value) for value in args]
+        if kwargs:
+            if not all(key.isidentifier() and not keyword.iskeyword(key) for key in kwargs):
+                parts.append(f"**{self(dict(kwargs))}")
+            else:
+                parts += [f"{key}={self(value)}" for key, value in kwargs.items()]
+        return ", ".join(parts)
+
+    def _node(self, value: torch.fx.Node) -> str:
+        return self.names[value]
+
+    def _float(self, value: float) -> str:
+        return repr(value) if math.isfinite(value) else self.bind(value)
+
+    def _complex(self, value: complex) -> str:
+        # The repr of a complex with a negative zero does not read back as the same number.
+        return self.bind(value)
+
+    def _list(self, value: list[Any]) -> str:
+        return f"[{', '.join([self(item) for item in value])}]"
+
+    def _tuple(self, value: tuple[Any, ...]) -> str:
+        items = [self(item) for item in value]
+        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+    def _other_tuple(self, value: tuple[Any, ...]) -> str:
+        if hasattr(value, "_fields"):
+            return f"{self.bind(type(value))}({', '.join([self(item) for item in value])})"
+        return self._tuple(tuple(value)) if isinstance(value, torch.Size) or _has_node(value) else self.bind(value)
+
+    def _dict(self, value: dict[Any, Any]) -> str:
+        return f"{{{', '.join([f'{self(key)}: {self(item)}' for key, item in value.items()])}}}"
+
+    def _slice(self, value: slice) -> str:
+        return f"{self.bind(slice)}({self(value.start)}, {self(value.stop)}, {self(value.step)})"
+
+
+def _has_node(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_node, value))
+    return isinstance(value, torch.fx.Node)
+
+
+def _literal(renderer: Renderer, value: Any) -> str:
+    return repr(value)
+
+
+_RULES: dict[type, Callable[[Renderer, Any], str]] = {
+    torch.fx.Node: Renderer._node,
+    int: _literal,
+    bool: _literal,
+    type(None): _literal,
+    str: _literal,
+    bytes: _literal,
+    type(...): lambda renderer, value: "...",
+    float: Renderer._float,
+    complex: Renderer._complex,
+    list: Renderer._list,
+    tuple: Renderer._tuple,
+    dict: Renderer._dict,
+    slice: Renderer._slice,
+}
+# fx wraps argument containers in immutable subclasses of list and dict.
+_SUBCLASS_RULES: tuple[tuple[type, Callable[[Renderer, Any], str]], ...] = (
+    (torch.fx.Node, Renderer._node),
+    (list, Renderer._list),
+    (tuple, Renderer._other_tuple),
+    (dict, Renderer._dict),
+)
+
+_INFIX: dict[Any, str] = {
+    operator.add: "{} + {}",
+    operator.sub: "{} - {}",
+    operator.mul: "{} * {}",
+    operator.truediv: "{} / {}",
+    operator.floordiv: "{} // {}",
+    operator.mod: "{} % {}",
+    operator.pow: "{} ** {}",
+    operator.matmul: "{} @ {}",
+    operator.lshift: "{} << {}",
+    operator.rshift: "{} >> {}",
+    operator.and_: "{} & {}",
+    operator.or_: "{} | {}",
+    operator.xor: "{} ^ {}",
+    operator.eq: "{} == {}",
+    operator.ne: "{} != {}",
+    operator.lt: "{} < {}",
+    operator.le: "{} <= {}",
+    operator.gt: "{} > {}",
+    operator.ge: "{} >= {}",
+    operator.is_: "{} is {}",
+    operator.is_not: "{} is not {}",
+    operator.getitem: "{}[{}]",
+    operator.neg: "-{}",
+    operator.pos: "+{}",
+    operator.invert: "~{}",
+    operator.not_: "not {}",
+}
+
+
+def infix(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], render: Renderer) -> str | None:
+    """A call of a function of `operator` written with the operator itself; None when it has no such form."""
+    template = _INFIX.get(target) if callable(target) and _is_hashable(target) else None
+    if template is None or kwargs or len(args) != template.count("{}"):
+        return None
+    operands = [_atom(render(value)) for value in args]
+    if target is operator.getitem:
+        operands[1] = render(args[1])
+    return template.format(*operands)
+
+
+def _is_hashable(target: Any) -> bool:
+    return type(target).__hash__ is not None
+
+
+def _atom(text: str) -> str:
+    """`text` such that an operator beside it can't reach into it: `-1 ** x` is not `(-1) ** x`."""
+    return text if text.isidentifier() or text.isdigit() else f"({text})"

@@ -1,0 +1,192 @@
+"""What an operator means to a partitioner: whether it shares memory, is cheap to run again, or must run only once.
+
+What can be read from the operator itself (schema, tags) is read from there, so that custom operators are
+understood too; names are listed only for what no tag says. Anything unknown counts as heavy, and a Python function
+that nobody knows counts as an effect: run once, in its place.
+
+Known weakness: "cheap" means that a fusing compiler makes it cheap. A backend that runs one kernel an operator
+pays for each.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .._torch.graphs import OperatorFacts, is_higher_order, is_operator, operator_facts
+
+__all__ = ["Kind", "OpClass", "classify"]
+
+
+class Kind(enum.IntEnum):
+    """What a node is to a partitioner."""
+
+    INPUT = 0  # a placeholder
+    CONSTANT = 1  # an attribute of the module: there in both halves
+    NUMBER = 2  # arithmetic on symbolic sizes
+    ITEM = 3  # one result of an operator with several
+    VIEW = 4  # shares memory with an operand
+    FACTORY = 5  # cheap, reads no tensor's elements: `zeros`, `arange`, `full_like`
+    CHEAP = 6  # bound by memory, and fused where a compiler fuses
+    HEAVY = 7  # costly, or unknown
+    RANDOM = 8  # draws random numbers
+    EFFECT = 9  # does something besides making its result
+
+
+class OpClass(NamedTuple):
+    """The kind of an operator, and how a fusing compiler treats it.
+
+    `fuses`: as the producer or consumer of pointwise operators. `fuses_inputs`: as their consumer only.
+    `written`: the arguments it writes to.
+    """
+
+    kind: Kind
+    fuses: bool = False
+    fuses_inputs: bool = False
+    written: tuple[tuple[int, str], ...] = ()
+
+
+# Not tagged as pointwise, and as cheap: copies, casts, masks, small reductions, reading by index.
+_CHEAP_ATEN = """
+    __and__ __or__ __xor__ _to_copy _grad_sum_to_size amax amin any argmax argmin broadcast_tensors clone
+    constant_pad_nd contiguous flip gather index lift_fresh_copy masked_fill max mean min repeat reshape std sum
+    sum_to_size to tril triu type_as var var_mean where
+"""
+_CHEAP_PRIMS = """
+    abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clone
+    convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 fmax fmin fmod floor ge gt isfinite
+    le lgamma log log10 log1p log2 lt maximum minimum mul ne neg nextafter pow prepare_softmax_online reciprocal
+    remainder round rsqrt sign signbit sin sinh sqrt sub sum tan tanh trunc var where
+    _low_memory_max_pool_offsets_to_indices
+"""
+_FACTORIES = """
+    aten::arange aten::eye aten::full aten::full_like aten::linspace aten::new_full aten::new_ones aten::new_zeros
+    aten::ones aten::ones_like aten::scalar_tensor aten::zeros aten::zeros_like prims::iota
+"""
+_CHEAP = frozenset(
+    [f"aten::{name}" for name in _CHEAP_ATEN.split()] + [f"prims::{name}" for name in _CHEAP_PRIMS.split()]
+)
+_FACTORY = frozenset(_FACTORIES.split())
+# Their schemas promise a fresh tensor or "maybe a view", and what runs is a view.
+_VIEWS = frozenset({"aten::_unsafe_view", "aten::lift_fresh"})
+# Their schemas say "maybe a view", and what runs may copy.
+_MAYBE_VIEWS = frozenset({"aten::contiguous", "aten::pin_memory", "aten::reshape", "aten::to"})
+_SIZES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"})
+_RANDOM_THAT_FUSES = frozenset({"aten::native_dropout", "aten::rand_like", "aten::randn_like"})
+# Every process must run these in the same order, the same number of times; waiting for one is no effect of its own.
+_COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_dtensor"})
+_RANDOM_WRAPPERS = frozenset({"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"})
+
+_HEAVY = OpClass(Kind.HEAVY)
+_EFFECT = OpClass(Kind.EFFECT)
+_RANDOM = OpClass(Kind.RANDOM)
+_INPUT = OpClass(Kind.INPUT)
+_CONSTANT = OpClass(Kind.CONSTANT)
+_NUMBER = OpClass(Kind.NUMBER)
+_ITEM = OpClass(Kind.ITEM, fuses=True)
+_CHEAP_CLASS = OpClass(Kind.CHEAP, fuses=True)
+
+_cache: dict[Any, tuple[OpClass, OperatorFacts | None]] = {}
+
+
+def classify(node: fx.Node) -> OpClass:
+    """The class of a node. Looked up by its operator, except where the arguments decide."""
+    if node.op != "call_function":
+        if node.op == "placeholder":
+            return _INPUT
+        return _CONSTANT if node.op == "get_attr" else _EFFECT
+    target = node.target
+    known = _cache.get(target)
+    if known is None:
+        if is_higher_order(target):
+            return _classify_higher_order(node)
+        known = _cache[target] = _classify_operator(node) if is_operator(target) else (_classify_function(node), None)
+    found, facts = known
+    if facts is not None:
+        # Attention takes a dropout probability, mostly 0: then it draws nothing.
+        return _HEAVY if _dropout_is_off(node, facts) else found
+    if found.kind is Kind.NUMBER and isinstance(node.meta.get("val"), torch.Tensor):
+        return _CHEAP_CLASS
+    return found
+
+
+def _classify_operator(node: fx.Node) -> tuple[OpClass, OperatorFacts | None]:
+    facts = operator_facts(node.target)
+    name = facts.name
+    namespace = name.partition("::")[0]
+    if namespace in _COLLECTIVES and not facts.is_mutable:
+        return _HEAVY, None
+    if facts.is_mutable or facts.num_returns == 0 or node.is_impure(impure_random=False):
+        return OpClass(Kind.EFFECT, written=facts.written), None
+    if facts.is_random:
+        if name in _RANDOM_THAT_FUSES:
+            return OpClass(Kind.RANDOM, fuses=True), None
+        return _RANDOM, facts if facts.dropout is not None else None
+    if name in _SIZES:
+        return _NUMBER, None
+    if name in _VIEWS or (facts.returns_view and name not in _MAYBE_VIEWS):
+        return OpClass(Kind.VIEW, fuses=True), None
+    if name in _FACTORY:
+        return OpClass(Kind.FACTORY, fuses=True), None
+    if name in _CHEAP or facts.is_pointwise:
+        # A pointwise operator without operands is a constant.
+        return (_CHEAP_CLASS if facts.takes_tensor else OpClass(Kind.FACTORY, fuses=True)), None
+    if name in {"aten::cat", "aten::stack"}:
+        return OpClass(Kind.HEAVY, fuses_inputs=True), None
+    return _HEAVY, None
+
+
+def _dropout_is_off(node: fx.Node, facts: OperatorFacts) -> bool:
+    assert facts.dropout is not None
+    position, name, default = facts.dropout
+    value = node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
+    return isinstance(value, (int, float)) and value == 0
+
+
+def _classify_function(node: fx.Node) -> OpClass:
+    target = node.target
+    if target is operator.getitem:
+        return _ITEM
+    if node.is_impure():
+        return _EFFECT
+    module = getattr(target, "__module__", None)
+    name = getattr(target, "__name__", "")
+    if module in {"_operator", "operator", "math", "builtins"} or getattr(math, name, None) is target:
+        return _NUMBER
+    if name.startswith(("sym_", "_sym_")) and str(module).partition(".")[0] == "torch":
+        return _NUMBER
+    return _EFFECT
+
+
+def _classify_higher_order(node: fx.Node) -> OpClass:
+    """By the graphs it is given: drawing random numbers or having effects shows through; all else is heavy."""
+    name = str(getattr(node.target, "__name__", ""))
+    if name in _RANDOM_WRAPPERS:
+        return _RANDOM
+    if name == "with_effects" or node.is_impure(impure_random=False):
+        return _EFFECT
+    worst = max((int(_worst_inside(argument)) for argument in node.all_input_nodes), default=0)
+    inner = [a for a in node.args if is_operator(a)]
+    if any(operator_facts(op).is_random for op in inner):
+        worst = max(worst, Kind.RANDOM)
+    if worst >= Kind.EFFECT:
+        return _EFFECT
+    return _RANDOM if worst == Kind.RANDOM else _HEAVY
+
+
+def _worst_inside(argument: fx.Node) -> Kind:
+    """RANDOM or EFFECT when `argument` is a graph that contains such operators."""
+    module = argument.graph.owning_module
+    if argument.op != "get_attr" or module is None:
+        return Kind.HEAVY
+    value: Any = module
+    for part in str(argument.target).split("."):
+        value = getattr(value, part, None)
+    if not isinstance(value, fx.GraphModule):
+        return Kind.HEAVY
+    return max((classify(n).kind for n in value.graph.nodes if n.op == "call_function"), default=Kind.HEAVY)

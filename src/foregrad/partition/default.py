@@ -1,0 +1,105 @@
+"""The default partition: what ran in the forward runs in the forward, once, and the backward is given what it reads.
+
+As eager does, but for three things that cost nothing: views are taken again rather than kept beside their base,
+constants are made again, and of a tensor whose sizes alone are needed only these are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from .classify import Kind
+from .index import JointIndex
+from .split import split
+from .tags import Wish, wishes
+
+__all__ = ["choose_default", "default_partition"]
+
+
+def default_partition(
+    joint_module: fx.GraphModule,
+    _joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: list[int] | None = None,
+    static_lifetime_input_nodes: Any = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph into forward and backward, recomputing only what is tagged for it.
+
+    The arguments are those of PyTorch's partitioner of that name; `num_fwd_outputs` is how many of the joint
+    graph's outputs are the forward's. Values tagged by `torch.utils.checkpoint` are recomputed as asked.
+    """
+    index = JointIndex(joint_module, num_fwd_outputs)
+    halves = split(index, choose_default(index))
+    return halves.forward, halves.backward
+
+
+def choose_default(index: JointIndex) -> list[fx.Node]:
+    """The values to save: those of the forward that the backward reads, views and constants looked through."""
+    kinds, operands, needs_tangent = index.kinds, index.operands, index.needs_tangent
+    wish = wishes(index)
+    needed = bytearray(index.for_backward)
+    for i in range(len(needed)):
+        needed[i] = needed[i] and (needs_tangent[i] and (kinds[i] is Kind.RANDOM or kinds[i] is Kind.EFFECT))
+    for i in index.gradient_numbers:
+        needed[i] = 1
+    saved: list[int] = []
+    numbers: list[int] = []
+    for i in range(len(needed) - 1, -1, -1):
+        if not needed[i]:
+            continue
+        kind = kinds[i]
+        if needs_tangent[i] or kind is Kind.VIEW:
+            pass
+        elif kind is Kind.INPUT or kind is Kind.CONSTANT:
+            continue
+        elif kind is Kind.NUMBER:
+            numbers.append(i)
+            continue
+        elif _ran_in_forward(index, i) and not _is_recomputed(index, i, wish):
+            saved.append(i)
+            continue
+        for operand in operands[i]:
+            needed[operand] = 1
+    saved += _numbers_to_save(index, numbers, needed, saved)
+    return [index.nodes[i] for i in saved]
+
+
+def _ran_in_forward(index: JointIndex, i: int) -> bool:
+    """Whether the forward computes node i: for its outputs, or because the function did so (it may have kept a
+    value for the backward that no output depends on).
+    """
+    return bool(index.in_forward[i]) or dict.get(index.nodes[i].meta, "partitioner_tag") in {
+        "is_forward",
+        "must_be_in_forward",
+    }
+
+
+def _is_recomputed(index: JointIndex, i: int, wish: bytearray | None) -> bool:
+    if wish is not None and wish[i] == Wish.RECOMPUTE:
+        return True
+    return index.kinds[i] is Kind.FACTORY and all(index.kinds[o] is Kind.NUMBER for o in index.operands[i])
+
+
+def _numbers_to_save(index: JointIndex, numbers: list[int], needed: bytearray, saved: list[int]) -> list[int]:
+    """Of the symbolic numbers that the backward needs, those that it can't compute from what it has anyway."""
+    if not numbers:
+        return []
+    kinds, operands = index.kinds, index.operands
+    kept = set(saved)
+    available: dict[int, bool] = {}
+    for i in range(max(numbers) + 1):
+        if kinds[i] is Kind.NUMBER:
+            available[i] = all(available.get(operand, False) for operand in operands[i])
+        elif kinds[i] is Kind.INPUT:
+            available[i] = bool(needed[i]) or not _is_tensor(index.nodes[i])
+        elif needed[i]:
+            available[i] = i in kept or all(available.get(operand, False) for operand in operands[i])
+    return [i for i in numbers if not available[i]]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return dict.get(node.meta, "spec") is not None or isinstance(node.meta.get("val"), torch.Tensor)

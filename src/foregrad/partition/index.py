@@ -1,0 +1,242 @@
+"""`JointIndex`: a joint graph as flat lists, with what each node belongs to. What every partitioner starts from.
+
+fx nodes are linked lists and dicts; a partitioner asks the same few questions of thousands of nodes. Here nodes are
+numbers in topological order, so "needs", "is needed by" and "comes before" are one sweep over a list each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.graphs import size_hint
+from ..errors import PartitionError
+from ..graph.meta import TensorSpec
+from .classify import Kind, OpClass, classify
+
+__all__ = ["JointIndex", "is_number", "value_bytes"]
+
+_ONCE = (Kind.RANDOM, Kind.EFFECT)
+_BACKWARD_TAGS = ("is_backward", "must_be_in_backward")
+# Placeholders of the backward besides the tangents: the seeds of its random operators.
+_BACKWARD_INPUTS = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng_state")
+
+
+class JointIndex:
+    """The nodes of a joint graph (its output apart) by number, in their order.
+
+    * `operands[i]`: the numbers of the nodes that node i reads.
+    * `needs_tangent[i]`: can only be computed in the backward.
+    * `in_forward[i]`: the forward must compute it, for its outputs or for its effect.
+    * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
+    * `root[i]`: the node whose memory node i shares; itself unless it is a view.
+    * `written`: inputs that the call overwrites once the forward is done.
+    """
+
+    def __init__(self, joint_module: fx.GraphModule, num_fwd_outputs: int) -> None:
+        self.module = joint_module
+        *self.nodes, output = joint_module.graph.nodes
+        if output.op != "output":
+            raise PartitionError("the joint graph has no output node at its end")
+        self.output = output
+        outputs = _flat(output.args[0])
+        if num_fwd_outputs > len(outputs):
+            raise PartitionError(f"{num_fwd_outputs} forward outputs asked of a graph with {len(outputs)} outputs")
+        self.forward_outputs = outputs[:num_fwd_outputs]
+        self.gradients = outputs[num_fwd_outputs:]
+        self.number: dict[fx.Node, int] = {node: i for i, node in enumerate(self.nodes)}
+        self.duplicates: dict[int, list[fx.Node]] = {}
+        self.inputs: list[int] = []
+        self.backward_inputs: list[int] = []
+        self.operands: list[list[int]] = []
+        self.classes: list[OpClass] = []
+        self.kinds: list[Kind] = []
+        self.needs_tangent = bytearray(len(self.nodes))
+        self.root: list[int] = []
+        self._read_nodes()
+        self.written = self._written_inputs()
+        self._mark_needed()
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def _read_nodes(self) -> None:
+        number, operands, classes = self.number, self.operands, self.classes
+        kinds, root, needs_tangent = self.kinds, self.root, self.needs_tangent
+        get = dict.get
+        for i, node in enumerate(self.nodes):
+            reads = [number[operand] for operand in node.all_input_nodes]
+            operands.append(reads)
+            known = classify(node)
+            classes.append(known)
+            kind = known.kind
+            kinds.append(kind)
+            root.append(root[reads[0]] if kind is Kind.VIEW and reads else i)
+            if kind is Kind.INPUT:
+                if str(node.target).startswith(_BACKWARD_INPUTS):
+                    needs_tangent[i] = 1
+                    self.backward_inputs.append(i)
+                else:
+                    self.inputs.append(i)
+                continue
+            if kind is Kind.ITEM and (kinds[reads[0]] is Kind.VIEW):
+                kinds[i] = Kind.VIEW
+                root[i] = root[reads[0]]
+            if any([needs_tangent[operand] for operand in reads]) or (
+                get(node.meta, "partitioner_tag") == "must_be_in_backward"
+            ):
+                needs_tangent[i] = 1
+
+    def _mark_needed(self) -> None:
+        """One sweep from the end: bit 1 says that the forward needs a node, bit 2 that the backward does."""
+        number, kinds = self.number, self.kinds
+        needed = bytearray(len(self.nodes))
+        self.output_numbers = [number[n] for n in self.forward_outputs if isinstance(n, fx.Node)]
+        self.gradient_numbers = [number[n] for n in self.gradients if isinstance(n, fx.Node)]
+        for i in self.output_numbers:
+            needed[i] = 1
+        for i in self.gradient_numbers:
+            needed[i] |= 2
+        backward_only = []
+        for i in range(len(needed) - 1, -1, -1):
+            if kinds[i] in _ONCE:
+                in_backward = self._happens_in_backward(i, needed[i])
+                needed[i] |= 2 if in_backward else 1
+                if in_backward and not self.needs_tangent[i]:
+                    backward_only.append(i)
+            if needed[i]:
+                bits = needed[i]
+                for operand in self.operands[i]:
+                    needed[operand] |= bits
+        if backward_only:
+            self._tie_to_backward(backward_only)
+        for i in self.inputs:
+            needed[i] |= 1
+        self.in_forward = needed.translate(_BIT_1)
+        self.for_backward = needed.translate(_BIT_2)
+        wrong = next((i for i, bits in enumerate(needed) if bits & 1 and self.needs_tangent[i]), None)
+        if wrong is not None:
+            reader = self._reader_of(wrong)
+            raise PartitionError(
+                f"the forward needs {self.describe(wrong)}, which needs the tangents; it is read by {reader}. "
+                f"Is num_fwd_outputs={len(self.forward_outputs)} the number of the forward's outputs?"
+            )
+
+    def _happens_in_backward(self, i: int, bits: int) -> bool:
+        """Whether an operator that runs exactly once runs in the backward."""
+        if self.needs_tangent[i]:
+            return True
+        return not bits & 1 and dict.get(self.nodes[i].meta, "partitioner_tag") in _BACKWARD_TAGS
+
+    def _tie_to_backward(self, once: list[int]) -> None:
+        """What depends on a random operator of the backward is of the backward too: the forward can't save it."""
+        needs_tangent = self.needs_tangent
+        for i in once:
+            needs_tangent[i] = 1
+        for i in range(min(once), len(needs_tangent)):
+            if not needs_tangent[i] and any([needs_tangent[operand] for operand in self.operands[i]]):
+                needs_tangent[i] = 1
+
+    def _written_inputs(self) -> set[int]:
+        """Inputs that an operator of the graph writes to, or that the caller will overwrite with an output.
+
+        The first are seen in the graph (a final `copy_`), the second in what captures note of outputs and inputs.
+        """
+        found = set()
+        for i, known in enumerate(self.classes):
+            if known.written and not self.needs_tangent[i]:
+                node = self.nodes[i]
+                for position, name in known.written:
+                    argument = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+                    found |= {self.root[self.number[a]] for a in _flat(argument) if isinstance(a, fx.Node)}
+        descriptions = _flat(dict.get(self.output.meta, "desc"))[: len(self.forward_outputs)]
+        updated = [getattr(d, "mutated_input", None) for d in descriptions]
+        if any(slot is not None for slot in updated):
+            for i in self.inputs:
+                slot = dict.get(self.nodes[i].meta, "desc")
+                if slot is not None and slot in updated:
+                    found.add(i)
+        found |= {i for i in self.inputs if dict.get(self.nodes[i].meta, "updated", False)}
+        return {i for i in found if self.kinds[i] is Kind.INPUT}
+
+    @functools.cached_property
+    def users(self) -> list[list[int]]:
+        """For each node, the numbers of the nodes that read it and that anything depends on."""
+        users: list[list[int]] = [[] for _ in self.nodes]
+        in_forward, for_backward = self.in_forward, self.for_backward
+        for i, reads in enumerate(self.operands):
+            if in_forward[i] or for_backward[i]:
+                for operand in reads:
+                    users[operand].append(i)
+        return users
+
+    def runs_once_in_forward(self, i: int) -> bool:
+        """Whether node i is a random operator or an effect that the forward runs, and nobody may run again."""
+        return self.kinds[i] in _ONCE and bool(self.in_forward[i])
+
+    def bytes_of(self, i: int) -> int:
+        """Bytes of a node's value: of all results for several, 0 for numbers; estimated for symbolic sizes."""
+        return value_bytes(self.nodes[i])
+
+    def describe(self, i: int) -> str:
+        """A node for a message: its name, operator, and the user's line when known."""
+        node = self.nodes[i]
+        what = f"{node.name} ({node.target})" if node.op == "call_function" else f"{node.name} ({node.op})"
+        trace = node.meta.get("stack_trace")
+        line = str(trace).strip().splitlines()[-2:] if trace else []
+        return what + (f" at {' '.join(part.strip() for part in line)}" if line else "")
+
+    def _reader_of(self, i: int) -> str:
+        if i in self.output_numbers:
+            return "the forward's outputs"
+        return next((self.describe(j) for j in range(i, len(self.nodes)) if i in self.operands[j]), "nobody")
+
+
+_BIT_1 = bytes(i & 1 for i in range(256))
+_BIT_2 = bytes(i >> 1 & 1 for i in range(256))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether a node's value is a symbolic or plain number rather than a tensor."""
+    meta = node.meta
+    if dict.get(meta, "spec") is not None:
+        return False
+    return isinstance(meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def value_bytes(node: fx.Node) -> int:
+    """Bytes of a node's value. Unlike `nbytes_of` it adds no guard on symbolic sizes."""
+    meta = node.meta
+    spec = dict.get(meta, "spec")
+    return _bytes(meta.get("val") if spec is None else spec)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        count: Any = value.numel()
+        if not isinstance(count, int):
+            count = _hinted_numel(value.shape)
+        return int(count * value.dtype.itemsize)
+    if isinstance(value, TensorSpec):
+        return _hinted_numel(value.shape) * value.dtype.itemsize
+    if isinstance(value, (tuple, list)):
+        return sum(_bytes(item) for item in value)
+    return 0
+
+
+def _hinted_numel(shape: Iterable[Any]) -> int:
+    count = 1
+    for size in shape:
+        count *= size if type(size) is int else size_hint(size)
+    return count
+
+
+def _flat(value: Any) -> list[Any]:
+    """The leaves of nested lists and tuples, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]

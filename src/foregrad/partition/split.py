@@ -1,0 +1,295 @@
+"""From a joint graph and a choice of residuals to the two halves. Every partitioner ends here.
+
+A choice is any set of values that the forward can compute. The backward takes those that it uses and recomputes
+what else it needs; the forward computes its outputs, its effects and the residuals.
+
+Orders matter to peak memory. In the backward, what is recomputed or was delayed comes right before its first use,
+so a recomputed block lives only as long as its own backward. In the forward, what is computed for the backward only
+(the mask of a relu, say) comes as soon as it can, so that its operands can die.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.graphs import GraphCopier, symbol_of, symbols_in
+from .._torch.modules import make_graph_module
+from ..errors import PartitionError
+from .classify import Kind
+from .index import JointIndex, is_number
+
+__all__ = ["Split", "check_split", "split"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Split:
+    """The halves, and the joint graph's nodes whose values go from one to the other (tensors, then numbers)."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    tensors: tuple[fx.Node, ...]
+    numbers: tuple[fx.Node, ...]
+
+
+def split(index: JointIndex, residuals: Iterable[fx.Node]) -> Split:
+    """Cut the joint graph at `residuals`. Inputs need not be listed, and values that the backward does not use are
+    left out. Raises `PartitionError` as `check_split` does.
+    """
+    used, in_backward = _backward_needs(index, _chosen(index, residuals))
+    tensors, numbers = _ordered(index, used)
+    numbers = _with_size_symbols(index, tensors, numbers)
+    forward = _forward_half(index, [*tensors, *numbers])
+    backward = _backward_half(index, [*numbers, *tensors], in_backward)
+    nodes = index.nodes
+    return Split(
+        make_graph_module(index.module, forward, "GraphModule"),
+        make_graph_module(index.module, backward, "GraphModule"),
+        tuple(nodes[i] for i in tensors),
+        tuple(nodes[i] for i in numbers),
+    )
+
+
+def check_split(index: JointIndex, residuals: Iterable[fx.Node]) -> None:
+    """Raise `PartitionError` unless:
+
+    * every residual is a node of this joint graph, and one the forward can compute without the tangents;
+    * no residual is the tuple of an operator with several results (its items can be saved);
+    * the backward needs to run no random operator or effect of the forward a second time.
+    """
+    _backward_needs(index, _chosen(index, residuals))
+
+
+def _chosen(index: JointIndex, residuals: Iterable[fx.Node]) -> bytearray:
+    chosen = bytearray(len(index))
+    for node in residuals:
+        i = index.number.get(node)
+        if i is None:
+            raise PartitionError(f"{node.name} can't be saved: it is not a node of this joint graph")
+        if index.needs_tangent[i]:
+            raise PartitionError(f"{index.describe(i)} can't be saved: it needs the tangents")
+        kind = index.kinds[i]
+        if kind is not Kind.INPUT and _is_tuple(node):
+            raise PartitionError(
+                f"{index.describe(i)} can't be saved: it has several results. Save those the backward needs "
+                f"(its getitem nodes)."
+            )
+        # A constant is an attribute of both halves.
+        chosen[i] = kind is not Kind.CONSTANT
+    return chosen
+
+
+def _is_tuple(node: fx.Node) -> bool:
+    spec = dict.get(node.meta, "spec")
+    return isinstance(node.meta.get("val") if spec is None else spec, (tuple, list))
+
+
+def _backward_needs(index: JointIndex, chosen: bytearray) -> tuple[list[int], bytearray]:
+    """(the residuals that are used, a mask of what the backward computes), from one sweep over the graph."""
+    needed = bytearray(len(index))
+    for i in index.gradient_numbers:
+        needed[i] = 1
+    computed = bytearray(len(index))
+    used = []
+    kinds, needs_tangent, operands = index.kinds, index.needs_tangent, index.operands
+    for i in range(len(index) - 1, -1, -1):
+        kind = kinds[i]
+        if kind is Kind.EFFECT or kind is Kind.RANDOM:
+            if not index.in_forward[i]:
+                needed[i] = 1
+            elif needed[i] and not chosen[i]:
+                raise PartitionError(
+                    f"{index.describe(i)} would run a second time in the backward, and it "
+                    f"{'draws random numbers' if kind is Kind.RANDOM else 'has an effect'}. "
+                    f"Save its results, or what the backward computes from them."
+                )
+        if not needed[i]:
+            continue
+        if not needs_tangent[i] and (chosen[i] or kind is Kind.INPUT):
+            used.append(i)
+            continue
+        computed[i] = kind is not Kind.INPUT
+        for operand in operands[i]:
+            needed[operand] = 1
+    used.reverse()
+    return used, computed
+
+
+def _ordered(index: JointIndex, used: list[int]) -> tuple[list[int], list[int]]:
+    """(tensors, numbers), each in the graph's order; values that are neither come after the tensors."""
+    tensors, unchecked, others, numbers = [], [], [], []
+    for i in used:
+        node = index.nodes[i]
+        if index.kinds[i] is Kind.NUMBER or is_number(node):
+            numbers.append(i)
+        elif dict.get(node.meta, "spec") is None and not isinstance(node.meta.get("val"), (torch.Tensor, type(None))):
+            others.append(i)
+        elif node.meta.get("saved_tensor_with_no_vc_check", False):
+            # PyTorch's runtime keeps these in a slice of their own.
+            unchecked.append(i)
+        else:
+            tensors.append(i)
+    return [*tensors, *unchecked, *others], numbers
+
+
+def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]) -> list[int]:
+    """The numbers, and the inputs that define any further symbol in the sizes of what the backward takes.
+
+    Compilers read those sizes off the backward's placeholders, and must find where each symbol comes from.
+    """
+    definitions = {symbol_of(v): i for i, v in _symbolic_inputs(index)}
+    if not definitions:
+        return numbers
+    taken = set(numbers)
+    known = {symbol_of(index.nodes[i].meta.get("val")) for i in numbers}
+    first: list[int] = []
+    for i in [*numbers, *tensors, *index.backward_inputs]:
+        for symbol in sorted(symbols_in(index.nodes[i].meta.get("val")) - known, key=str):
+            known.add(symbol)
+            if symbol in definitions and definitions[symbol] not in taken:
+                first.append(definitions[symbol])
+    return [*first, *numbers]
+
+
+def _symbolic_inputs(index: JointIndex) -> list[tuple[int, Any]]:
+    found = []
+    for i in reversed(index.inputs):
+        meta = index.nodes[i].meta
+        if dict.get(meta, "spec") is None and symbol_of(meta.get("val")) is not None:
+            found.append((i, meta["val"]))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ building the halves
+
+
+def _forward_half(index: JointIndex, residuals: list[int]) -> fx.Graph:
+    needed = bytearray(index.in_forward)
+    for i in residuals:
+        needed[i] = 1
+    extra = []
+    for i in range(len(needed) - 1, -1, -1):
+        if needed[i] and not index.in_forward[i]:
+            extra.append(i)
+            for operand in index.operands[i]:
+                needed[operand] = 1
+    order = _soon(index, needed, extra) if extra else [i for i, bit in enumerate(needed) if bit]
+    copier = GraphCopier()
+    for i in index.inputs:
+        copier.placeholder(index.nodes[i])
+    _copy(index, copier, order)
+    nodes = index.nodes
+    _output(index, copier, [*index.forward_outputs, *(nodes[i] for i in residuals)], 0, len(index.forward_outputs))
+    return copier.graph
+
+
+def _soon(index: JointIndex, needed: bytearray, extra: list[int]) -> list[int]:
+    """The forward's order, with each node that only the backward asked for as early as its operands allow."""
+    missing = {i: 0 for i in extra}
+    waiting: dict[int, list[int]] = {}
+    ready = []
+    for i in reversed(extra):
+        operands = index.operands[i]
+        missing[i] = len(operands)
+        for operand in operands:
+            waiting.setdefault(operand, []).append(i)
+        if not operands:
+            ready.append(i)
+    order: list[int] = []
+    for i, bit in enumerate(needed):
+        if not bit or i in missing:
+            continue
+        ready.append(i)
+        while ready:
+            at = ready.pop()
+            order.append(at)
+            for user in reversed(waiting.get(at, ())):
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+    return [*order, *reversed(ready)]
+
+
+def _backward_half(index: JointIndex, residuals: list[int], computed: bytearray) -> fx.Graph:
+    copier = GraphCopier()
+    nodes = index.nodes
+    for i in [*residuals, *index.backward_inputs]:
+        copier.placeholder(nodes[i])
+        for duplicate in index.duplicates.get(i, ()):
+            copier.copies[duplicate] = copier.copies[nodes[i]]
+    _copy(index, copier, _late(index, computed, residuals))
+    _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
+    return copier.graph
+
+
+def _late(index: JointIndex, computed: bytearray, residuals: list[int]) -> list[int]:
+    """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use."""
+    operands, needs_tangent, kinds = index.operands, index.needs_tangent, index.kinds
+    done = bytearray(len(computed))
+    for i in [*residuals, *index.backward_inputs]:
+        done[i] = 1
+    order: list[int] = []
+    items = _items_of_tuples(index, computed)
+
+    def add(i: int) -> None:
+        done[i] = 1
+        order.append(i)
+        for item in items.get(i, ()):
+            # Items at once: the tuple would keep all of them alive.
+            done[item] = 1
+            order.append(item)
+
+    def pull(wanted: Iterable[int]) -> None:
+        found = [i for i in wanted if not done[i]]
+        if not found:
+            return
+        seen = set(found)
+        for i in found:
+            for operand in operands[i]:
+                if not done[operand] and operand not in seen:
+                    seen.add(operand)
+                    found.append(operand)
+        for i in sorted(seen):
+            if not done[i]:
+                add(i)
+
+    for i, bit in enumerate(computed):
+        if bit and not done[i] and (needs_tangent[i] or kinds[i] is Kind.EFFECT or kinds[i] is Kind.RANDOM):
+            pull(operands[i])
+            add(i)
+    pull(index.gradient_numbers)
+    return order
+
+
+def _items_of_tuples(index: JointIndex, computed: bytearray) -> dict[int, list[int]]:
+    """For each recomputed operator with several results, the items of it that the backward computes."""
+    items: dict[int, list[int]] = {}
+    for i, bit in enumerate(computed):
+        if bit and index.classes[i].kind is Kind.ITEM and not index.needs_tangent[i]:
+            items.setdefault(index.operands[i][0], []).append(i)
+    return items
+
+
+def _copy(index: JointIndex, copier: GraphCopier, order: list[int]) -> None:
+    nodes, duplicates, copies = index.nodes, index.duplicates, copier.copies
+    for i in order:
+        node = nodes[i]
+        if node in copies:
+            continue
+        copy = copier.copy(node)
+        for duplicate in duplicates.get(i, ()):
+            copies[duplicate] = copy
+
+
+def _output(index: JointIndex, copier: GraphCopier, values: list[Any], start: int, count: int) -> None:
+    """The output node. Descriptions of the joint outputs, where a capture left them, go along with their outputs."""
+    output = copier.output(tuple(values))
+    output.meta = index.output.meta.copy()
+    descriptions = output.meta.pop("desc", None)
+    if isinstance(descriptions, (list, tuple)):
+        mine = list(descriptions[start : start + count])
+        output.meta["desc"] = mine + [None] * (len(values) - len(mine))

@@ -1,0 +1,102 @@
+"""What the user asked of each value with `torch.utils.checkpoint`: keep it, or compute it again.
+
+Captures leave a `CheckpointPolicy` under ``"recompute"`` in the metadata of what ran in a checkpointed region, and
+the region's number under ``"ac_graph_id"``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from torch.utils.checkpoint import CheckpointPolicy
+
+from .classify import Kind
+from .index import JointIndex
+
+__all__ = ["Wish", "wishes"]
+
+
+class Wish(enum.IntEnum):
+    """What a partitioner may do with a value that the backward needs."""
+
+    NONE = 0
+    SAVE = 1
+    RECOMPUTE = 2
+
+
+# Offloading is not ours to do: what would be kept elsewhere is kept.
+_WISH_BY_POLICY: dict[Any, Wish] = {
+    CheckpointPolicy.MUST_SAVE: Wish.SAVE,
+    CheckpointPolicy.PREFER_SAVE: Wish.SAVE,
+    CheckpointPolicy.MUST_RECOMPUTE: Wish.RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: Wish.RECOMPUTE,
+    CheckpointPolicy.MUST_CPU_OFFLOAD: Wish.SAVE,
+    CheckpointPolicy.PREFER_CPU_OFFLOAD: Wish.SAVE,
+}
+
+
+def wishes(index: JointIndex) -> bytearray | None:
+    """The wish for each node, or None when the graph has no tags. Wishes that can't be granted are left out:
+
+    random operators and effects run once, so their results are saved, and what reads an input that the call then
+    overwrites is not computed from it again.
+    """
+    get = dict.get
+    policies = [get(node.meta, "recompute") for node in index.nodes]
+    if not any(policy is not None for policy in policies):
+        return None
+    found = bytearray(len(index))
+    for i, policy in enumerate(policies):
+        if index.needs_tangent[i] or index.kinds[i] is Kind.INPUT:
+            continue
+        if policy is None and index.kinds[i] is Kind.ITEM:
+            found[i] = found[index.operands[i][0]]
+        else:
+            found[i] = _WISH_BY_POLICY.get(policy, Wish.NONE)
+    _save_borders(index, found)
+    for i, policy in enumerate(policies):
+        if policy is CheckpointPolicy.MUST_SAVE and index.kinds[i] is Kind.VIEW:
+            # A view can't be kept without the memory it looks at.
+            _save_memory(index, found, i)
+    for i, wish in enumerate(found):
+        if wish == Wish.RECOMPUTE and _runs_once(index, i):
+            found[i] = Wish.SAVE
+    return found
+
+
+def _save_borders(index: JointIndex, found: bytearray) -> None:
+    """Between one checkpointed region and the next, the value that the next starts from is kept.
+
+    Otherwise regions in a row would be one region. So is a region's result when a hook waits for its gradient: the
+    hook may be what makes the recomputation possible (it gathers the parameters), and that gradient comes first.
+    """
+    users = index.users
+    for i, node in enumerate(index.nodes):
+        if found[i] != Wish.RECOMPUTE:
+            continue
+        readers = [user for user in users[i] if found[user] == Wish.RECOMPUTE]
+        region = dict.get(node.meta, "ac_graph_id")
+        later = region is not None and any(
+            (other := dict.get(index.nodes[user].meta, "ac_graph_id")) is not None and other > region
+            for user in readers
+        )
+        if later or (not readers and dict.get(node.meta, "has_backward_hook", False)):
+            _save_memory(index, found, i)
+
+
+def _save_memory(index: JointIndex, found: bytearray, i: int) -> None:
+    root = index.root[i]
+    if root == i or found[root] != Wish.NONE:
+        found[root] = Wish.SAVE
+
+
+def _runs_once(index: JointIndex, i: int) -> bool:
+    """Whether running node i again is wrong, or is impossible because of what it reads."""
+    if index.kinds[i] is Kind.ITEM:
+        return index.runs_once_in_forward(index.operands[i][0])
+    if index.runs_once_in_forward(i):
+        return True
+    if index.kinds[i] is Kind.VIEW:
+        return False
+    return bool(index.written) and any(index.root[operand] in index.written for operand in index.operands[i])

@@ -1,0 +1,138 @@
+"""The backward for the case that some outputs have no gradient coming in.
+
+Eager leaves out the paths that start at such outputs (multiplying zeros by infinity on the way would make NaNs).
+A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
+graph is cut down to what the tangents that did come in reach.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.modules import make_graph_module
+from ..graph.meta import TensorSpec, spec_of
+
+__all__ = ["without_tangents"]
+
+aten = torch.ops.aten
+
+# Operators that give zeros for zeros, wherever the zeros go in: sums, products, rearrangements.
+_LINEAR = {
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default,
+    aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.sum.default, aten.sum.dim_IntList,
+    aten.mean.default, aten.mean.dim, aten.cumsum.default, aten.clone.default, aten._to_copy.default, aten.copy.default,
+    aten.cat.default, aten.stack.default, aten.conj.default, aten._conj.default, aten._neg_view.default, aten.t.default,
+    aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default,
+    aten.expand.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    aten.select.int, aten.slice.Tensor, aten.diagonal.default, aten.split.Tensor, aten.split_with_sizes.default,
+    aten.unbind.int, aten.as_strided.default, aten.select_backward.default, aten.slice_backward.default,
+    aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default, aten.diagonal_backward.default, aten.unfold.default, aten.unfold_backward.default,
+    aten.flip.default, aten.roll.default, aten.repeat.default, aten.tril.default, aten.triu.default,
+    aten.constant_pad_nd.default, aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.alias.default,
+    aten.detach.default, aten.masked_fill.Scalar, aten.where.self, aten.view_as_real.default, aten.view_as_complex.default,
+    aten.embedding_dense_backward.default, aten.threshold_backward.default, aten.tanh_backward.default,
+    aten.sigmoid_backward.default, aten.gelu_backward.default, aten.silu_backward.default, aten.elu_backward.default,
+    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.native_dropout_backward.default,
+    aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default, aten.native_batch_norm_backward.default,
+    aten.convolution_backward.default, aten.leaky_relu_backward.default, aten.hardtanh_backward.default,
+    aten.softplus_backward.default, aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default,
+    aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, operator.getitem,
+}  # fmt: skip
+
+
+def without_tangents(backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...]) -> fx.GraphModule:
+    """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those."""
+    old = backward.graph
+    placeholders = [n for n in old.nodes if n.op == "placeholder"]
+    tangents = placeholders[num_saved:]
+    depends, zeros = _zeros(old, tangents, mask)
+    graph = fx.Graph()
+    made: dict[fx.Node, Any] = {}
+
+    def value(node: fx.Node) -> Any:
+        if node in zeros and node not in made:
+            made[node] = _materialized(graph, node)
+        return made[node]
+
+    for node in old.nodes:
+        if node.op == "placeholder" and node in zeros:
+            continue
+        if node.op == "output":
+            graph.output([None if g is None or g in zeros else made[g] for g in node.args[0]])
+        elif node not in zeros:
+            survivor = _other_summand(node, depends, zeros)
+            if survivor is not None:
+                made[node] = made[survivor]
+                continue
+            made[node] = graph.node_copy(node, value)
+            made[node].meta = node.meta
+    graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+    return make_graph_module(backward, graph, "PartialBackward")
+
+
+def _zeros(
+    graph: fx.Graph, tangents: list[fx.Node], mask: tuple[bool, ...]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """(nodes that depend on a tangent, nodes known to be zero)."""
+    depends: set[fx.Node] = set(tangents)
+    zeros = {t for t, present in zip(tangents, mask, strict=True) if not present}
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        used = [a for a in node.all_input_nodes if a in depends]
+        if not used:
+            continue
+        depends.add(node)
+        if node.target in _LINEAR and all(a in zeros for a in used):
+            zeros.add(node)
+    return depends, zeros
+
+
+def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) -> fx.Node | None:
+    """For the sum of a zero and something of the same layout: that something."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    a, b = node.args
+    if not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or (a in zeros) == (b in zeros):
+        return None
+    other = b if a in zeros else a
+    have, want = spec_of(other), spec_of(node)
+    if isinstance(have, TensorSpec) and isinstance(want, TensorSpec) and have.same_layout(want):
+        return other
+    return None
+
+
+def _materialized(graph: fx.Graph, node: fx.Node) -> Any:
+    spec = spec_of(node)
+    if isinstance(spec, TensorSpec):
+        zeros = graph.call_function(
+            aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device}
+        )
+        zeros.meta = {"spec": TensorSpec(spec.shape, _contiguous(spec.shape), spec.dtype, spec.device)}
+        if spec.stride == _contiguous(spec.shape):
+            return zeros
+        empty = graph.call_function(
+            aten.empty_strided.default,
+            (list(spec.shape), list(spec.stride)),
+            {"dtype": spec.dtype, "device": spec.device},
+        )
+        empty.meta = {"spec": spec}
+        laid_out = graph.call_function(aten.copy.default, (empty, zeros))
+        laid_out.meta = {"spec": spec}
+        return laid_out
+    raise NotImplementedError(f"zeros for {node.format_node()}")
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

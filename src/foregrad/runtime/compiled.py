@@ -1,0 +1,31 @@
+"""`Compiled`: the halves of a partitioned graph after their compilers, and how they are called."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ..graph.partitioned import Partitioned
+
+__all__ = ["Compiled"]
+
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compiled:
+    """`forward` and `backward` take one list, which they empty, and return a list.
+
+    `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask)` gives the backward for the
+    case that only the tangents at True positions came in: it takes only those, and returns as many gradients.
+    `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
+    `needs_grad_mode`: the function turned gradients on by itself.
+    """
+
+    partitioned: Partitioned
+    forward: Boxed
+    make_backward: Callable[[], Boxed]
+    make_partial_backward: Callable[[tuple[bool, ...]], Boxed]
+    disable_autocast: bool
+    needs_grad_mode: bool = False

@@ -1,0 +1,218 @@
+"""The autograd node of a compiled function: a `torch.autograd.Function` whose two methods are rendered.
+
+The forward takes the inputs that may need gradients as arguments and the others in a list, which it empties and
+returns the outputs without gradients in: autograd then only handles what it must. Saved tensors are given up as
+soon as the backward has them, unless the graph is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import engine
+from ..errors import UnsupportedError
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.source import Names, compile_source
+from .compiled import Compiled
+
+__all__ = ["NodeSource", "make_node"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeSource:
+    """A rendered autograd node: `apply(others, *differentiable_inputs)`, and its text."""
+
+    apply: Callable[..., Any]
+    source: str
+    state: dict[str, Any]
+
+
+def make_node(compiled: Compiled, taken: list[int], names: Names) -> NodeSource:
+    """The node for `compiled`; `taken` are the inputs that autograd is to know about."""
+    return _NodeRenderer(compiled, taken).make()
+
+
+class _NodeRenderer:
+    def __init__(self, compiled: Compiled, taken: list[int]) -> None:
+        self.compiled = compiled
+        self.partitioned = compiled.partitioned
+        self.signature = compiled.partitioned.joint.signature
+        self.taken = taken
+        self.names = Names(["ctx", "others"])
+        self.globals: dict[str, Any] = {}
+        self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
+        self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
+
+    def make(self) -> NodeSource:
+        source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
+        backward = compile_source(source, "backward", self.globals, label="autograd node")
+        forward = self.globals.pop("forward")
+        function = type(
+            "CompiledFunction",
+            (torch.autograd.Function,),
+            {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+        )
+        state = backward.__globals__
+        state["backward_graph"] = _compile_on_first_use(self.compiled, state)
+        return NodeSource(engine.direct_apply(function), source, state)
+
+    # ---------------------------------------------------------------- forward
+
+    def _forward(self) -> list[str]:
+        signature, primals = self.signature, self.primals
+        rest = [primals[i] for i in range(len(primals)) if i not in self.taken]
+        lines = [f"def forward(ctx, others, {', '.join(primals[i] for i in self.taken)}):"]
+        if rest:
+            lines.append(f"    {', '.join(rest)}{',' if len(rest) == 1 else ''} = others")
+            lines.append("    others.clear()")
+        outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
+        saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
+        self.globals["forward_graph"] = self.compiled.forward
+        results = [*outputs, *saved]
+        call = f"{', '.join(results)}{',' if len(results) == 1 else ''} = forward_graph([{', '.join(primals)}])"
+        if self.compiled.disable_autocast:
+            self.globals["no_autocast"] = engine.disable_autocast
+            lines += ["    with no_autocast():", "        " + call]
+        else:
+            lines.append("    " + call)
+        tensors = [
+            self._kept(name, node)
+            for name, node in zip(saved, self.partitioned.saved_nodes, strict=True)
+            if isinstance(spec_of(node), TensorSpec)
+        ]
+        sizes = [n for n, node in zip(saved, self.partitioned.saved_nodes, strict=True)
+                 if not isinstance(spec_of(node), TensorSpec)]
+        if tensors:
+            lines.append(f"    ctx.save_for_backward({', '.join(tensors)})")
+        if sizes:
+            lines.append(f"    ctx.sizes = [{', '.join(sizes)}]")
+        lines.append("    ctx.set_materialize_grads(False)")
+        plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
+        if plain:
+            lines.append(f"    others.extend(({', '.join(plain)},))" if len(plain) > 1 else f"    others.append({plain[0]})")
+        carried = [f"{outputs[i]}.data" if i in signature.runtime_views else outputs[i] for i in signature.differentiable]
+        lines.append(f"    return {', '.join(carried)}")
+        return lines
+
+    def _kept(self, name: str, node: fx.Node) -> str:
+        """What is saved for a node: views without their history, inputs about to be written copied."""
+        if node.op == "placeholder":
+            index = int(node.name.rpartition("_")[2]) - 1 if node.name.startswith("primals_") else -1
+            if any(u.input == index for u in self.signature.updates):
+                return f"{name}.clone()"
+            return name
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and any(r.alias_info is not None for r in schema.returns):
+            return f"{name}.detach()"
+        return name
+
+    # ---------------------------------------------------------------- backward
+
+    def _backward(self) -> list[str]:
+        tangents = self.tangents
+        lines = [f"def backward(ctx, {', '.join(tangents)}):"]
+        if self.partitioned.joint.backward_error is not None:
+            self.globals["eager_error"] = _raiser(self.partitioned.joint.backward_error)
+            return [*lines, "    eager_error()"]
+        self.globals |= {
+            "is_grad_enabled": torch.is_grad_enabled,
+            "keeps_graph": engine.keeps_graph,
+            "differentiable_backward": _higher_order,
+        }
+        lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
+        missing = " or ".join(f"{t} is None" for t in tangents)
+        if len(tangents) > 1:
+            self.globals["partial_backward"] = _partial(self.compiled, self.taken)
+            lines += [f"    if {missing}:", f"        return partial_backward(ctx, ({', '.join(tangents)}))"]
+        else:
+            lines += [f"    if {missing}:", f"        return {', '.join(['None'] * (len(self.taken) + 1))}"]
+        lines += self._laid_out()
+        saved = "*ctx.sizes, " if self.partitioned.saved_sizes else ""
+        if self.partitioned.saved_tensors:
+            lines.append(f"    values = [{saved}*ctx.saved_tensors, {', '.join(tangents)}]")
+            lines += ["    if not keeps_graph():", "        ctx.maybe_clear_saved_tensors()"]
+        else:
+            lines.append(f"    values = [{saved}{', '.join(tangents)}]")
+        lines.append(f"    del {', '.join(tangents)}")
+        gradients = [self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)]
+        call = f"{', '.join(gradients)}{',' if len(gradients) == 1 else ''} = backward_graph(values)"
+        if self.compiled.disable_autocast:
+            lines += ["    with no_autocast():", "        " + call]
+        else:
+            self.globals["any_autocast"] = engine.is_any_autocast_enabled
+            self.globals["no_autocast"] = engine.disable_autocast
+            lines += ["    if any_autocast():", "        with no_autocast():", "            " + call]
+            lines += ["    else:", "        " + call]
+        returned = [gradients[i] if self.signature.gradients[i] else "None" for i in self.taken]
+        lines.append(f"    return {', '.join(['None', *returned])}")
+        return lines
+
+    def _laid_out(self) -> list[str]:
+        """A tangent whose strides are not those the backward was captured with is copied into them."""
+        lines = []
+        self.globals["laid_out"] = _laid_out
+        for name, spec in zip(self.tangents, self.signature.tangent_specs, strict=True):
+            stride = repr(tuple(spec.stride))
+            lines += [f"    if {name}.stride() != {stride}:", f"        {name} = laid_out({name}, {stride})"]
+        return lines
+
+
+def _laid_out(tangent: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+
+def _raiser(error: Exception) -> Callable[[], None]:
+    def eager_error() -> None:
+        raise type(error)(*error.args)
+
+    return eager_error
+
+
+def _compile_on_first_use(compiled: Compiled, state: dict[str, Any]) -> Callable[[list[Any]], list[Any]]:
+    def backward_graph(values: list[Any]) -> list[Any]:
+        backward = compiled.make_backward()
+        state["backward_graph"] = backward
+        return backward(values)
+
+    return backward_graph
+
+
+def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, ...]], Any]:
+    """The backward when some tangents did not come in: a graph of its own for each such pattern."""
+    signature = compiled.partitioned.joint.signature
+    graphs: dict[tuple[bool, ...], Any] = {}
+    has_sizes = bool(compiled.partitioned.saved_sizes)
+
+    def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+        mask = tuple(t is not None for t in tangents)
+        if not any(mask):
+            return (None,) * (len(taken) + 1)
+        graph = graphs.get(mask)
+        if graph is None:
+            graph = graphs[mask] = compiled.make_partial_backward(mask)
+        given = [
+            t if t.stride() == spec.stride else _laid_out(t, spec.stride)
+            for t, spec in zip(tangents, signature.tangent_specs, strict=True)
+            if t is not None
+        ]
+        values = [*(ctx.sizes if has_sizes else ()), *ctx.saved_tensors, *given]
+        if not engine.keeps_graph():
+            ctx.maybe_clear_saved_tensors()
+        del given, tangents
+        with engine.disable_autocast():
+            gradients = graph(values)
+        return (None, *(gradients[i] for i in taken))
+
+    return partial_backward
+
+
+def _higher_order(ctx: Any, *tangents: Any) -> Any:
+    raise UnsupportedError(
+        "a compiled function was differentiated twice (create_graph=True), which is not supported yet. "
+        "Compute the inner gradient inside the compiled function with torch.autograd.grad(..., create_graph=True)."
+    )

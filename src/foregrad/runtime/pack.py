@@ -1,0 +1,35 @@
+"""Containers as Python expressions: how rendered code builds what the function returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..frontend.tree import Tree
+
+__all__ = ["pack_expression"]
+
+
+def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], str]) -> str:
+    """The expression that builds a container of structure `tree` from the expressions of its leaves."""
+    if tree.kind == "leaf":
+        return values[0]
+    parts, at = [], 0
+    for child in tree.children:
+        parts.append(pack_expression(child, values[at : at + child.size], bind))
+        at += child.size
+    if tree.kind == "list":
+        return f"[{', '.join(parts)}]"
+    if tree.kind == "tuple":
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if tree.kind == "dict" and tree.type is dict:
+        items = []
+        for key, part in zip(tree.context, parts, strict=True):
+            text = repr(key) if type(key) in (str, int, bool) else bind("key", key)
+            items.append(f"{text}: {part}")
+        return "{" + ", ".join(items) + "}"
+    if tree.kind == "namedtuple":
+        return f"{bind(tree.type.__name__, tree.type)}({', '.join(parts)})"
+    # Anything else is opened one level and built by the tree itself.
+    flat = Tree(tree.kind, tree.type, tree.context, tuple(Tree("leaf") for _ in tree.children), len(tree.children))
+    return f"{bind('build', flat.unflatten)}([{', '.join(parts)}])"

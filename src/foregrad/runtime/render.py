@@ -1,0 +1,213 @@
+"""The rendered runtime: what happens around the compiled graphs on each call, as straight-line Python.
+
+From the signature come the lines a function needs and no others: the autograd node, the forward call, writing
+mutations back, taking views. `RunLines` is put by dispatch behind the guards into one function; the text is what
+`compiled.source()` shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from .._torch import engine
+from ..graph.signature import (
+    AliasOutput,
+    ConstantOutput,
+    GraphOutput,
+    InputOutput,
+    OutputInfo,
+    Signature,
+    ViewStep,
+)
+from ..graph.source import Names
+from .compiled import Compiled
+from .node import NodeSource, make_node
+from .pack import pack_expression
+
+__all__ = ["RunLines", "render_run"]
+
+
+@dataclasses.dataclass(slots=True)
+class RunLines:
+    """Lines of a function body, ending in a return, and the globals they use."""
+
+    lines: list[str]
+    globals: dict[str, Any]
+    node: NodeSource | None
+
+
+def render_run(compiled: Compiled, inputs: list[str], names: Names) -> RunLines:
+    """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs."""
+    return _Renderer(compiled, inputs, names).render()
+
+
+class _Renderer:
+    def __init__(self, compiled: Compiled, inputs: list[str], names: Names) -> None:
+        self.compiled = compiled
+        self.signature: Signature = compiled.partitioned.joint.signature
+        self.inputs = inputs
+        self.names = names
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {}
+        self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
+        self.node: NodeSource | None = None
+        self.views: dict[tuple[Any, ...], str] = {}
+
+    def render(self) -> RunLines:
+        signature = self.signature
+        for name, info in zip(self.inputs, signature.inputs, strict=True):
+            if info.becomes_differentiable:
+                self.lines.append(f"{name}.requires_grad_()")
+        if signature.is_inference:
+            self._inference()
+        else:
+            self._training()
+        self._metadata_writes()
+        self._updates()
+        self._returns()
+        return RunLines(self.lines, self.globals, self.node)
+
+    def bind(self, wanted: str, value: Any) -> str:
+        """A global name for a value."""
+        for name, bound in self.globals.items():
+            if bound is value and name.startswith(wanted):
+                return name
+        name = self.names.fresh(wanted)
+        self.globals[name] = value
+        return name
+
+    # ---------------------------------------------------------------- running the graph
+
+    def _inference(self) -> None:
+        forward = self.bind("forward_graph", self.compiled.forward)
+        call = f"{_unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
+        guards = []
+        if any(info.requires_grad or info.becomes_differentiable for info in self.signature.inputs):
+            guards.append(f"{self.bind('no_grad', torch.no_grad)}()")
+        if self.compiled.disable_autocast:
+            guards.append(f"{self.bind('no_autocast', engine.disable_autocast)}()")
+        self._under(guards, [call])
+
+    def _training(self) -> None:
+        signature = self.signature
+        taken = [i for i, info in enumerate(signature.inputs) if info.requires_grad or info.becomes_differentiable]
+        self.node = node = make_node(self.compiled, taken, self.names)
+        apply = self.bind("apply", node.apply)
+        rest = [name for i, name in enumerate(self.inputs) if i not in taken]
+        plain = [i for i in range(signature.num_forward_outputs) if i not in signature.differentiable]
+        carried = [self.outputs[i] for i in signature.differentiable]
+        arguments = ", ".join(self.inputs[i] for i in taken)
+        guards = []
+        if self.compiled.needs_grad_mode:
+            guards.append(f"{self.bind('enable_grad', torch.enable_grad)}()")
+        target = ", ".join(carried)
+        if not rest and not plain:
+            self._under(guards, [f"{target} = {apply}(None, {arguments})"])
+            return
+        box = self.names.fresh("others")
+        self.lines.append(f"{box} = [{', '.join(rest)}]")
+        self._under(guards, [f"{target} = {apply}({box}, {arguments})"])
+        if plain:
+            self.lines.append(f"{_unpacked([self.outputs[i] for i in plain])}{box}")
+
+    def _under(self, guards: list[str], body: list[str]) -> None:
+        if guards:
+            self.lines.append(f"with {', '.join(guards)}:")
+            body = ["    " + line for line in body]
+        self.lines += body
+
+    # ---------------------------------------------------------------- after it
+
+    def _metadata_writes(self) -> None:
+        for write in self.signature.metadata_writes:
+            op = self.bind(_op_name(write.op), write.op)
+            arguments = self._arguments(write.args, write.kwargs)
+            self.lines.append(f"{op}({', '.join([self.inputs[write.input], *arguments])})")
+
+    def _updates(self) -> None:
+        for update in self.signature.updates:
+            target, value = self.inputs[update.input], self.outputs[update.output]
+            if update.replaces:
+                self.lines.append(f"{target}.data = {value}")
+            elif update.differentiable:
+                self.lines.append(f"{target}.copy_({value})")
+            elif not update.counted:
+                self.lines.append(f"{target}.data.copy_({value})")
+            else:
+                self._under([f"{self.bind('no_grad', torch.no_grad)}()"], [f"{target}.copy_({value})"])
+
+    def _returns(self) -> None:
+        values = [self._output(info) for info in self.signature.outputs]
+        expression = pack_expression(self.signature.output_spec, values, self.bind)
+        self.lines.append(f"return {expression}")
+
+    def _output(self, info: OutputInfo) -> str:
+        if isinstance(info, ConstantOutput):
+            value = info.value
+            return repr(value) if value is None or type(value) in (bool, int, str) else self.bind("constant", value)
+        if isinstance(info, InputOutput):
+            return self.inputs[info.input]
+        if isinstance(info, GraphOutput):
+            name = self.outputs[info.output]
+            if info.leaf:
+                self.lines.append(f"{name}.requires_grad_()")
+            return name
+        assert isinstance(info, AliasOutput)
+        base = self.inputs[info.input] if info.input is not None else self.outputs[info.output or 0]
+        return self._view(base, info.steps, info.path)
+
+    def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:
+        """Lines that take a view of `base`, sharing steps already taken for other outputs."""
+        current, key = base, (base,)
+        for step in steps:
+            if step.index is not None:
+                many_key = (*key, step.call, "all")
+                many = self.views.get(many_key)
+                if many is None:
+                    many = self.views[many_key] = self._step(current, step, path)
+                key = (*key, step.call, step.index)
+                if key not in self.views:
+                    self.views[key] = f"{many}[{step.index}]"
+            else:
+                key = (*key, step.call)
+                if key not in self.views:
+                    self.views[key] = self._step(current, step, path)
+            current = self.views[key]
+        if current.endswith("]"):
+            name = self.names.fresh("view")
+            self.lines.append(f"{name} = {current}")
+            self.views[key] = current = name
+        return current
+
+    def _step(self, source: str, step: ViewStep, path: str) -> str:
+        name = self.names.fresh("view")
+        op = self.bind(_op_name(step.op), step.op)
+        line = f"{name} = {op}({', '.join([source, *self._arguments(step.args, step.kwargs)])})  # {path}"
+        needs_no_grad = not step.grad_enabled and not self.signature.is_inference
+        guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []
+        self._under(guards, [line])
+        return name
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[str]:
+        return [*map(self._literal, args), *(f"{k}={self._literal(v)}" for k, v in kwargs)]
+
+    def _literal(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if isinstance(value, (list, tuple)):
+            items = ", ".join(map(self._literal, value))
+            return f"[{items}]" if isinstance(value, list) else f"({items},)"
+        return self.bind("constant", value)
+
+
+def _unpacked(names: list[str]) -> str:
+    return f"{', '.join(names)}{',' if len(names) == 1 else ''} = " if names else ""
+
+
+def _op_name(op: Any) -> str:
+    packet = getattr(op, "overloadpacket", None)
+    return f"aten_{packet.__name__}" if packet is not None else "op"
+

@@ -1,0 +1,43 @@
+"""Settings for every test: one thread, fixed seeds, our own warnings are errors, hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+for folder in (str(ROOT), str(ROOT / "src")):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+QUIET = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+}
+hypothesis.settings.register_profile("foregrad", **QUIET)
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("foregrad"), derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("FOREGRAD_HYPOTHESIS", "foregrad"))
+
+
+def pytest_configure(config):
+    # Two threads add up in either order: bit for bit needs one, and two test workers leave one core for each.
+    torch.set_num_threads(1)
+    try:
+        import foregrad.errors  # noqa: F401
+    except ImportError:
+        return
+    config.addinivalue_line("filterwarnings", "error::foregrad.errors.ForegradWarning")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    """Each test starts from the same random state, and leaves the caller's alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -1,0 +1,118 @@
+"""Real architectures train through foregrad as in eager: losses, outputs, gradients, weights, bit for bit.
+
+Straight through `foregrad.compile` and `foregrad.aot_module`, no graph captured by anything else before.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+
+import pytest
+import torch
+
+from tests.models.zoo import WITHOUT_ATTENTION, ZOO
+from tests.parity.observe import Strictness, compare_tensor, compare_trees, leaves_of
+from tests.parity.oracle import STAND_IN_VARIABLE, default_compile
+
+pytest.importorskip("transformers")
+
+STEPS = 2
+CASES = [(name, way) for name in ZOO for way in ("eager", "sdpa") if way == "eager" or name not in WITHOUT_ATTENTION]
+
+
+def through_aot_module(model):
+    if os.environ.get(STAND_IN_VARIABLE):
+        return default_compile(model)
+    import foregrad
+
+    return foregrad.aot_module(model, fw_compiler=foregrad.nop)
+
+
+def trained(entry, model, call, seed):
+    """One step of `model`, run through `call`: what was observed, by name."""
+    torch.manual_seed(seed)
+    model.zero_grad(set_to_none=True)
+    outputs = call(**entry.inputs(seed))
+    loss = entry.loss(outputs)
+    loss.backward()
+    seen = {"loss": loss, **{where: leaf for where, leaf in leaves_of(outputs, "out")}}
+    seen |= {f"grad of {name}": parameter.grad for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.1)
+    seen |= dict(model.named_parameters()) | dict(model.named_buffers())
+    return outputs, seen, torch.get_rng_state()
+
+
+def assert_trains_like_eager(entry, model, compile):
+    """Two steps with other inputs and weights each: everything is bitwise what eager gives."""
+    reference = copy.deepcopy(model)
+    call = compile(model)
+    for step in range(STEPS):
+        expected_outputs, expected, expected_state = trained(entry, reference, reference, seed=step)
+        actual_outputs, actual, actual_state = trained(entry, model, call, seed=step)
+        differences = compare_trees(expected_outputs, actual_outputs, "out")
+        for name, value in expected.items():
+            other = actual[name]
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+                differences += compare_tensor(name, value, other, Strictness())
+            elif type(value) is not type(other):
+                differences.append(f"{name}: eager {type(value).__name__}, compiled {type(other).__name__}")
+        if not torch.equal(expected_state, actual_state):
+            differences.append("the generator is not where eager left it")
+        assert not differences, f"step {step}:\n" + "\n".join(differences[:12])
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_a_training_step_is_eagers(name, attention):
+    entry = ZOO[name]
+    assert_trains_like_eager(entry, entry.build(attention), default_compile)
+
+
+@pytest.mark.parametrize(("name", "attention"), [case for case in CASES if ZOO[case[0]].dropout])
+def test_a_training_step_with_dropout_is_eagers(name, attention):
+    """The same random numbers for the same seed, and the generator left in the same state."""
+    entry = ZOO[name]
+    assert_trains_like_eager(entry, entry.build(attention, dropout=0.2), default_compile)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_training_step_through_aot_module_is_eagers(name):
+    entry = ZOO[name]
+    attention = "eager" if name in WITHOUT_ATTENTION else "sdpa"
+    assert_trains_like_eager(entry, entry.build(attention), through_aot_module)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_wrong_compiler_is_seen(name):
+    """The comparison is not blind: dropout with other numbers, and gradients off by a factor, both fail."""
+    from tests.parity.stand_ins import BROKEN
+
+    entry = ZOO[name]
+    for broken in ("extra_random", "other_values", "wrong_grad"):
+        with pytest.raises(AssertionError):
+            assert_trains_like_eager(entry, entry.build("sdpa"), BROKEN[broken])
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_dropout_is_on_when_asked(name):
+    """With dropout the loss depends on the seed: the tests with dropout mean what they say."""
+    entry = ZOO[name]
+    if not entry.dropout:
+        pytest.skip("this architecture has none")
+    losses = []
+    for seed in range(4):
+        model = entry.build("eager", dropout=0.5)
+        torch.manual_seed(seed)
+        losses.append(entry.loss(model(**entry.inputs())).item())
+    assert len(set(losses)) > 1

@@ -1,0 +1,102 @@
+"""Thousands of random programs against eager: `python -m tests.parity.fuzz --examples 2000`.
+
+Failures are grouped by what differs, each group shown with its smallest program, ready for `regressions.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import re
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from tests.parity.oracle import CompiledRaised, Mismatch, Refused, check
+from tests.parity.programs import PROFILES, Program, RandomChooser, grow, reduce
+
+
+def judge(program: Program, compile: Any = None) -> tuple[str, str]:
+    """("equal" | "raised", "") or (a short name for the failure, its message)."""
+    f, make_args = program.load()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return check(f, make_args, compile=compile), ""
+    except Refused as refusal:
+        return f"Refused {_short(str(refusal))}", str(refusal)
+    except CompiledRaised as fault:
+        cause = fault.__cause__
+        return f"Raised {type(cause).__name__}: {_short(str(cause))}", str(fault)
+    except Mismatch as difference:
+        return f"Mismatch {_kind(str(difference))}", str(difference)
+    except Exception as error:
+        return f"Harness {type(error).__name__}: {_short(str(error))}", str(error)
+
+
+def _short(text: str) -> str:
+    lines = text.strip().splitlines() or [""]
+    return re.sub(r"0x[0-9a-f]+|\d+", "N", lines[0])[:100]
+
+
+def _kind(text: str) -> str:
+    """The stage and the aspects that differ, without the labels."""
+    lines = text.splitlines()
+    stage = re.sub(r".*call \d+ ", "", lines[0]).split(" from ")[0].rstrip(":")
+    parts = [line.strip().split(": ") for line in lines[1:]]
+    return f"{stage}: " + ", ".join(sorted({part[1] for part in parts if len(part) > 1}))[:120]
+
+
+def options(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.parity.fuzz", description=__doc__)
+    parser.add_argument("--examples", type=int, default=1000, help="programs of each profile")
+    parser.add_argument("--profile", action="append", choices=sorted(PROFILES), help="default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stand-in", help="compile with this stand-in instead of foregrad (see stand_ins.py)")
+    parser.add_argument("--keep", type=int, default=1, help="programs to show for each group")
+    parser.add_argument("--no-reduce", action="store_true", help="show programs as they were found")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    opts = options(argv)
+    torch.set_num_threads(1)
+    if opts.stand_in:
+        os.environ["FOREGRAD_STAND_IN"] = opts.stand_in
+    verdicts: collections.Counter[str] = collections.Counter()
+    groups: dict[str, list[Program]] = collections.defaultdict(list)
+    started = time.monotonic()
+    for number, name in enumerate(opts.profile or PROFILES):
+        for i in range(opts.examples):
+            program = grow(RandomChooser(1_000_000 * opts.seed + 100_000 * number + i), PROFILES[name])
+            verdict, _ = judge(program)
+            verdicts[verdict] += 1
+            if verdict not in ("equal", "raised"):
+                groups[verdict].append(program)
+    for verdict, programs in sorted(groups.items(), key=lambda item: -len(item[1])):
+        print(f"\n=== {verdict} ({len(programs)} programs)")
+        for program in sorted(programs, key=lambda p: len(p.source()))[: opts.keep]:
+            if not opts.no_reduce:
+                program = reduce(program, lambda p, wanted=verdict: _fails_alike(p, wanted))
+            print(program)
+            print(judge(program)[1][:2000])
+    total = sum(verdicts.values())
+    failed = total - verdicts["equal"] - verdicts["raised"]
+    took_s = time.monotonic() - started
+    print(f"\n{total} programs in {took_s:.0f} s: {failed} failed, {verdicts['raised']} rejected by both")
+    return 1 if failed else 0
+
+
+def _fails_alike(program: Program, wanted: str) -> bool:
+    try:
+        return judge(program)[0] == wanted
+    except Exception:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

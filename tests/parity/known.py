@@ -1,0 +1,24 @@
+"""Sweep cases that are known to fail, each with its reason and where it is written up. Empty is the aim.
+
+The key is the case's name as the sweep prints it, the value says why the failure is not ours or not yet ours.
+"""
+
+KNOWN: dict[str, str] = {}
+
+# Ops whose result is memory that nobody wrote: two eager runs differ, so only metadata is compared.
+UNWRITTEN = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+        "nn.functional.rrelu.noise",
+    }
+)
+
+# Ops whose result depends on where memory lies: two eager runs may differ in the last bits. Name -> tolerance.
+UNREPEATABLE = {"linalg.lstsq": 1e-4, "linalg.lstsq.grad_oriented": 1e-4}

@@ -1,0 +1,242 @@
+"""Programs that once told compiled from eager, or are easy to get wrong: replayed on every run.
+
+Each is plain Python: `make_args` and `f`, as `tests.parity.fuzz` prints them. Add new ones with a name that says what
+was wrong.
+"""
+
+from __future__ import annotations
+
+REGRESSIONS: dict[str, str] = {}
+
+
+def regression(name: str, source: str) -> None:
+    REGRESSIONS[name] = source.strip() + "\n"
+
+
+regression(
+    "two overlapping halves of one base, the first one changed",
+    """
+def make_args():
+    base = torch.randn(6)
+    return (base[:4], base[2:])
+
+
+def f(x0, x1):
+    x0.mul_(2)
+    return x1 + 1
+""",
+)
+
+regression(
+    "a view and its base, both changed",
+    """
+def make_args():
+    base = torch.randn(2, 3)
+    return (base, base.t())
+
+
+def f(x0, x1):
+    x1[0] = 5
+    x0.add_(x1.t())
+    return (x0[1], x1)
+""",
+)
+
+regression(
+    "memory shared behind the back of autograd",
+    """
+def make_args():
+    a = torch.randn(6)
+    b = torch.empty(0).set_(a.untyped_storage(), 1, (4,), (1,))
+    return (a, b)
+
+
+def f(x0, x1):
+    x1.mul_(3)
+    return x0.sum()
+""",
+)
+
+regression(
+    "integers written through a float's memory",
+    """
+def make_args():
+    a = torch.randn(4)
+    return (a, a.view(torch.int32))
+
+
+def f(x0, x1):
+    x1.zero_()
+    return x0 + 1
+""",
+)
+
+regression(
+    "complex changed through its real view",
+    """
+def make_args():
+    a = torch.randn(3, dtype=torch.complex64, requires_grad=True) * 1
+    return (a, torch.view_as_real(a))
+
+
+def f(x0, x1):
+    x1.mul_(2)
+    return x0 * x0
+""",
+)
+
+regression(
+    "a parameter changed through its detached self",
+    """
+def make_args():
+    w = torch.randn(4, requires_grad=True)
+    return (w, w.detach())
+
+
+def f(x0, x1):
+    y = x0.sin()
+    x1.add_(1)
+    return y
+""",
+)
+
+regression(
+    "the same non-leaf twice, changed through one of the two",
+    """
+def make_args():
+    a = torch.randn(3, requires_grad=True) * 2
+    return (a, a)
+
+
+def f(x0, x1):
+    x0.mul_(2)
+    return x1.sin()
+""",
+)
+
+regression(
+    "a view of a non-leaf changed, the base returned",
+    """
+def make_args():
+    a = torch.randn(3, 2, requires_grad=True) * 2
+    return (a, a[1])
+
+
+def f(x0, x1):
+    x1.mul_(3)
+    return (x0, x1, x0.t())
+""",
+)
+
+regression(
+    "outputs that view one intermediate, one of them changed",
+    """
+def make_args():
+    return (torch.randn(2, 3, requires_grad=True),)
+
+
+def f(x0):
+    y = x0 * 2
+    a, b = y.unbind(0)
+    c = y.t()
+    y.add_(1)
+    return [a, (b, c), y]
+""",
+)
+
+regression(
+    "metadata changed under a view",
+    """
+def make_args():
+    return (torch.randn(2, 3),)
+
+
+def f(x0):
+    v = x0[0]
+    x0.t_()
+    x0.unsqueeze_(0)
+    v.fill_(7)
+    return v
+""",
+)
+
+regression(
+    "a tensor without grad is given a history",
+    """
+def make_args():
+    return (torch.zeros(3), torch.randn(3, requires_grad=True))
+
+
+def f(x0, x1):
+    x0.add_(x1)
+    return None
+""",
+)
+
+regression(
+    "dropout in place on an argument under no_grad",
+    """
+def make_args():
+    return (torch.randn(4, 4),)
+
+
+def f(x0):
+    with torch.no_grad():
+        torch.nn.functional.dropout(x0, 0.5, inplace=True)
+    return torch.rand_like(x0) + x0
+""",
+)
+
+regression(
+    "an expanded argument is read, an intermediate's expansion returned",
+    """
+def make_args():
+    return (torch.randn(1, 3, requires_grad=True).expand(2, 3),)
+
+
+def f(x0):
+    y = x0.sum(0)
+    return (x0, y.expand(2, 3), y[None])
+""",
+)
+
+regression(
+    "an error comes after a mutation",
+    """
+def make_args():
+    return (torch.randn(2, 3),)
+
+
+def f(x0):
+    x0.add_(1)
+    return x0.view(5)
+""",
+)
+
+regression(
+    "a leaf that requires grad is changed in place",
+    """
+def make_args():
+    return (torch.randn(3, requires_grad=True),)
+
+
+def f(x0):
+    x0.add_(1)
+    return x0
+""",
+)
+
+regression(
+    "a leaf that requires grad is changed under no_grad",
+    """
+def make_args():
+    return (torch.randn(3, requires_grad=True),)
+
+
+def f(x0):
+    y = x0 * x0
+    with torch.no_grad():
+        x0.mul_(0.5)
+    return y.sin()
+""",
+)
