@@ -37,7 +37,7 @@ class Entry:
         """The model in training mode; `dropout` is the rate of every dropout that the configuration has."""
         import transformers
 
-        rates = {name: dropout for name in self.dropout}
+        rates = dict.fromkeys(self.dropout, dropout)
         config = getattr(transformers, self.config)(**{**self.settings, **rates})
         config._attn_implementation = attention
         with torch.random.fork_rng(devices=[]):

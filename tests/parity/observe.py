@@ -147,7 +147,7 @@ def compare_tensor(where: str, eager: torch.Tensor, compiled: torch.Tensor, how:
 def value_difference(eager: torch.Tensor, compiled: torch.Tensor, how: Strictness) -> str | None:
     """None when equal; else how many elements differ, by how much, and the first of them."""
     a, b = _plain(eager), _plain(compiled)
-    if a.is_quantized or a.dtype.itemsize == 1 and a.is_floating_point():
+    if a.is_quantized or (a.dtype.itemsize == 1 and a.is_floating_point()):
         a, b = _bits(a), _bits(b)
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)

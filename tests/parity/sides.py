@@ -180,5 +180,3 @@ def tangent_for(root: torch.Tensor, style: str, generator: torch.Generator) -> t
         return draw((*shape, 2))[..., 0]
     like = torch.empty_like(root, requires_grad=False)
     return like.copy_(draw(shape))
-
-

@@ -192,7 +192,7 @@ def _separate_outputs(fn: Any, args: Any, kwargs: Any) -> Any:
 def _zeros_for_none(fn: Any, args: Any, kwargs: Any) -> Any:
     out = fn(*args, **kwargs)
     zero = sum((t.sum() * 0 for t in _tensors(args) if t.requires_grad), torch.zeros(()))
-    add = lambda t: t + zero.to(t.dtype) if t.requires_grad else t  # noqa: E731
+    add = lambda t: t + zero.to(t.dtype) if t.requires_grad else t
     return pytree.tree_map_only(torch.Tensor, add, out)
 
 

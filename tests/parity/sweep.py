@@ -1,7 +1,7 @@
 """Every op and module of PyTorch's test databases, compiled against eager: `python -m tests.parity.sweep`.
 
 Cases run in worker processes, so that a crash or a hang costs one case. Exit status 1 when any case is WRONG,
-ERROR, CRASH or TIMEOUT and not in `known.KNOWN`.
+ERROR, CRASH or TIMEOUT, or refused for a reason that is not allowed, and not in `known.KNOWN`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from tests.parity.known import KNOWN
-from tests.parity.sweep_report import failures, markdown, summary
+from tests.parity.sweep_report import failures, markdown, summary, unexpected_refusals
 
 START_UP_S = 120.0
 
@@ -173,7 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     if opts.markdown:
         opts.markdown.parent.mkdir(parents=True, exist_ok=True)
         opts.markdown.write_text(markdown(results, took_s))
-    return 1 if [result for result in failures(results) if str(result.case) not in KNOWN] else 0
+    bad = [*failures(results), *unexpected_refusals(results)]
+    return 1 if [result for result in bad if str(result.case) not in KNOWN] else 0
 
 
 if __name__ == "__main__":

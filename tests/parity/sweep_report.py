@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from tests.parity.known import KNOWN
+from tests.parity.known import ALLOWED_REFUSALS, KNOWN
 
 STATUSES = ("pass", "refused", "skip", "WRONG", "ERROR", "TIMEOUT", "CRASH")
 BAD = ("WRONG", "ERROR", "TIMEOUT", "CRASH")
@@ -13,6 +13,11 @@ BAD = ("WRONG", "ERROR", "TIMEOUT", "CRASH")
 
 def failures(results: list[Any]) -> list[Any]:
     return [result for result in results if result.status in BAD]
+
+
+def unexpected_refusals(results: list[Any]) -> list[Any]:
+    """Refused for a reason that is none of the allowed ones."""
+    return [r for r in results if r.status == "refused" and set(r.reasons) - ALLOWED_REFUSALS]
 
 
 def counted(results: list[Any]) -> list[list[str]]:
@@ -54,6 +59,11 @@ def summary(results: list[Any], took_s: float) -> str:
     bad = failures(results)
     known = [result for result in bad if str(result.case) in KNOWN]
     lines.append(f"\n{len(results)} cases in {took_s:.0f} s: {len(bad)} failed, {len(known)} of them known")
+    refused = [r for r in unexpected_refusals(results) if str(r.case) not in KNOWN]
+    if refused:
+        lines.append(
+            f"{len(refused)} refused for a reason that is not allowed: {', '.join(str(r.case) for r in refused)}"
+        )
     return "\n".join(lines)
 
 

@@ -8,6 +8,8 @@ import dataclasses
 import pytest
 import torch
 
+from tests.parity.copies import copy_of
+from tests.parity.observe import Strictness, compare_relations, compare_tensor
 from tests.parity.oracle import Call, CompiledRaised, Fresh, Mismatch, Refused, check
 from tests.parity.stand_ins import BROKEN, identity
 
@@ -142,7 +144,7 @@ def test_a_closed_over_tensor_is_watched():
         return fn, {"weight": weight, "count": count}
 
     assert check(Fresh(make), leaf, compile=identity) == "equal"
-    without_weight = lambda fn: lambda x: x * fn.__closure__[1].cell_contents.detach()  # noqa: E731
+    without_weight = lambda fn: lambda x: x * fn.__closure__[1].cell_contents.detach()
     with pytest.raises(Mismatch, match="count: values"):
         check(Fresh(make), leaf, compile=without_weight)
 
@@ -166,7 +168,7 @@ def test_an_output_cut_from_its_base_is_caught_by_changing_it():
 
 def test_a_copy_for_the_mutated_leaf_loses_the_gradient():
     """An argument that shares memory with a leaf but not its history gets no gradient."""
-    scaled = lambda fn: lambda x: fn(x.detach().requires_grad_())  # noqa: E731
+    scaled = lambda fn: lambda x: fn(x.detach().requires_grad_())
     with pytest.raises(Mismatch, match="is None"):
         check(lambda x: x.sin(), leaf, compile=scaled)
 
@@ -201,3 +203,23 @@ def test_unwritten_memory_is_compared_by_its_metadata():
     assert check(lambda: torch.full((2,), next(fill)), tuple, compile=identity, values=False) == "equal"
     with pytest.raises(Mismatch):
         check(lambda: torch.full((2,), next(fill)), tuple, compile=identity)
+
+
+def test_copies_keep_storages_views_leaves_and_objects():
+    """Copied arguments relate to one another as the examples do, and share nothing with them."""
+    base = torch.randn(2, 3, requires_grad=True)
+    nonleaf = base * 2
+    hidden = torch.randn(6)
+    behind = torch.empty(0).set_(hidden.untyped_storage(), 1, (2, 2), (2, 1))
+    odd = torch.randn(3, dtype=torch.complex64).conj()
+    given = [base, base, nonleaf, nonleaf[0], hidden[1:], hidden[:2], behind, odd, torch.randn(3, 2).t()]
+    copied = copy_of(given)
+    pair = [[(str(i), tensor) for i, tensor in enumerate(side)] for side in (given, copied)]
+    how = Strictness(strict_view=True)
+    assert compare_relations(*pair, how) == []
+    for (label, a), (_, b) in zip(*pair, strict=True):
+        assert compare_tensor(label, a, b, how) == []
+        assert a.untyped_storage()._cdata != b.untyped_storage()._cdata
+    other = copy_of(given, other_values=True)
+    assert torch.equal(other[0], base / 2)
+    assert compare_relations(pair[0], [(str(i), tensor) for i, tensor in enumerate(other)], how) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tests.parity import sweep
 from tests.parity.cases import ERROR, PASSED, REFUSED, SKIPPED, WRONG, Case, module_cases, op_cases, run_case
-from tests.parity.known import KNOWN
+from tests.parity.known import ALLOWED_REFUSALS, KNOWN
 from tests.parity.stand_ins import BROKEN, identity, wrapper
 
 SAMPLES = 3
@@ -38,6 +38,7 @@ def judge(result) -> None:
     if str(result.case) in KNOWN:
         pytest.xfail(KNOWN[str(result.case)])
     assert result.status not in (WRONG, ERROR), text
+    assert result.status != REFUSED or set(result.reasons) <= ALLOWED_REFUSALS, text
     if result.status == REFUSED and PASSED not in result.counts:
         pytest.skip(f"refused: {', '.join(result.reasons)}")
 

@@ -24,4 +24,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130  # what a shell gives for a command ended by Ctrl-C
-

@@ -84,7 +84,7 @@ def _introduction(model: GPT, batches: Batches) -> str:
     weights = sum(parameter.numel() for parameter in model.parameters())
     return (
         f"A GPT of {weights:,} weights, dropout on, learns {len(batches.data):,} bytes of Python's own sources,\n"
-        f"{batches.batch} x {batches.context} bytes a step: on one thread, with eager PyTorch and compiled by foregrad."
+        f"{batches.batch} x {batches.context} bytes a step on one thread: with eager PyTorch, and compiled by foregrad."
     )
 
 

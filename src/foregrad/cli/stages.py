@@ -43,7 +43,7 @@ def program_of(stage: str, call: Callable[..., Tensor], compiled: Any, args: tup
     if stage == "joint":
         return str(joint)
     half = getattr(foregrad.partition(joint, "default"), stage)
-    return print_graph(half, header=f"{stage} of {joint.name}", slots=joint.slot_texts())
+    return print_graph(half, header=f"{stage} of {joint.name}", slots=joint.slot_texts(), name=stage)
 
 
 def _count_ops(stage: Any) -> int:

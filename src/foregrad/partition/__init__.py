@@ -1,0 +1,17 @@
+"""How a joint graph becomes a forward and a backward: what is saved between them, and what is computed again."""
+
+from __future__ import annotations
+
+from .default import default_partition
+from .default import default_partition as min_cut_rematerialization_partition
+from .index import JointIndex
+from .split import Split, check_split, split
+
+__all__ = [
+    "JointIndex",
+    "Split",
+    "check_split",
+    "default_partition",
+    "min_cut_rematerialization_partition",
+    "split",
+]

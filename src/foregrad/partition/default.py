@@ -41,10 +41,8 @@ def choose_default(index: JointIndex) -> list[fx.Node]:
     """The values to save: those of the forward that the backward reads, views and constants looked through."""
     kinds, operands, needs_tangent = index.kinds, index.operands, index.needs_tangent
     wish = wishes(index)
-    needed = bytearray(index.for_backward)
-    for i in range(len(needed)):
-        needed[i] = needed[i] and (needs_tangent[i] and (kinds[i] is Kind.RANDOM or kinds[i] is Kind.EFFECT))
-    for i in index.gradient_numbers:
+    needed = bytearray(len(index))
+    for i in [*index.gradient_numbers, *(i for i in index.once if not index.in_forward[i])]:
         needed[i] = 1
     saved: list[int] = []
     numbers: list[int] = []

@@ -34,6 +34,7 @@ class JointIndex:
     * `in_forward[i]`: the forward must compute it, for its outputs or for its effect.
     * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
+    * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
     * `written`: inputs that the call overwrites once the forward is done.
     """
 
@@ -57,6 +58,7 @@ class JointIndex:
         self.kinds: list[Kind] = []
         self.needs_tangent = bytearray(len(self.nodes))
         self.root: list[int] = []
+        self.once: list[int] = []
         self._read_nodes()
         self.written = self._written_inputs()
         self._mark_needed()
@@ -76,6 +78,8 @@ class JointIndex:
             kind = known.kind
             kinds.append(kind)
             root.append(root[reads[0]] if kind is Kind.VIEW and reads else i)
+            if kind in _ONCE:
+                self.once.append(i)
             if kind is Kind.INPUT:
                 if str(node.target).startswith(_BACKWARD_INPUTS):
                     needs_tangent[i] = 1

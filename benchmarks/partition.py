@@ -1,0 +1,201 @@
+"""Our partitioners against PyTorch's, on joint graphs that PyTorch captured.
+
+    python benchmarks/partition.py gpt2-24 mlp-800     # all models without arguments
+
+For each model and partitioner: the bytes of activations saved for the backward (inputs apart; memory that several
+saved values share counts once), how many values, and the CPU time of a partition, each on a fresh copy of the graph,
+the best of some rounds, garbage collected before each. Ratios are ours over PyTorch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from functorch.compile import aot_function
+from functorch.compile import default_partition as torch_default
+from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
+from torch import fx, nn
+
+from foregrad.partition import default_partition, min_cut_rematerialization_partition
+
+PARTITIONERS = {"default": (default_partition, torch_default), "min-cut": (min_cut_rematerialization_partition, torch_min_cut)}
+
+
+class _Captured(Exception):
+    pass
+
+
+def capture(function: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """PyTorch's joint graph of a function, and the keywords that a partitioner is called with."""
+    stolen: list[Any] = []
+
+    def steal(joint: fx.GraphModule, inputs: Any, **keywords: Any) -> Any:
+        stolen.extend((joint, keywords))
+        raise _Captured
+
+    compiled = aot_function(function, fw_compiler=lambda gm, _: gm, partition_fn=steal)
+    try:
+        compiled(*args)
+    except _Captured:
+        pass
+    return stolen[0], stolen[1]
+
+
+def capture_module(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, dict[str, Any]]:
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+
+    def function(values: list[torch.Tensor], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        out = torch.func.functional_call(module, dict(zip(tensors, values, strict=True)), tuple(args), kwargs)
+        return out[0] if not isinstance(out, torch.Tensor) else out
+
+    return capture(function, list(tensors.values()), list(args), kwargs)
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+
+
+def _mask(batch: int, length: int) -> torch.Tensor:
+    # Given as four dimensions: the models would branch on the values of a smaller one.
+    return torch.zeros(batch, 1, length, length)
+
+
+def gpt2(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=layers, n_embd=128, n_head=4, n_positions=64, vocab_size=512, use_cache=False,
+                        bos_token_id=0, eos_token_id=0)  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    ids = torch.randint(0, 512, (2, 64))
+    return capture_module(model, ids, attention_mask=_mask(2, 64), labels=ids)
+
+
+def llama(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=layers, hidden_size=128, intermediate_size=352, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=512, max_position_embeddings=64, use_cache=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.loss_type = "ForCausalLM"
+    ids = torch.randint(0, 512, (2, 64))
+    return capture_module(model, ids, attention_mask=_mask(2, 64), labels=ids)
+
+
+def bert(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        num_hidden_layers=layers, hidden_size=128, intermediate_size=512, num_attention_heads=4, vocab_size=512,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    return capture_module(BertModel(config, add_pooling_layer=False), torch.randint(0, 512, (2, 64)),
+                          attention_mask=_mask(2, 64))  # fmt: skip
+
+
+def mlp(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
+    blocks = [block for _ in range(layers) for block in (nn.Linear(64, 64), nn.ReLU())]
+    return capture_module(nn.Sequential(*blocks), torch.randn(32, 64))
+
+
+def convolutions(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """Residual blocks of convolution, batch norm without running statistics, and relu."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+            self.norm = nn.BatchNorm2d(16, track_running_stats=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x + self.norm(self.conv(x)))
+
+    return capture_module(nn.Sequential(*(Block() for _ in range(layers))), torch.randn(2, 16, 16, 16))
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert, "mlp": mlp, "conv": convolutions}
+DEFAULT = ["gpt2-6", "gpt2-24", "gpt2-96", "llama-8", "llama-24", "bert-6", "conv-16", "mlp-200", "mlp-800"]
+
+
+# ----------------------------------------------------------------------------------------------------------- measures
+
+
+def saved_values(forward: fx.GraphModule, count: int) -> list[fx.Node]:
+    """What the forward hands to the backward besides inputs, each value once."""
+    output = next(iter(reversed(forward.graph.nodes)))
+    return [n for n in dict.fromkeys(output.args[0][count:]) if isinstance(n, fx.Node) and n.op != "placeholder"]
+
+
+def saved_bytes(forward: fx.GraphModule, count: int) -> int:
+    """Bytes of the memory behind the saved activations: shared memory once, that of inputs not at all."""
+    storages: dict[int, int] = {}
+    inputs = {_storage(node) for node in forward.graph.nodes if node.op == "placeholder"}
+    for node in saved_values(forward, count):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and _storage(node) not in inputs:
+            storages[_storage(node)] = value.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def listed_bytes(forward: fx.GraphModule, count: int) -> int:
+    """The same as the sum of elements times their size, as PyTorch counts."""
+    values = [node.meta.get("val") for node in saved_values(forward, count)]
+    return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
+
+
+def _storage(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    return id(value) if not isinstance(value, torch.Tensor) else value.untyped_storage()._cdata
+
+
+def timed(partition: Any, joint: fx.GraphModule, keywords: dict[str, Any], rounds: int) -> tuple[float, Any]:
+    """(best CPU seconds, the forward half)."""
+    best, forward = float("inf"), None
+    for _ in range(rounds):
+        fresh = copy.deepcopy(joint)
+        gc.collect()
+        start = time.process_time()
+        forward, _ = partition(fresh, (), **keywords)
+        best = min(best, time.process_time() - start)
+    return best, forward
+
+
+def bench(name: str, rounds: int) -> None:
+    kind, _, layers = name.partition("-")
+    joint, keywords = MODELS[kind](int(layers))
+    count = keywords["num_fwd_outputs"]
+    print(f"{name}: joint graph of {len(joint.graph.nodes)} nodes")
+    for title, (ours, torchs) in PARTITIONERS.items():
+        our_s, our_forward = timed(ours, joint, keywords, rounds)
+        torch_s, torch_forward = timed(torchs, joint, keywords, min(rounds, 2))
+        row = [
+            f"  {title:8}",
+            f"bytes {saved_bytes(our_forward, count):12,} / {saved_bytes(torch_forward, count):12,}",
+            f"listed {listed_bytes(our_forward, count):12,} / {listed_bytes(torch_forward, count):12,}",
+            f"values {len(saved_values(our_forward, count)):5} / {len(saved_values(torch_forward, count)):5}",
+            f"s {our_s:7.3f} / {torch_s:7.3f} = {our_s / torch_s:.3f}",
+        ]
+        print("  ".join(row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=DEFAULT, help="name-layers, names: " + ", ".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    warnings.simplefilter("ignore")
+    for name in options.models:
+        bench(name, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
