@@ -12,7 +12,7 @@
 #                    PyTorch is used in place of the pinned one                (none)
 #   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
 #   JOBS             test processes                                            (2)
-#   ARGS             more arguments for demo, sweep, bench or pytest, for example ARGS="--steps 50"
+#   ARGS             more arguments for demo, sweep, fuzz, bench or pytest, for example ARGS="--steps 50"
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,7 +33,7 @@ EXTRAS := cli,solver,test,dev
 # One thread a test process: the processes share the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test setup lint format sweep bench coverage docs sizes clean help
+.PHONY: demo test setup lint format sweep fuzz bench coverage docs sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -60,8 +60,11 @@ format: $(READY)  ## rewrite the sources in the project's style
 sweep: $(READY)  ## every operator and module of PyTorch's own databases against eager
 	@$(RUN) -m tests.parity.sweep $(ARGS)
 
-bench: $(READY)  ## call overhead, capture, partition and memory, against PyTorch's own
-	@$(RUN) -m tests.bench $(ARGS)
+fuzz: $(READY)  ## random programs against eager, longer than the tests do
+	@$(RUN) -m tests.parity.fuzz $(ARGS)
+
+bench: $(READY)  ## every benchmark there is, against PyTorch's own
+	@set -e; for file in benchmarks/*.py; do echo "==> $$file"; $(RUN) $$file $(ARGS); done
 
 coverage: $(READY)  ## the lines that no test runs
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
@@ -70,7 +73,7 @@ docs: $(READY)  ## run the documentation's examples and insert what they print
 	@$(RUN) docs/generate.py
 
 sizes:  ## lines of Python in each folder
-	@find src tests docs examples -name '*.py' -not -path '*/.*' | sort | xargs wc -l | awk ' \
+	@find src tests benchmarks docs examples -name '*.py' -not -path '*/.*' | sort | xargs wc -l | awk ' \
 		$$2 != "total" { n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n && i < 4; i++) d = d "/" p[i]; \
 		                 lines[d] += $$1; files[d]++; all += $$1; if ($$1 > top[d]) top[d] = $$1 } \
 		END { for (d in lines) printf "%7d lines %4d files, longest %4d  %s\n", lines[d], files[d], top[d], d | "sort -k7"; \
@@ -79,7 +82,7 @@ sizes:  ## lines of Python in each folder
 clean:  ## remove what the targets made, the virtual environment too
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
-	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,8 +1,8 @@
 """Makes the parts of the documentation that code can say better: run as `make docs`.
 
 `errors.md` is written whole, from the docstrings of foregrad.errors and the remedies below. In `pipeline.md`, each
-block of Python that is followed by a block marked with an `output` comment is run, in order and in one namespace,
-and what it prints replaces that block's content. `--check` changes nothing and fails when a page is out of date.
+block of Python is run, in order and in one namespace; where an `output` comment and another block follow, what it
+prints replaces that block's content. `--check` changes nothing and fails when a page is out of date.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import inspect
 import io
+import linecache
 import re
 import sys
 from pathlib import Path
@@ -60,10 +61,10 @@ foregrad's, and not listed here.
 """
 
 
-# A fenced block of Python, a comment, and the fenced block for what it prints.
+# A fenced block of Python and, where a comment asks for it, the fenced block for what it prints.
 EXAMPLE = re.compile(
-    r"```python\n(?P<code>(?:(?!```).*\n)+)```(?P<between>\n+<!-- output -->\n)"
-    r"```(?P<language>\w*)\n(?:(?!```).*\n)*```"
+    r"```python\n(?P<code>(?:(?!```).*\n)+)```"
+    r"(?:(?P<between>\n+<!-- output -->\n)```(?P<language>\w*)\n(?:(?!```).*\n)*```)?"
 )
 
 
@@ -92,15 +93,23 @@ def errors_by_kind() -> list[str]:
 
 
 def fill(page: str) -> str:
-    """A page with each example's output put in anew."""
+    """A page with each example run and each output put in anew.
+
+    The examples are the lines of one program, `example.py`, so that what is printed can quote them.
+    """
     namespace: dict[str, object] = {"__name__": "example"}
+    program: list[str] = []
 
     def run(match: re.Match[str]) -> str:
-        code, between, language = match["code"], match["between"], match["language"]
+        above = "\n" * len(program)
+        program.extend(match["code"].splitlines(keepends=True))
+        linecache.cache["example.py"] = (len("".join(program)), None, program, "example.py")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, "<example>", "exec"), namespace)
-        return f"```python\n{code}```{between}```{language}\n{clean(printed.getvalue())}```"
+            exec(compile(above + match["code"], "example.py", "exec"), namespace)
+        if match["between"] is None:
+            return match[0]
+        return f"```python\n{match['code']}```{match['between']}```{match['language']}\n{clean(printed.getvalue())}```"
 
     return EXAMPLE.sub(run, page)
 

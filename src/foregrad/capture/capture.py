@@ -260,6 +260,7 @@ class _Capture:
             metadata_writes=tuple(found.metadata_writes),
             outputs=tuple(found.outputs),
             output_spec=out_tree,
+            replacements=tuple(found.replacements),
             shared_memory=tuple(shared),
         )
         return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)

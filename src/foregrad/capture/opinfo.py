@@ -21,7 +21,7 @@ from .._torch.ops import (
     tag_random,
 )
 
-__all__ = ["CallOnCopies", "OpInfo", "op_info"]
+__all__ = ["MAYBE_UNDEFINED", "CallOnCopies", "OpInfo", "item_or_empty", "op_info"]
 
 aten = torch.ops.aten
 
@@ -41,6 +41,15 @@ _UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 # Views that change nothing below autograd.
 _IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+
+# Outputs that a kernel may leave undefined, which no operator can be given from Python.
+MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}
+
+
+def item_or_empty(values: tuple[Any, ...], index: int) -> torch.Tensor:
+    """`values[index]`, or an empty tensor where the kernel left it undefined."""
+    value = values[index]
+    return torch.empty(0, dtype=torch.uint8) if value is None else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

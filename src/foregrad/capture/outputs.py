@@ -43,6 +43,8 @@ class Analysis:
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
     updates: list[Update] = dataclasses.field(default_factory=list)
     metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
+    replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
+    replacements: list[tuple[int, OutputInfo]] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
@@ -72,11 +74,15 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     found = Analysis()
     for index, record in enumerate(inputs.records):
         _updates(recorder, found, index, record)
-    tensors = _tensor_outputs(recorder, inputs, leaves, paths)
+    stand_ins = [inputs.records[i].stand_in for i in found.replaced]
+    tensors = _tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
     bases = _bases(recorder, inputs, found, tensors)
     number = {id(r): i for i, r in enumerate(inputs.records)}
     for leaf, path in zip(leaves, paths, strict=True):
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
+    for index, stand_in in zip(found.replaced, stand_ins, strict=True):
+        info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
+        found.replacements.append((index, info))
     return found
 
 
@@ -97,7 +103,11 @@ def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecor
             entry = record.initial.read(recorder.emit)
             out = found.add(Updated(record.slot), entry, record.spec, None)
             found.updates.append(Update(index, out, differentiable=False))
-        _replace(recorder, found, index, record, current, differentiable)
+        if differentiable:
+            raise UnsupportedMutationError(
+                f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
+            )
+        found.replaced.append(index)
         return
     for _, op, args, kwargs in writes:
         found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items())))
@@ -107,22 +117,9 @@ def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecor
         raise UnsupportedMutationError(
             f"{record.slot} is both resized in place and written; write to a copy and return it instead."
         )
-    value = current
-    entry = value.read(recorder.emit)
-    out = found.add(Updated(record.slot), entry, value.spec, stand_in if differentiable else None)
-    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted))
-
-
-def _replace(
-    recorder: Recorder, found: Analysis, index: int, record: InputRecord, current: Value, differentiable: bool
-) -> None:
-    if differentiable:
-        raise UnsupportedMutationError(
-            f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
-        )
     entry = current.read(recorder.emit)
-    out = found.add(Updated(record.slot), entry, current.spec, None)
-    found.updates.append(Update(index, out, differentiable=False, replaces=True))
+    out = found.add(Updated(record.slot), entry, current.spec, stand_in if differentiable else None)
+    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted))
 
 
 def _differentiable_write(record: InputRecord) -> bool:
@@ -136,11 +133,15 @@ def _differentiable_write(record: InputRecord) -> bool:
 
 
 def _tensor_outputs(
-    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]
+    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str], replaced: list[torch.Tensor]
 ) -> dict[int, list[tuple[torch.Tensor, str]]]:
     """Outputs in memory that is no input's, by the id of their storage; each tensor once."""
     by_storage: dict[int, list[tuple[torch.Tensor, str]]] = {}
     seen: set[int] = set()
+    for leaf in replaced:
+        value = recorder.value_of(leaf)
+        if not value.storage.is_input:
+            by_storage.setdefault(id(value.storage), []).append((leaf, str(inputs.by_stand_in[id(leaf)].slot)))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
             continue
@@ -214,6 +215,18 @@ def _output(
         number[id(record)] = len(inputs.records) - 1
     if record is not None:
         return InputOutput(path, number[id(record)])
+    return _tensor_output(recorder, inputs, found, number, bases, leaf, path)
+
+
+def _tensor_output(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, tuple[Value, int]],
+    leaf: torch.Tensor,
+    path: str,
+) -> OutputInfo:
     value = recorder.value_of(leaf)
     if value.storage.is_input:
         return _input_alias(recorder, inputs, number, value, path)
@@ -230,8 +243,10 @@ def _input_alias(
     """A view of an input, from what the input is after the call."""
     starts: dict[int, tuple[InputRecord, bool]] = {}
     for record in inputs.records:
-        starts.setdefault(id(record.initial), (record, recorder.values[id(record.stand_in)] is record.initial))
-        starts[id(recorder.values[id(record.stand_in)])] = (record, True)
+        current = recorder.values[id(record.stand_in)]
+        starts.setdefault(id(record.initial), (record, current is record.initial))
+        if current.storage is record.initial.storage:
+            starts[id(current)] = (record, True)
     at: Value | None = value
     while at is not None and id(at) not in starts:
         at = at.parent

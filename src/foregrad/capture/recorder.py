@@ -20,7 +20,7 @@ from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLa
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
-from .opinfo import OpInfo, op_info
+from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info
 from .origin import Origins, user_line
 from .tape import Entry, Tape
 from .writes import Writes
@@ -137,7 +137,8 @@ class Recorder(TorchDispatchMode):
             entry.spec = tuple(self.spec_of(t) if isinstance(t, torch.Tensor) else None for t in out)
             for index, item in enumerate(out):
                 if isinstance(item, torch.Tensor) and id(item) not in self.values:
-                    part = self.entry(operator.getitem, (entry, index), {}, False)
+                    take = item_or_empty if index in MAYBE_UNDEFINED.get(entry.target, ()) else operator.getitem
+                    part = self.entry(take, (entry, index), {}, False)
                     part.spec = entry.spec[index]
                     self.values[id(item)] = Value(item, part, entry.spec[index])
         return out

@@ -46,7 +46,8 @@ class Writes:
         targets = [t for i in info.writes for t in _tensors(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
         out = rec.run_fake(func, args, kwargs)
-        self._resized_outputs(targets)
+        if info.is_out:
+            self._resized_outputs(targets)
         if func is aten.copy_.default:
             new = [self._copied(targets[0], args[1], before[1])]
         elif func in _FILLS:
@@ -71,7 +72,10 @@ class Writes:
         fake_keywords: dict[str, Any] = {}
         for at, (argument, i) in enumerate(zip(functional._schema.arguments, keep, strict=True)):
             if i not in given:
-                continue
+                default = info.op._schema.arguments[i].default_value
+                if argument.has_default_value() or default is None:
+                    continue
+                given[i] = before[i] = default
             if argument.kwarg_only or at != len(positional):
                 keywords[argument.name], fake_keywords[argument.name] = before[i], given[i]
             else:
@@ -260,9 +264,10 @@ class Writes:
 
     def _require_unshared(self, value: Value, what: str) -> None:
         rec = self.recorder
-        if value.parent is not None or any(
+        shared = value.parent is not None or any(
             v is not value and v._storage is not None and v._storage is value._storage for v in rec.values.values()
-        ):
+        )
+        if shared:
             raise UnsupportedMutationError(
                 f"a tensor {what} at {user_line(rec.origins.here())} shares its memory with another tensor. "
                 "Allocate a tensor of the final size instead."

@@ -277,7 +277,9 @@ def _offset_dependent(joint: JointGraph) -> set[int]:
     aten = torch.ops.aten
     found = set()
     placeholders = joint.placeholders()
-    for index in range(len(joint.signature.inputs)):
+    for index, info in enumerate(joint.signature.inputs):
+        if isinstance(info.source, MemoryOf):
+            continue
         for user in placeholders[index].users:
             if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
                 found.add(index)

@@ -75,14 +75,13 @@ class Update:
     """An input whose elements were written: `output` is the graph output that holds its new value.
 
     `differentiable`: gradients flow through the write. `counted`: the write moves the version counter (a write
-    through `.data` does not). `replaces`: the input takes the output's memory over (`set_`, `.data =`).
+    through `.data` does not).
     """
 
     input: int
     output: int
     differentiable: bool
     counted: bool = True
-    replaces: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,6 +144,7 @@ class Signature:
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
+    * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
 
@@ -159,6 +159,7 @@ class Signature:
     metadata_writes: tuple[MetadataWrite, ...]
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
+    replacements: tuple[tuple[int, OutputInfo], ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
 
     @property

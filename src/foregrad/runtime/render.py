@@ -130,9 +130,7 @@ class _Renderer:
     def _updates(self) -> None:
         for update in self.signature.updates:
             target, value = self.inputs[update.input], self.outputs[update.output]
-            if update.replaces:
-                self.lines.append(f"{target}.data = {value}")
-            elif update.differentiable:
+            if update.differentiable:
                 self.lines.append(f"{target}.copy_({value})")
             elif not update.counted:
                 self.lines.append(f"{target}.data.copy_({value})")
@@ -141,6 +139,8 @@ class _Renderer:
 
     def _returns(self) -> None:
         values = [self._output(info) for info in self.signature.outputs]
+        replacements = [(self.inputs[index], self._output(info)) for index, info in self.signature.replacements]
+        self.lines += [f"{name}.data = {value}" for name, value in replacements]
         expression = pack_expression(self.signature.output_spec, values, self.bind)
         self.lines.append(f"return {expression}")
 
