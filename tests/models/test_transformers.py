@@ -37,7 +37,7 @@ def trained(entry, model, call, seed):
     outputs = call(**entry.inputs(seed))
     loss = entry.loss(outputs)
     loss.backward()
-    seen = {"loss": loss, **{where: leaf for where, leaf in leaves_of(outputs, "out")}}
+    seen = {"loss": loss, **dict(leaves_of(outputs, "out"))}
     seen |= {f"grad of {name}": parameter.grad for name, parameter in model.named_parameters()}
     with torch.no_grad():
         for parameter in model.parameters():

@@ -25,7 +25,7 @@ class Strictness:
 
     atol, rtol: None means bit for bit (NaN equals NaN). signed_zeros: tell -0.0 from 0.0. strict_view: an output
     that is a view in eager must be one when compiled, of the same base. exact_versions: version counters move by
-    the same number, not only both or neither.
+    the same number, not only both or neither. slack: allow this many roundings of the largest element.
     """
 
     values: bool = True
@@ -34,6 +34,7 @@ class Strictness:
     signed_zeros: bool = False
     strict_view: bool = False
     exact_versions: bool = False
+    slack: int = 0
 
 
 # --------------------------------------------------------------------------------------------- structure
@@ -156,6 +157,9 @@ def value_difference(eager: torch.Tensor, compiled: torch.Tensor, how: Strictnes
     equal = (a == b) | ((a != a) & (b != b))
     if how.atol is not None and a.is_floating_point():
         equal |= torch.isclose(a, b, rtol=how.rtol, atol=how.atol, equal_nan=True)
+    if how.slack and a.is_floating_point() and a.numel():
+        largest = torch.maximum(a.abs().nan_to_num(0, 0, 0), b.abs().nan_to_num(0, 0, 0)).max()
+        equal |= (a - b).abs() <= how.slack * torch.finfo(a.dtype).eps * largest
     if how.signed_zeros and a.is_floating_point():
         equal &= (a != 0) | (a.signbit() == b.signbit())
     if bool(equal.all()):

@@ -100,6 +100,7 @@ def check(
     signed_zeros: bool = False,
     strict_view: bool = False,
     exact_versions: bool = False,
+    grad_slack: int = 0,
 ) -> str:
     """Compare `fn` with its compiled form; "equal", or "raised" where both raise the same.
 
@@ -107,10 +108,13 @@ def check(
     make_args: returns a tuple of arguments or a `Call`; run once a side and call, seeded. A sequence of them gives
         each call its own (the last one serves the rest).
     order: how many times to differentiate in the first call.
+    grad_slack: how many roundings of a gradient's largest element it may be off. A gradient that flows both through
+        the compiled function and through a view of an input that it returned is added up in another order.
 
     Raises Mismatch (or its subclass CompiledRaised) with every difference found, Refused for an UnsupportedError.
     """
     how = Strictness(values, atol, rtol, signed_zeros, strict_view, exact_versions)
+    how_grads = dataclasses.replace(how, slack=grad_slack)
     makers = [make_args] if callable(make_args) else list(make_args)
     plans = [FIRST, *(AGAIN[i % len(AGAIN)] for i in range(calls - 1))] + [MUTATED] * mutate_outputs
     eager, compiled = Side("eager", fn), Side("compiled", fn)
@@ -119,7 +123,7 @@ def check(
     except Exception as error:
         raise _blame(error, "while compiling") from error
     for index, plan in enumerate(plans):
-        pair = Pair(eager, compiled, how, f"call {index}", seed=1000 * seed + index)
+        pair = Pair(eager, compiled, how, how_grads, f"call {index}", seed=1000 * seed + index)
         if not pair.forward(makers[min(index, len(makers) - 1)]):
             return "raised"
         if plan.mutate:
@@ -136,6 +140,7 @@ class Pair:
     eager: Side
     compiled: Side
     how: Strictness
+    how_grads: Strictness
     where: str
     seed: int
 
@@ -192,7 +197,7 @@ class Pair:
         if (eager is None) != (compiled is None):
             said = ["None" if grad is None else f"a tensor of {grad.dtype}" for grad in (eager, compiled)]
             return [f"{label}: is None: eager {said[0]}, compiled {said[1]}"]
-        return [] if eager is None else compare_tensor(label, eager, compiled, self.how)
+        return [] if eager is None else compare_tensor(label, eager, compiled, self.how_grads)
 
     def compare_all(self, stage: str) -> None:
         """Everything that can be seen of arguments and outputs, and the generator."""

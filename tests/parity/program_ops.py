@@ -104,6 +104,10 @@ def _real_number(t: torch.Tensor) -> bool:
     return not t.is_complex() and t.dtype != torch.bool
 
 
+def _real_dims(t: torch.Tensor) -> bool:
+    return _real_number(t) and t.dim() > 0  # without dimensions a mask is read as a Python bool
+
+
 def _matrix(t: torch.Tensor) -> bool:
     return t.dim() == 2
 
@@ -266,7 +270,7 @@ IN_PLACE = [
     Op("index_fill_", "in-place", _change("{x}.index_fill_(0, torch.tensor([0]), {s})"), _dims(1), gives=False),
     Op("assign", "in-place", _assign, _dims(1), gives=False),
     Op("assign list", "in-place", _change("{x}[[0]] = {s}"), _dims(1), gives=False),
-    Op("assign mask", "in-place", _change("{x}[{x} > 0] = {s}"), _real_number, gives=False),
+    Op("assign mask", "in-place", _change("{x}[{x} > 0] = {s}"), _real_dims, gives=False),
     Op("t_", "in-place", _change("{x}.t_()"), _matrix, gives=False),
     Op("transpose_", "in-place", _dim_view("{x}.transpose_({d}, {e})"), _dims(2), gives=False),
     Op("unsqueeze_", "in-place", lambda n, t, p: f"{n}.unsqueeze_({p.choose.integer(0, t.dim())})", gives=False),

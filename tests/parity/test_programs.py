@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from tests.parity.fuzz import GRAD_SLACK
 from tests.parity.oracle import Mismatch, check
 from tests.parity.program_ops import OPS
 from tests.parity.programs import PROFILES, DrawnChooser, RandomChooser, grow, load, reduce
@@ -32,7 +33,7 @@ def same_as_eager(program, compile=None):
     f, make_args = program.load()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return check(f, make_args, compile=compile)
+        return check(f, make_args, compile=compile, grad_slack=GRAD_SLACK)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -284,7 +284,9 @@ def program(op, args, kwargs):
 
 def copies(values):
     """Fresh tensors of the same layout, for operators that write to them."""
-    return [copy_of(v) if isinstance(v, torch.Tensor) else copies(v) if isinstance(v, (list, tuple)) else v for v in values]
+    return [
+        copy_of(v) if isinstance(v, torch.Tensor) else copies(v) if isinstance(v, (list, tuple)) else v for v in values
+    ]
 
 
 def copy_of(tensor):

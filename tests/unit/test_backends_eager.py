@@ -151,14 +151,24 @@ def test_arguments_of_every_form():
 
     eager_compiler(graph_of(build))([5, 7])
     args, kwargs = seen[0]
-    assert args == ([5, (7, None)], {"a": [5], 1: (7,)}, slice(5, None, 2), (5, (7,)), math.inf, -math.inf, torch.float32)
+    assert args == (
+        [5, (7, None)],
+        {"a": [5], 1: (7,)},
+        slice(5, None, 2),
+        (5, (7,)),
+        math.inf,
+        -math.inf,
+        torch.float32,
+    )
     assert type(args[3]) is Pair
     assert kwargs == {"dev": torch.device("cpu"), "marker": marker, "c": 1 - 2j, "nest": ((), [], {}), "t": (5,)}
 
 
 def test_numbers_that_compare_equal_stay_apart():
     def build(g):
-        return [g.call_function(pack, (value,)) for value in (-0.0, 0.0, True, 1, 1.0, math.nan, complex(0.0, -0.0), 0j)]
+        return [
+            g.call_function(pack, (value,)) for value in (-0.0, 0.0, True, 1, 1.0, math.nan, complex(0.0, -0.0), 0j)
+        ]
 
     def pack(value):
         return repr(value), type(value)
@@ -175,7 +185,11 @@ def test_symbolic_sizes_are_plain_integers_when_called():
         half = g.call_function(operator.floordiv, (double, 4))
         size = g.call_function(aten.sym_size.int, (x, 0))
         total = g.call_function(operator.add, (half, size))
-        return [g.call_function(aten.view.default, (x, [half, -1])), g.call_function(aten.expand.default, (x, [total, -1, -1])), total]
+        return [
+            g.call_function(aten.view.default, (x, [half, -1])),
+            g.call_function(aten.expand.default, (x, [total, -1, -1])),
+            total,
+        ]
 
     x = torch.randn(2, 6)
     for examples in (None, [4, x]):
@@ -218,7 +232,11 @@ def test_methods_modules_and_python_functions():
         x = g.placeholder("x")
         y = g.call_method("add", (x, 1), {"alpha": 2})
         z = g.call_function(torch.nn.functional.relu, (y,))
-        return g.call_function(torch.sym_max, (3, 4)), g.call_function(torch.sin, (z,)), g.call_function(math.floor, (2.5,))
+        return (
+            g.call_function(torch.sym_max, (3, 4)),
+            g.call_function(torch.sin, (z,)),
+            g.call_function(math.floor, (2.5,)),
+        )
 
     x = torch.randn(3)
     same(eager_compiler(graph_of(build))([x]), [4, torch.sin(torch.relu(x + 2)), 2])
@@ -280,14 +298,20 @@ def picks_of(g, op, args, indices):
 @pytest.mark.parametrize("indices", [[0, 1, 2], [0], [2], [0, 2], [2, 0], [1, 1], [0, 0, 2], []])
 def test_each_way_to_pick_outputs(indices):
     x, w = torch.randn(3, 4), torch.randn(4)
-    gm = graph_of(lambda g: tuple(picks_of(g, aten.native_layer_norm.default, (g.placeholder("x"), [4], None, None, 1e-5), indices)))
+    gm = graph_of(
+        lambda g: tuple(
+            picks_of(g, aten.native_layer_norm.default, (g.placeholder("x"), [4], None, None, 1e-5), indices)
+        )
+    )
     want = aten.native_layer_norm.default(x, [4], None, None, 1e-5)
     same(eager_compiler(gm, [x])([x]), [want[index] for index in indices])
 
 
 def test_outputs_without_users_are_dropped_at_once():
     def build(g):
-        first, _, third = picks_of(g, aten.native_layer_norm.default, (g.placeholder("x"), [4], None, None, 1e-5), [0, 1, 2])
+        first, _, third = picks_of(
+            g, aten.native_layer_norm.default, (g.placeholder("x"), [4], None, None, 1e-5), [0, 1, 2]
+        )
         return first, third
 
     source = eager_compiler(graph_of(build), [torch.ones(2, 4)]).source()
@@ -303,7 +327,12 @@ def test_a_list_of_unknown_length_and_its_picks():
 def test_several_outputs_returned_whole_are_what_the_operator_returns():
     """The bindings return named tuples, and tuples for lists; the operators don't."""
     x = torch.randn(4)
-    gm = graph_of(lambda g: (g.call_function(aten.sort.default, (x_ := g.placeholder("x"),)), g.call_function(aten.split.Tensor, (x_, 2))))
+    gm = graph_of(
+        lambda g: (
+            g.call_function(aten.sort.default, (x_ := g.placeholder("x"),)),
+            g.call_function(aten.split.Tensor, (x_, 2)),
+        )
+    )
     ordered, parts = eager_compiler(gm, [x])([x])
     assert type(ordered) is tuple
     assert type(parts) is list
@@ -467,9 +496,11 @@ def test_generated_code_and_constants_die_with_the_function():
     gc.collect()  # graph modules are cycles of their own
     assert alive() is not None
     gc.disable()
-    del compiled
-    gc.enable()
-    assert alive() is None
+    try:
+        del compiled
+        assert alive() is None
+    finally:
+        gc.enable()
     assert {name for name in linecache.cache if name.startswith("<foregrad")} == before
 
 

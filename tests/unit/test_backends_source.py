@@ -108,7 +108,9 @@ def test_text_that_is_no_python_is_our_fault():
 
 def test_names_are_handed_out_once_and_are_identifiers():
     names = Names(["taken"])
-    handed = [names.fresh(text) for text in ("x", "x", "x", "taken", "x_1", "for", "list", "a.b-c", "0", "", "aten::mm", "ü")]
+    handed = [
+        names.fresh(text) for text in ("x", "x", "x", "taken", "x_1", "for", "list", "a.b-c", "0", "", "aten::mm", "ü")
+    ]
     assert handed[:5] == ["x", "x_1", "x_2", "taken_1", "x_1_1"]
     assert len(set(handed)) == len(handed)
     assert all(name.isidentifier() for name in handed)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..graph.meta import TensorSpec
+from .opinfo import IDENTITIES
 from .tape import Entry
 from .views import Emit, write_back
 
@@ -117,7 +118,7 @@ class Value:
         assert self.parent is not None
         assert self.view is not None
         view, parent = self.view, self.parent
-        if view.op in _SAME:
+        if view.op in IDENTITIES:
             return source
         assert isinstance(source.spec, TensorSpec)
         shift = source.spec.offset - parent.spec.offset
@@ -195,7 +196,4 @@ def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]
         start = sum(sizes[:index])
         return aten.slice.Tensor, (dim, start, start + sizes[index])
     return None
-
-
-_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 

@@ -21,7 +21,7 @@ from .._torch.ops import (
     tag_random,
 )
 
-__all__ = ["MAYBE_UNDEFINED", "CallOnCopies", "OpInfo", "item_or_empty", "op_info"]
+__all__ = ["IDENTITIES", "MAYBE_UNDEFINED", "CallOnCopies", "OpInfo", "item_or_empty", "op_info"]
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ _FUNCTIONAL_NAMES = {"normal_": "normal_functional", "rrelu_with_noise_": "rrelu
 _UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 # Views that change nothing below autograd.
-_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
 # Outputs that a kernel may leave undefined, which no operator can be given from Python.
 MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}
@@ -157,7 +157,7 @@ def op_info(op: OpOverload) -> OpInfo:
     return OpInfo(
         op=op,
         is_view=is_view and not writes,
-        is_identity=op in _IDENTITIES,
+        is_identity=op in IDENTITIES,
         writes=writes,
         is_metadata_write=is_metadata,
         is_random=tag_random(op),

@@ -15,7 +15,7 @@ import torch
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
-from .opinfo import CallOnCopies, OpInfo
+from .opinfo import IDENTITIES, CallOnCopies, OpInfo
 from .origin import user_line
 from .tape import Entry
 
@@ -264,8 +264,12 @@ class Writes:
 
     def _require_unshared(self, value: Value, what: str) -> None:
         rec = self.recorder
-        shared = value.parent is not None or any(
-            v is not value and v._storage is not None and v._storage is value._storage for v in rec.values.values()
+        # A new tensor reaches the program through a detach: what it was detached from is nobody's.
+        chain = [value]
+        while chain[-1].view is not None and chain[-1].view.op in IDENTITIES and chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        shared = chain[-1].parent is not None or chain[-1].storage.is_input or any(
+            v not in chain and v._storage is not None and v._storage is value._storage for v in rec.values.values()
         )
         if shared:
             raise UnsupportedMutationError(

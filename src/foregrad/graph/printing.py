@@ -191,20 +191,23 @@ class _Printer:
 
     def _import_path(self, value: Any) -> str | None:
         """`module.name`, when that is where the value is found."""
-        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        short = getattr(value, "__name__", None)
         module = getattr(value, "__module__", None)
-        if isinstance(value, HigherOrderOperator):
-            name, module = value.__name__, f"torch.ops.{getattr(value, 'namespace', None) or 'higher_order'}"
-        if not isinstance(name, str) or module == "__main__":
+        if not isinstance(short, str) or module == "__main__":
             return None
-        if module == "builtins":
-            return name if getattr(builtins, name, None) is value else None
-        # Functions made in C name no module, or a private one: `operator.add` says `_operator`.
-        homes = (module.removeprefix("_"), module) if isinstance(module, str) else _HOMES
-        name = name.rpartition(".")[2] if homes is _HOMES else name
-        for home in homes:
-            if _find(home, name) is value and home.partition(".")[0] not in self.locals:
-                self.imports.add("torch" if home.startswith("torch.ops") else home)
+        if module == "builtins" and getattr(builtins, short, None) is value:
+            return short
+        if isinstance(value, HigherOrderOperator):
+            places = [(f"torch.ops.{getattr(value, 'namespace', None) or 'higher_order'}", short)]
+        else:
+            # Functions made in C name no module, or a private one: `operator.add` says `_operator`.
+            places = [("torch", short), ("torch.nn.functional", short), ("torch", f"Tensor.{short}")]
+            if isinstance(module, str):
+                name = getattr(value, "__qualname__", short)
+                places = [(module.removeprefix("_"), name), *places, (module, name)]
+        for home, name in places:
+            if home.partition(".")[0] not in self.locals and _find(home, name) is value:
+                self.imports.add("torch" if home.startswith("torch.ops.") else home)
                 return f"{home}.{name}"
         return None
 
@@ -214,9 +217,6 @@ class _Printer:
             name = self.allocate.fresh(wanted if isinstance(wanted, str) else type(value).__name__.lower())
             self.passed[id(value)] = (name, value)
         return self.passed[id(value)][0]
-
-
-_HOMES = ("torch", "torch.nn.functional")
 
 
 def _find(module: str, name: str) -> Any:

@@ -1,0 +1,134 @@
+"""The cheapest choice of residuals, when saving a value and computing it again each have a price.
+
+A value that the backward needs must be saved, or computed again, and then its operands are needed too. The cheapest
+such choice is a minimum cut (the "project selection" of Rhys, 1970, and Picard, 1976): each value is an arc whose
+capacity is the price of saving it, computing it again is an arc from the source, and an operand's arc leads into
+its readers' with a capacity that is never cut.
+
+Most values need no cut. What is needed for certain and can't be computed again is saved; what follows for nothing
+from saved values is there. Only the rest becomes a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import PartitionError
+from .classify import Kind
+from .index import JointIndex
+from .maxflow import min_cut
+
+__all__ = ["NEVER", "cheapest_residuals", "required_by_backward"]
+
+NEVER = 1 << 120  # the price of what may not be done: more than all true prices together
+
+
+def required_by_backward(index: JointIndex) -> list[int]:
+    """The values that the backward reads and the forward can compute, and gradients that need no tangents."""
+    needs_tangent, for_backward = index.needs_tangent, index.for_backward
+    found = bytearray(len(index))
+    for i, reads in enumerate(index.operands):
+        if needs_tangent[i] and for_backward[i]:
+            for operand in reads:
+                found[operand] = 1
+    for i in index.gradient_numbers:
+        found[i] = 1
+    return [i for i, bit in enumerate(found) if bit and not needs_tangent[i]]
+
+
+def cheapest_residuals(
+    index: JointIndex, save: Sequence[int], redo: Sequence[int], required: Iterable[int]
+) -> list[int]:
+    """The numbers of the nodes to save, at the least sum of `save` over them and `redo` over what is recomputed.
+
+    Prices are integers up to 2**100 or `NEVER`. Of equally cheap choices it is the one that recomputes least. Raises
+    `PartitionError`, with the chain of reasons, when a value is needed that may be neither saved nor recomputed.
+    """
+    certain = bytearray(len(index))
+    for i in required:
+        certain[i] = 1
+    wanted = bytearray(certain)
+    chosen = _certainly_saved(index, save, redo, certain)
+    free = _free(index, save, redo, chosen)
+    for i in range(len(index) - 1, -1, -1):
+        if wanted[i] or certain[i]:
+            wanted[i] = not free[i]
+            if wanted[i] and redo[i] < NEVER:
+                for operand in index.operands[i]:
+                    wanted[operand] = 1
+    undecided = [i for i, bit in enumerate(wanted) if bit]
+    return sorted(chosen + _cut(index, save, redo, undecided, certain)) if undecided else chosen
+
+
+def _certainly_saved(
+    index: JointIndex, save: Sequence[int], redo: Sequence[int], certain: bytearray
+) -> list[int]:
+    """What can't be computed again and is needed whatever is chosen. Marks in `certain` all that is needed so."""
+    saved = []
+    reader: dict[int, int] = {}
+    for i in range(len(index) - 1, -1, -1):
+        if not certain[i]:
+            continue
+        if redo[i] >= NEVER:
+            if save[i] >= NEVER:
+                raise _infeasible(index, i, reader)
+            saved.append(i)
+        elif save[i] >= NEVER:
+            for operand in index.operands[i]:
+                certain[operand] = 1
+                reader[operand] = i
+    saved.reverse()
+    return saved
+
+
+def _free(index: JointIndex, save: Sequence[int], redo: Sequence[int], chosen: list[int]) -> bytearray:
+    """What the backward has, or can have, at no price."""
+    free = bytearray(len(index))
+    for i in chosen:
+        free[i] = 1
+    for i, reads in enumerate(index.operands):
+        if not free[i]:
+            free[i] = save[i] == 0 or (redo[i] == 0 and all([free[operand] for operand in reads]))
+    return free
+
+
+def _cut(
+    index: JointIndex, save: Sequence[int], redo: Sequence[int], undecided: list[int], certain: bytearray
+) -> list[int]:
+    """Solve for the undecided values. Sink side: there in the backward (outs), or computed in it (ins)."""
+    inner: dict[int, int] = {}  # the vertex that stands for computing a value again
+    outer: dict[int, int] = {}  # the vertex that stands for having it
+    from_source: list[int] = []
+    to_sink: list[int] = []
+    arcs: list[tuple[int, int, int]] = []
+    for i in undecided:
+        outer[i] = len(from_source)
+        to_sink.append(NEVER if certain[i] else 0)
+        if redo[i] >= NEVER:
+            from_source.append(save[i])
+            continue
+        if save[i] < NEVER:
+            from_source.append(0)
+            to_sink.append(0)
+            arcs.append((len(from_source), outer[i], save[i]))
+        inner[i] = len(from_source)
+        from_source.append(redo[i])
+        for operand in index.operands[i]:
+            if operand in outer:
+                arcs.append((outer[operand], inner[i], NEVER))
+    _, is_sink = min_cut(len(from_source), from_source, to_sink, arcs)
+    return [i for i in undecided if is_sink[outer[i]] and not (i in inner and is_sink[inner[i]])]
+
+
+def _infeasible(index: JointIndex, i: int, reader: dict[int, int]) -> PartitionError:
+    reasons = {
+        Kind.RANDOM: "draws random numbers, which must not be drawn twice",
+        Kind.EFFECT: "has an effect, which must not happen twice",
+    }
+    why = reasons.get(index.kinds[i], "may not be computed again")
+    lines = [f"{index.describe(i)} {why}, and its value can't be saved"]
+    while i in reader:
+        i = reader[i]
+        lines.append(f"it is needed by {index.describe(i)}, which must be computed again in the backward")
+    lines.append("the backward needs that value")
+    return PartitionError("no partition exists:\n  " + "\n  ".join(lines))
