@@ -104,9 +104,9 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 		echo "==> using the PyTorch that is there"; \
 		grep -v '^torch==' constraints.txt >"$(VENV)/constraints.txt"; \
 	else \
-		echo "==> installing PyTorch (the first time, some minutes)"; \
+		echo "==> PyTorch (the first time, some minutes)"; \
 		$(PIP) "$$(grep '^torch==' constraints.txt)" -c "$(VENV)/constraints.txt"; \
 	fi; \
-	echo "==> installing foregrad and its tools"; \
+	echo "==> foregrad and its tools"; \
 	$(PIP) -e ".[$(EXTRAS)]" -c "$(VENV)/constraints.txt"; \
 	touch "$@"

@@ -25,11 +25,17 @@ from torch import fx, nn
 
 from foregrad.partition import default_partition, min_cut_rematerialization_partition
 
-PARTITIONERS = {"default": (default_partition, torch_default), "min-cut": (min_cut_rematerialization_partition, torch_min_cut)}
+PARTITIONERS = {
+    "default": (default_partition, torch_default),
+    "min-cut": (min_cut_rematerialization_partition, torch_min_cut),
+}
 
 
 class _Captured(Exception):
     pass
+
+
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def capture(function: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, dict[str, Any]]:
@@ -40,7 +46,7 @@ def capture(function: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, d
         stolen.extend((joint, keywords))
         raise _Captured
 
-    compiled = aot_function(function, fw_compiler=lambda gm, _: gm, partition_fn=steal)
+    compiled = aot_function(function, fw_compiler=lambda gm, _: gm, partition_fn=steal, decompositions=_DECOMPOSITIONS)
     try:
         compiled(*args)
     except _Captured:
@@ -145,12 +151,6 @@ def saved_bytes(forward: fx.GraphModule, count: int) -> int:
     return sum(storages.values())
 
 
-def listed_bytes(forward: fx.GraphModule, count: int) -> int:
-    """The same as the sum of elements times their size, as PyTorch counts."""
-    values = [node.meta.get("val") for node in saved_values(forward, count)]
-    return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
-
-
 def _storage(node: fx.Node) -> int:
     value = node.meta.get("val")
     return id(value) if not isinstance(value, torch.Tensor) else value.untyped_storage()._cdata
@@ -179,7 +179,6 @@ def bench(name: str, rounds: int) -> None:
         row = [
             f"  {title:8}",
             f"bytes {saved_bytes(our_forward, count):12,} / {saved_bytes(torch_forward, count):12,}",
-            f"listed {listed_bytes(our_forward, count):12,} / {listed_bytes(torch_forward, count):12,}",
             f"values {len(saved_values(our_forward, count)):5} / {len(saved_values(torch_forward, count)):5}",
             f"s {our_s:7.3f} / {torch_s:7.3f} = {our_s / torch_s:.3f}",
         ]
@@ -190,7 +189,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=DEFAULT, help="name-layers, names: " + ", ".join(MODELS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--inductor", action="store_true", help="decompose operators as Inductor asks for")
     options = parser.parse_args()
+    if options.inductor:
+        from torch._inductor.decomposition import select_decomp_table
+
+        _DECOMPOSITIONS.update(select_decomp_table())
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
     for name in options.models:

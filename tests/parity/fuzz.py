@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import logging
 import os
 import re
 import sys
@@ -18,7 +19,6 @@ import torch
 
 from tests.parity.oracle import CompiledRaised, Mismatch, Refused, check
 from tests.parity.programs import PROFILES, Program, RandomChooser, grow, reduce
-
 
 # Sums of a few terms in another order differ by a few roundings.
 GRAD_SLACK = 8
@@ -70,6 +70,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     opts = options(argv)
     torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)  # PyTorch logs each error that a program is meant to raise
     if opts.stand_in:
         os.environ["FOREGRAD_STAND_IN"] = opts.stand_in
     verdicts: collections.Counter[str] = collections.Counter()
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\n=== {verdict} ({len(programs)} programs)")
         for program in sorted(programs, key=lambda p: len(p.source()))[: opts.keep]:
             if not opts.no_reduce:
-                program = reduce(program, lambda p, wanted=verdict: _fails_alike(p, wanted, opts.grad_slack))
+                program = smallest(program, verdict, opts.grad_slack)
             print(program)
             print(judge(program, grad_slack=opts.grad_slack)[1][:2000])
     total = sum(verdicts.values())
@@ -96,11 +97,16 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _fails_alike(program: Program, wanted: str, grad_slack: int) -> bool:
-    try:
-        return judge(program, grad_slack=grad_slack)[0] == wanted
-    except Exception:
-        return False
+def smallest(program: Program, verdict: str, grad_slack: int = GRAD_SLACK) -> Program:
+    """The program with all that can go while its verdict stays."""
+
+    def fails_alike(candidate: Program) -> bool:
+        try:
+            return judge(candidate, grad_slack=grad_slack)[0] == verdict
+        except Exception:
+            return False
+
+    return reduce(program, fails_alike)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@
 
 The first call asks `torch.autograd.grad` for everything; the second runs `backward()` from some of the outputs
 with expanded or strided tangents into `.grad`; one more call mutates the outputs before its backward.
+Everything is compared bit for bit, but for gradients of the second call: tangents laid out in another way than the
+outputs are may take another path through a kernel, and round differently.
 
 Known weakness: after an output is mutated, a backward that eager refuses is not compared (a compiled function may
 have saved something else, and be right).
@@ -39,6 +41,8 @@ __all__ = ["Call", "CompiledRaised", "Fresh", "Mismatch", "Refused", "check", "d
 MakeArgs = Callable[[], Any]
 STAND_IN_VARIABLE = "FOREGRAD_STAND_IN"
 MOST_DIFFERENCES = 12
+# A kernel may round differently for a tangent of another layout than the function's output has: how often, at most.
+LAYOUT_SLACK = 32
 
 
 class Mismatch(AssertionError):
@@ -188,16 +192,20 @@ class Pair:
             return False
         found = []
         for (label, a), (_, b) in zip(*grads, strict=True):
-            found += self.compare_grads(label, a, b)
+            found += self.compare_grads(label, a, b, plan)
         self.require(found, f"after the backward from {', '.join(roots)}")
         self.compare_all("after the backward")
         return True
 
-    def compare_grads(self, label: str, eager: Any, compiled: Any) -> list[str]:
+    def compare_grads(self, label: str, eager: Any, compiled: Any, plan: Plan) -> list[str]:
         if (eager is None) != (compiled is None):
             said = ["None" if grad is None else f"a tensor of {grad.dtype}" for grad in (eager, compiled)]
             return [f"{label}: is None: eager {said[0]}, compiled {said[1]}"]
-        return [] if eager is None else compare_tensor(label, eager, compiled, self.how_grads)
+        # What accumulates into .grad may be kept as it comes when only the strides of single elements differ.
+        slack = self.how_grads.slack if plan.tangents == "like" else max(self.how_grads.slack, LAYOUT_SLACK)
+        exact = plan.into == "returned" and eager is not None and eager.numel() > 0
+        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack)
+        return [] if eager is None else compare_tensor(label, eager, compiled, how)
 
     def compare_all(self, stage: str) -> None:
         """Everything that can be seen of arguments and outputs, and the generator."""

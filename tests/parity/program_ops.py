@@ -245,7 +245,7 @@ def _assign(name: str, t: torch.Tensor, pool: Pool) -> str:
     where = pool.choose.choice(places)
     try:
         part = eval(f"t[{where}]", {"t": t})
-    except IndexError:
+    except (IndexError, RuntimeError):
         part = t
     return f"{name}[{where}] = {pool.partner(part)}"
 
@@ -280,6 +280,9 @@ IN_PLACE = [
     Op("clip under a view", "in-place", _change("{x}.view(-1).clamp_(-1, 1)"), _real_number, gives=False),
     Op("detached change", "in-place", _change("{x}.detach().add_({s})"), gives=False),
 ]
+
+
+RESHAPING = ("t_", "transpose_", "squeeze_", "unsqueeze_")
 
 
 # ----------------------------------------------------------------------------------------- pure and random

@@ -94,6 +94,21 @@ def make_args():
 
 
 def f(x0, x1):
+    y = x0 * 3
+    x1.add_(1)
+    return y
+""",
+)
+
+regression(
+    "what a backward needs is changed through a detached alias: the backward raises",
+    """
+def make_args():
+    w = torch.randn(4, requires_grad=True)
+    return (w, w.detach())
+
+
+def f(x0, x1):
     y = x0.sin()
     x1.add_(1)
     return y

@@ -105,7 +105,7 @@ class Side:
         by_id: dict[int, str] = {}
         mutated = [pair for pair, new in zip(self.inputs, self.rewritten(), strict=True) if new]
         for label, tensor in self.outputs + mutated:
-            if tensor.requires_grad and has_storage(tensor):
+            if tensor.requires_grad and has_storage(tensor) and not is_cut_off(tensor):
                 by_id.setdefault(id(tensor), label)
         return list(by_id.values())
 
@@ -124,6 +124,15 @@ class Side:
         for _, tensor in self.inputs:
             if tensor.is_leaf:
                 tensor.grad = None
+
+
+def is_cut_off(tensor: torch.Tensor) -> bool:
+    """Whether no backward can start at a view that says it requires grad.
+
+    It was made under no_grad, or its history may not be asked for since its base was changed in place.
+    """
+    history = attempt(lambda: tensor.grad_fn)
+    return tensor._is_view() and (history is None or isinstance(history, str))
 
 
 def _change(tensor: torch.Tensor) -> str:

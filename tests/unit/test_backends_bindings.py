@@ -203,12 +203,7 @@ SAMPLES = {
     },
     **{f"{name}.Tensor": BINARY for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"{name}.Scalar": COMPARED for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    **{
-        name: UNARY
-        for name in """neg exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal square sin cos tan sinh cosh tanh asin
-        acos atan sigmoid relu erf erfc abs sign sgn floor ceil round trunc isnan detach silu hardswish hardsigmoid
-        mish""".split()
-    },
+    **dict.fromkeys("""neg exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal square sin cos tan sinh cosh tanh asin\n        acos atan sigmoid relu erf erfc abs sign sgn floor ceil round trunc isnan detach silu hardswish hardsigmoid\n        mish""".split(), UNARY),
 }  # fmt: skip
 
 # Samples that must take the generic door, because the binding might choose another overload or result.

@@ -109,7 +109,7 @@ def test_as_boxed_keeps_what_already_fits():
     assert as_boxed(again) is again
 
 
-Out = collections.namedtuple("Out", "a b")  # noqa: PYI024
+Out = collections.namedtuple("Out", "a b")
 
 
 @pytest.mark.parametrize(

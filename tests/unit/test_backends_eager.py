@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import linecache
 import math
 import operator
 import typing
-import weakref
 
 import pytest
 import torch
@@ -19,7 +16,6 @@ from foregrad.errors import BackendError
 from foregrad.graph.meta import NodeMeta, TensorSpec
 
 aten = torch.ops.aten
-MIB = 1 << 20
 
 
 def graph_of(build, root=None) -> torch.fx.GraphModule:
@@ -38,26 +34,6 @@ def same(got, want):
             assert torch.equal(a, b)
         else:
             assert a == b
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors made under it that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-
-    def _remove(self, nbytes):
-        self.now -= nbytes
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(item, torch.Tensor) and not any(item is arg for arg in args):
-                self.now += item.nbytes
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(item, self._remove, item.nbytes)
-        return result
 
 
 # -- results
@@ -199,6 +175,30 @@ def test_symbolic_sizes_are_plain_integers_when_called():
     assert "aten_view(" in eager_compiler(graph_of(build)).source(), "without an example, `n` might be anything"
 
 
+def test_arguments_given_by_keyword():
+    def build(g):
+        x, y = g.placeholder("x"), g.placeholder("y")
+        return [
+            g.call_function(aten.mm.default, (), {"self": x, "mat2": y}),
+            g.call_function(aten.sum.dim_IntList, (x,), {"dim": [0], "keepdim": True}),
+            g.call_function(aten.add.Tensor, (x, y), {"alpha": 2}),
+        ]
+
+    x, y = torch.randn(2, 2), torch.randn(2, 2)
+    same(eager_compiler(graph_of(build), [x, y])([x, y]), [x @ y, x.sum(0, keepdim=True), torch.add(x, y, alpha=2)])
+
+
+def test_a_number_in_a_tensors_place_takes_the_operators_own_door():
+    def build(g):
+        n, x = g.placeholder("n"), g.placeholder("x")
+        return [g.call_function(aten.mul.Tensor, (n, x)), g.call_function(aten.sin.default, (x,))]
+
+    x = torch.randn(2)
+    for examples in (None, [2.5, x], [3, x]):
+        for number in (3, 2.5):
+            same(eager_compiler(graph_of(build), examples)([number, x]), [number * x, x.sin()])
+
+
 def test_module_attributes_nested_and_repeated():
     root = torch.nn.Module()
     root.block = torch.nn.Module()
@@ -297,7 +297,7 @@ def picks_of(g, op, args, indices):
 
 @pytest.mark.parametrize("indices", [[0, 1, 2], [0], [2], [0, 2], [2, 0], [1, 1], [0, 0, 2], []])
 def test_each_way_to_pick_outputs(indices):
-    x, w = torch.randn(3, 4), torch.randn(4)
+    x = torch.randn(3, 4)
     gm = graph_of(
         lambda g: tuple(
             picks_of(g, aten.native_layer_norm.default, (g.placeholder("x"), [4], None, None, 1e-5), indices)
@@ -413,97 +413,6 @@ def test_without_a_known_shape_only_partial_slices_of_the_first_dimension_are_in
     assert "x[1:3]" in source
 
 
-# -- lifetimes
-
-
-def chain(count, keep=False):
-    def build(g):
-        values = [g.placeholder("x")]
-        for _ in range(count):
-            values.append(g.call_function(aten.sin.default, (values[-1],)))
-        return values[1:] if keep else values[-1:]
-
-    return graph_of(build)
-
-
-def test_a_chain_never_holds_more_than_one_step():
-    compiled = eager_compiler(chain(8))
-    with LiveBytes() as live:
-        compiled([torch.ones(MIB // 4)])
-    assert live.peak == 2 * MIB
-
-
-def test_saved_values_are_freed_one_by_one_in_the_backward():
-    def build(g):
-        saved = [g.placeholder(f"s{i}") for i in range(8)]
-        gradient = g.placeholder("tangents_1")
-        for value in reversed(saved):
-            gradient = g.call_function(aten.mul.Tensor, (gradient, g.call_function(aten.cos.default, (value,))))
-        return (gradient,)
-
-    compiled = eager_compiler(graph_of(build))
-    with LiveBytes() as live:
-        args = [torch.ones(MIB // 4) for _ in range(9)]
-        assert live.now == 9 * MIB
-        out = compiled(args)
-        assert live.now == MIB
-    assert live.peak == 10 * MIB
-    del out
-    assert live.now == 0
-
-
-def test_unused_inputs_die_before_the_first_operator():
-    alive = []
-    died = []
-
-    def build(g):
-        x, _ = g.placeholder("x"), g.placeholder("unused")
-        g.call_function(lambda value: alive.append(not died), (x,))
-        return (x,)
-
-    unused = torch.ones(1)
-    weakref.finalize(unused, died.append, True)
-    args = [torch.ones(1), unused]
-    del unused
-    eager_compiler(graph_of(build))(args)
-    assert alive == [False]
-
-
-def test_outputs_picked_from_a_tuple_die_apart():
-    sizes = []
-
-    def build(g):
-        x = g.placeholder("x")
-        out, mean, _ = picks_of(g, aten.native_layer_norm.default, (x, [MIB // 4], None, None, 1e-5), [0, 1, 2])
-        kept = g.call_function(aten.neg.default, (mean,))
-        total = g.call_function(aten.sum.default, (out,))
-        g.call_function(lambda: sizes.append(live.now))
-        return kept, total
-
-    compiled = eager_compiler(graph_of(build))
-    with LiveBytes() as live:
-        compiled([torch.ones(4, MIB // 4)])
-    assert sizes == [4 * 4 + 4], "only the two results are alive: four means and one sum"
-
-
-def test_generated_code_and_constants_die_with_the_function():
-    before = {name for name in linecache.cache if name.startswith("<foregrad")}
-    root = torch.nn.Module()
-    root.register_buffer("c", torch.ones(3))
-    alive = weakref.ref(root.c)
-    compiled = eager_compiler(graph_of(lambda g: (g.call_function(aten.sin.default, (g.get_attr("c"),)),), root))
-    root.c = None
-    gc.collect()  # graph modules are cycles of their own
-    assert alive() is not None
-    gc.disable()
-    try:
-        del compiled
-        assert alive() is None
-    finally:
-        gc.enable()
-    assert {name for name in linecache.cache if name.startswith("<foregrad")} == before
-
-
 # -- the text
 
 
@@ -526,6 +435,16 @@ def test_the_source_is_what_one_would_write():
         "    _to_copy_default = tensor_to(tanh_backward_default, float64, copy=True); del tanh_backward_default\n"
         "    return [_to_copy_default, None, w]\n"
     )
+
+
+def chain(count):
+    def build(g):
+        value = g.placeholder("x")
+        for _ in range(count):
+            value = g.call_function(aten.sin.default, (value,))
+        return (value,)
+
+    return graph_of(build)
 
 
 def test_compiling_makes_no_late_meta():

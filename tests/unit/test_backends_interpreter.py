@@ -72,7 +72,7 @@ def test_symbolic_sizes_are_not_compared_nor_specialized():
 )
 def test_each_disagreement_names_node_line_and_both_values(wrong, what, expected, actual):
     run = one_op(aten.sin.default, (), wrong)
-    with pytest.raises(GraphError, match=rf"node `suspect` .*aten\.sin\.default") as caught:
+    with pytest.raises(GraphError, match=r"node `suspect` .*aten\.sin\.default") as caught:
         run([torch.ones(2, 3)])
     message = str(caught.value)
     assert "model.py:41 in forward: y = self.fc(x)" in message

@@ -181,7 +181,7 @@ def test_every_kind_of_argument():
         relu = graph.call_function(torch.nn.functional.relu, (moved,))
         sine = graph.call_function(torch.sin, (relu,))
         total = graph.call_method("sum", (sine,), {"dim": 0})
-        graph.output((total, filled, {"n": n, "c": complex(-0.0, 2)}, (half, [None, "s"]), biggest))
+        graph.output((total, filled, {"n": n, "c": complex(1.5, -2)}, (half, [None, "s"]), biggest))
         return torch.fx.GraphModule({}, graph)
 
     gm = build()

@@ -53,7 +53,7 @@ class FastCall:
     """A direct binding for an operator, and when it may be used.
 
     `spread`: the last positional argument, a list of integers, is passed as separate arguments.
-    `needs`: keywords that must be given, because without them another overload or a default of the session is meant.
+    `needs`: keywords that must be given, because without them another overload or the process's default is meant.
     `only`: keywords that may be given. `positional`: those of them that the binding takes by position.
     `appended`: text put after the arguments.
     """
@@ -102,7 +102,7 @@ _OTHER_NAMES = {
     "sym_numel": "numel",
     "sym_storage_offset": "storage_offset",
 }
-# Without these keywords the bindings would fill in the session's default dtype and device at another level.
+# Without these keywords the bindings would fill in the process's default dtype and device at another level.
 _FACTORIES = "full zeros ones empty.memory_format arange arange.start arange.start_step scalar_tensor"
 _NEEDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_FACTORIES.split(), ("dtype", "device")),

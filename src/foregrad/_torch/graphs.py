@@ -120,7 +120,7 @@ class GraphCopier:
         self._used_names = self.graph._graph_namespace._used_names
         self._name_of = self.graph._graph_namespace._obj_to_name
         self._index = self.graph._find_nodes_lookup_table.insert
-        self._insert = self.graph._root._prepend
+        self._insert = self.graph._insert
 
     def placeholder(self, node: fx.Node) -> fx.Node:
         """A placeholder that stands for `node`, whatever kind of node that is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["base_of", "is_view", "is_wrapper_subclass", "storage_key", "version_of"]
+__all__ = ["base_of", "is_view", "is_wrapper_subclass", "storage_key", "version_of", "view_again"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -26,6 +26,11 @@ def is_view(tensor: torch.Tensor) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written to in place."""
     return tensor._version
+
+
+def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The view of `base` that `view` is of its own base, whatever the two tensors' kinds."""
+    return view._view_func_unsafe(base)  # type: ignore[no-any-return, attr-defined]
 
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:

@@ -4,6 +4,9 @@ A caller that passes arguments one by one keeps them alive until the call return
 decides when each one dies, so that saved activations are freed during the backward, not after it.
 
 Compilers return all sorts of callables; `as_boxed` makes each of them keep the convention.
+
+Known weaknesses: before Python 3.11 the interpreter itself holds the arguments of a call, so a function that isn't
+boxed frees nothing early there. A hook put on a graph module after it was boxed is not seen.
 """
 
 from __future__ import annotations

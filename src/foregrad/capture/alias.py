@@ -30,10 +30,18 @@ aten = torch.ops.aten
 class View:
     """A view operator applied to a value: `op(source, *args)`, output `index` of several when not None."""
 
-    __slots__ = ("args", "call", "grad_enabled", "index", "kwargs", "op")
+    __slots__ = ("args", "call", "grad_enabled", "index", "is_member", "kwargs", "op")
 
     def __init__(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None, call: object, grad_enabled: bool
+        self,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        index: int | None,
+        call: object,
+        grad_enabled: bool,
+        *,
+        is_member: bool = False,
     ) -> None:
         self.op = op
         self.args = args  # without the source
@@ -41,17 +49,19 @@ class View:
         self.index = index
         self.call = call  # one object for all outputs of one call
         self.grad_enabled = grad_enabled
+        self.is_member = is_member  # an input's place in a memory that inputs share
 
 
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
 
-    __slots__ = ("generation", "is_input", "last_scatter", "root")
+    __slots__ = ("generation", "is_input", "is_written_anywhere", "last_scatter", "root")
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
         self.generation = 0
         self.is_input = is_input
+        self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
         self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
@@ -156,6 +166,8 @@ class Value:
 
     def _write_parent(self, emit: Emit, new: Entry) -> None:
         parent, view, storage = self.parent, self.view, self.storage
+        if view is not None and view.op is aten.as_strided.default and not view.is_member:
+            storage.is_written_anywhere = True
         assert parent is not None
         assert view is not None
         base = parent.read(emit)

@@ -67,13 +67,14 @@ def capture_call(
     """
     lifted = list(lifted)
     shared_bases = False
+    whole: set[int] = set()
     while True:
-        run = _Capture(call, name, decompositions or {}, shared_bases=shared_bases)
+        run = _Capture(call, name, decompositions or {}, shared_bases=shared_bases, whole=whole)
         try:
             captured = run.run(lifted)
         except SharedClosureFound as found:
-            assert found.source is not None
-            lifted.append((found.tensor, found.source))
+            if found.source is not None:
+                lifted.append((found.tensor, found.source))
             continue
         if captured is None:
             shared_bases = True
@@ -83,14 +84,21 @@ def capture_call(
 
 class _Capture:
     def __init__(
-        self, call: FlatCall, name: str, decompositions: Mapping[Any, Callable[..., Any]], *, shared_bases: bool
+        self,
+        call: FlatCall,
+        name: str,
+        decompositions: Mapping[Any, Callable[..., Any]],
+        *,
+        shared_bases: bool,
+        whole: set[int],
     ) -> None:
         self.call = call
         self.name = name
         self.fake_mode = _fake_mode_of(call)
-        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases)
+        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole)
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
+        self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
         self.modules: dict[int, torch.nn.Module] = {}
         owner = getattr(call.function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
@@ -261,6 +269,7 @@ class _Capture:
             outputs=tuple(found.outputs),
             output_spec=out_tree,
             replacements=tuple(found.replacements),
+            counted=tuple(found.counted),
             shared_memory=tuple(shared),
         )
         return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
-from .._torch.tensors import base_of, storage_key, version_of
+from .._torch.tensors import base_of, is_view, storage_key, version_of, view_again
 from ..errors import ForegradWarning
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.sources import Source, find_sources
@@ -69,10 +69,11 @@ class _StandIn(torch.autograd.Function):
 class Inputs:
     """All inputs of one capture. Call `add_arguments` first; `adopt` then finds stand-ins for the tensors met."""
 
-    def __init__(self, call: FlatCall, fake_mode: FakeTensorMode, *, shared_bases: bool) -> None:
+    def __init__(self, call: FlatCall, fake_mode: FakeTensorMode, *, shared_bases: bool, whole: set[int]) -> None:
         self.call = call
         self.fake_mode = fake_mode
         self.shared_bases = shared_bases
+        self.whole = whole  # ids of tensors to be seen as part of all of their memory
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self.by_stand_in: dict[int, InputRecord] = {}
@@ -93,6 +94,8 @@ class Inputs:
                 known[id(leaf)] = record = InputRecord(leaf, Input(call.paths[index]), index, None)
                 new.append(record)
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
+        grouped = {id(record) for group in groups for record in group}
+        groups += [[record] for record in new if id(record.real) in self.whole and id(record) not in grouped]
         in_group = {id(record) for group in groups for record in group}
         for record in new:
             self.records.append(record)
@@ -118,7 +121,7 @@ class Inputs:
         shared = self._same_memory(record)
         self.records.append(record)
         self.recorder.tape.append(record.entry)
-        if shared is None:
+        if shared is None and id(real) not in self.whole:
             self._stand_in_alone(record)
         else:
             self._join(record, shared)
@@ -195,8 +198,9 @@ class Inputs:
         self.recorder.values[id(stand_in)] = record.initial
         if not stand_in.is_inference():
             record.start_version = version_of(stand_in)
-        if stand_in.grad_fn is not None:
-            record.start_sequence_nr = stand_in.grad_fn._sequence_nr()
+        tracked = base_of(stand_in) if is_view(stand_in) else stand_in
+        if tracked is not None and tracked.grad_fn is not None:
+            record.start_sequence_nr = tracked.grad_fn._sequence_nr()
 
     # ---------------------------------------------------------------- shared memory
 
@@ -278,7 +282,13 @@ class Inputs:
                 return other
         return None
 
-    def _join(self, record: InputRecord, other: InputRecord) -> None:
+    def whole_memory_needed(self, root: Value) -> None:
+        """A write went past the edges of the input that `root` is: capture again with all of its memory."""
+        record = next(r for r in self.records if r.initial is root)
+        self.whole.add(id(record.real))
+        raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+
+    def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""
         raise SharedClosureFound(record.real, record.source)
 
@@ -307,7 +317,8 @@ def _member_value(record: InputRecord, whole: InputRecord) -> Value:
         typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
         parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
         parent.generation = -1
-    view = View(aten.as_strided.default, (list(spec.shape), list(spec.stride), spec.offset), {}, None, call, False)
+    layout = (list(spec.shape), list(spec.stride), spec.offset)
+    view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
     value = Value(record.stand_in, record.entry, spec, parent, view)
     for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
         if bit:
@@ -320,7 +331,7 @@ def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The same view of `base` that `real` is of its own base."""
     if real.dtype is base.dtype:
         return base.as_strided(real.shape, real.stride(), real.storage_offset())
-    return real._view_func(base)  # type: ignore[attr-defined, no-any-return]
+    return view_again(real, base)
 
 
 def _unique(lifted: list[tuple[torch.Tensor, Source]]) -> list[tuple[torch.Tensor, Source]]:

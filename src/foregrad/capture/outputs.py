@@ -45,6 +45,7 @@ class Analysis:
     metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     replacements: list[tuple[int, OutputInfo]] = dataclasses.field(default_factory=list)
+    counted: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
@@ -90,43 +91,50 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 
 
 def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> None:
-    stand_in = record.stand_in
+    stand_in, initial = record.stand_in, record.initial
     writes = [w for w in recorder.writes.metadata_log if w[0] == id(stand_in)]
     current = recorder.values[id(stand_in)]
-    in_group = record.initial.parent is not None
-    replaced = current.storage is not record.initial.storage
-    written = record.initial.storage.is_written and not in_group
-    counted = stand_in.is_inference() or version_of(stand_in) != record.start_version
-    differentiable = _differentiable_write(record)
-    if replaced:
-        if written:
-            entry = record.initial.read(recorder.emit)
-            out = found.add(Updated(record.slot), entry, record.spec, None)
-            found.updates.append(Update(index, out, differentiable=False))
+    storage = initial.storage
+    in_group = initial.parent is not None
+    written = (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+    counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
+    differentiable = written and _differentiable_write(record)
+    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not storage:
         if differentiable:
             raise UnsupportedMutationError(
                 f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
             )
         found.replaced.append(index)
+    else:
+        for _, op, args, kwargs, grad_enabled in writes:
+            found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
+    if not written:
+        if counted and (index in found.replaced or not writes):
+            found.counted.append(index)
         return
-    for _, op, args, kwargs in writes:
-        found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items())))
-    if not (written or (in_group and record.initial.is_written_through)):
-        return
-    if writes and current.spec.numel != record.spec.numel:
+    if differentiable and current.spec.numel != record.spec.numel:
         raise UnsupportedMutationError(
-            f"{record.slot} is both resized in place and written; write to a copy and return it instead."
+            f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
         )
-    entry = current.read(recorder.emit)
-    out = found.add(Updated(record.slot), entry, current.spec, stand_in if differentiable else None)
-    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted))
+    value = current if differentiable else initial
+    out = found.add(
+        Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
+    )
+    found.updates.append(
+        Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference())
+    )
 
 
 def _differentiable_write(record: InputRecord) -> bool:
+    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
     stand_in = record.stand_in
-    if not stand_in.requires_grad or stand_in.grad_fn is None:
+    if not stand_in.requires_grad:
         return False
-    return bool(stand_in.grad_fn._sequence_nr() != record.start_sequence_nr)
+    tracked = base_of(stand_in) if is_view(stand_in) else stand_in
+    assert tracked is not None
+    if tracked.grad_fn is None:
+        return False
+    return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
 
 
 # -------------------------------------------------------------------- outputs
@@ -229,7 +237,9 @@ def _tensor_output(
 ) -> OutputInfo:
     value = recorder.value_of(leaf)
     if value.storage.is_input:
-        return _input_alias(recorder, inputs, number, value, path)
+        alias = _input_alias(recorder, inputs, number, value, path)
+        is_leaf = leaf.requires_grad and leaf.grad_fn is None
+        return dataclasses.replace(alias, leaf=True) if is_leaf else alias
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=leaf.requires_grad and leaf.grad_fn is None)

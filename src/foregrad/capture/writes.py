@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +31,14 @@ aten = torch.ops.aten
 class Writes:
     """The mutating half of a recorder.
 
-    `metadata_log` lists, in order, the size and storage changes: (id of the tensor, operator, other arguments).
+    `metadata_log` lists, in order, the size and storage changes: (id of the tensor, operator, other
+    arguments, their keywords, whether gradients were on).
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.past_the_edges: Callable[[Value], None] = lambda _root: None
+        self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
 
@@ -57,7 +60,7 @@ class Writes:
         else:
             new = self._on_copies(info, given, before, info.writes, out)
         for tensor, entry in zip(targets, new, strict=True):
-            self._write(tensor, entry)
+            self._write(tensor, entry, checked=func is not aten.copy_.default)
         return out
 
     def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
@@ -129,12 +132,19 @@ class Writes:
     def _filled(self, target: torch.Tensor, old: Entry, fill: Any, args: Any) -> Entry:
         return self.recorder.emit(aten.full_like.default, old, args[1] if fill is None else fill)
 
-    def _write(self, tensor: torch.Tensor, new: Entry) -> None:
+    def _write(self, tensor: torch.Tensor, new: Entry, *, checked: bool = False) -> None:
         rec = self.recorder
         value = rec.value_of(tensor)
         spec = new.spec
         assert isinstance(spec, TensorSpec)
+        if value.storage.is_input and _leaves_its_root(value):
+            self.past_the_edges(value.storage.root)
         if spec.dtype is not value.spec.dtype:
+            if checked and not torch.can_cast(spec.dtype, value.spec.dtype):
+                raise RuntimeError(
+                    f"result type {_type_name(spec.dtype)} can't be cast to the desired output type "
+                    f"{_type_name(value.spec.dtype)}"
+                )
             new = rec.emit(aten._to_copy.default, new, kwargs={"dtype": value.spec.dtype})
             spec = new.spec
             assert isinstance(spec, TensorSpec)
@@ -201,7 +211,7 @@ class Writes:
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
         self._become_view(tensor, old, view)
-        self.metadata_log.append((id(tensor), func, rest, kwargs))
+        self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
 
     def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
@@ -229,7 +239,7 @@ class Writes:
         rec = self.recorder
         view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
         self._become_view(tensor, rec.value_of(source), view)
-        self.metadata_log.append((id(tensor), "data", (), {}))
+        self.metadata_log.append((id(tensor), "data", (), {}, False))
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
@@ -239,7 +249,7 @@ class Writes:
         spec = rec.spec_of(tensor)
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
-        self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs))
+        self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
         fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
         if fits:
             where = (list(spec.shape), list(spec.stride), spec.offset)
@@ -268,7 +278,7 @@ class Writes:
         chain = [value]
         while chain[-1].view is not None and chain[-1].view.op in IDENTITIES and chain[-1].parent is not None:
             chain.append(chain[-1].parent)
-        shared = chain[-1].parent is not None or chain[-1].storage.is_input or any(
+        shared = chain[-1].parent is not None or any(
             v not in chain and v._storage is not None and v._storage is value._storage for v in rec.values.values()
         )
         if shared:
@@ -279,6 +289,45 @@ class Writes:
 
 
 _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+
+
+def _leaves_its_root(value: Value) -> bool:
+    """Whether a view by strides goes past the memory of the input it is taken of."""
+    root = value.storage.root
+    start, end = root.spec.offset, root.spec.offset + root.spec.nbytes // root.spec.dtype.itemsize
+    while value.parent is not None:
+        if value.view is not None and value.view.op is aten.as_strided.default and not value.view.is_member:
+            if root.fake is None:
+                return False  # the root is all of the memory
+            low, span = value.spec.offset, value.spec.nbytes // value.spec.dtype.itemsize
+            return value.spec.dtype is not root.spec.dtype or low < start or low + span > end or not _is_dense(root.spec)
+        value = value.parent
+    return False
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    return bool(spec.nbytes == spec.numel * spec.dtype.itemsize)
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    """What C++ calls it in messages: `Float`, `Long`."""
+    return _TYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
+_TYPE_NAMES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
 
 
 def _plain(spec: TensorSpec, value: Value) -> TensorSpec:

@@ -68,12 +68,14 @@ class MetadataWrite:
     op: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
+    grad_enabled: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Update:
     """An input whose elements were written: `output` is the graph output that holds its new value.
 
+    That has the sizes the input came with, or, when gradients flow through the write, those it has after the call.
     `differentiable`: gradients flow through the write. `counted`: the write moves the version counter (a write
     through `.data` does not).
     """
@@ -127,11 +129,15 @@ class GraphOutput(OutputInfo):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AliasOutput(OutputInfo):
-    """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run."""
+    """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
+
+    `leaf`: eager returns a leaf that requires grad.
+    """
 
     input: int | None
     output: int | None
     steps: tuple[ViewStep, ...]
+    leaf: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,6 +151,7 @@ class Signature:
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
+    * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
 
@@ -160,6 +167,7 @@ class Signature:
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
     replacements: tuple[tuple[int, OutputInfo], ...] = ()
+    counted: tuple[int, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .default import default_partition
-from .default import default_partition as min_cut_rematerialization_partition
 from .index import JointIndex
+from .mincut import min_cut_rematerialization_partition
 from .split import Split, check_split, split
 
 __all__ = [

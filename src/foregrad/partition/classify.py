@@ -82,6 +82,12 @@ _RANDOM_THAT_FUSES = frozenset({"aten::native_dropout", "aten::rand_like", "aten
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_dtensor"})
 _RANDOM_WRAPPERS = frozenset({"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"})
 
+_ARITHMETIC = frozenset(
+    [abs, bool, float, int, max, min, pow, round, sum]
+    + [getattr(operator, f"__{name}__") for name in "abs add and eq floordiv ge gt inv invert le lshift lt mod".split()]
+    + [getattr(operator, f"__{name}__") for name in "mul ne neg not or pos pow rshift sub truediv xor".split()]
+)
+
 _HEAVY = OpClass(Kind.HEAVY)
 _EFFECT = OpClass(Kind.EFFECT)
 _RANDOM = OpClass(Kind.RANDOM)
@@ -156,7 +162,7 @@ def _classify_function(node: fx.Node) -> OpClass:
         return _EFFECT
     module = getattr(target, "__module__", None)
     name = getattr(target, "__name__", "")
-    if module in {"_operator", "operator", "math", "builtins"} or getattr(math, name, None) is target:
+    if target in _ARITHMETIC or getattr(math, name, None) is target:
         return _NUMBER
     if name.startswith(("sym_", "_sym_")) and str(module).partition(".")[0] == "torch":
         return _NUMBER

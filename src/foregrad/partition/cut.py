@@ -60,9 +60,7 @@ def cheapest_residuals(
     return sorted(chosen + _cut(index, save, redo, undecided, certain)) if undecided else chosen
 
 
-def _certainly_saved(
-    index: JointIndex, save: Sequence[int], redo: Sequence[int], certain: bytearray
-) -> list[int]:
+def _certainly_saved(index: JointIndex, save: Sequence[int], redo: Sequence[int], certain: bytearray) -> list[int]:
     """What can't be computed again and is needed whatever is chosen. Marks in `certain` all that is needed so."""
     saved = []
     reader: dict[int, int] = {}
@@ -88,7 +86,7 @@ def _free(index: JointIndex, save: Sequence[int], redo: Sequence[int], chosen: l
         free[i] = 1
     for i, reads in enumerate(index.operands):
         if not free[i]:
-            free[i] = save[i] == 0 or (redo[i] == 0 and all([free[operand] for operand in reads]))
+            free[i] = save[i] == 0 or (redo[i] == 0 and all(map(free.__getitem__, reads)))
     return free
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from .classify import Kind
-from .index import JointIndex
+from .index import JointIndex, is_number
 from .split import split
 from .tags import Wish, wishes
+from .views import prefer_views
 
 __all__ = ["choose_default", "default_partition"]
 
@@ -33,7 +33,7 @@ def default_partition(
     graph's outputs are the forward's. Values tagged by `torch.utils.checkpoint` are recomputed as asked.
     """
     index = JointIndex(joint_module, num_fwd_outputs)
-    halves = split(index, choose_default(index))
+    halves = split(index, prefer_views(index, choose_default(index)))
     return halves.forward, halves.backward
 
 
@@ -70,7 +70,7 @@ def _ran_in_forward(index: JointIndex, i: int) -> bool:
     """Whether the forward computes node i: for its outputs, or because the function did so (it may have kept a
     value for the backward that no output depends on).
     """
-    return bool(index.in_forward[i]) or dict.get(index.nodes[i].meta, "partitioner_tag") in {
+    return index.exists_in_forward(i) or dict.get(index.nodes[i].meta, "partitioner_tag") in {
         "is_forward",
         "must_be_in_forward",
     }
@@ -93,11 +93,7 @@ def _numbers_to_save(index: JointIndex, numbers: list[int], needed: bytearray, s
         if kinds[i] is Kind.NUMBER:
             available[i] = all(available.get(operand, False) for operand in operands[i])
         elif kinds[i] is Kind.INPUT:
-            available[i] = bool(needed[i]) or not _is_tensor(index.nodes[i])
+            available[i] = bool(needed[i]) or is_number(index.nodes[i])
         elif needed[i]:
             available[i] = i in kept or all(available.get(operand, False) for operand in operands[i])
     return [i for i in numbers if not available[i]]
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return dict.get(node.meta, "spec") is not None or isinstance(node.meta.get("val"), torch.Tensor)

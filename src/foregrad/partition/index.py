@@ -18,7 +18,7 @@ from ..errors import PartitionError
 from ..graph.meta import TensorSpec
 from .classify import Kind, OpClass, classify
 
-__all__ = ["JointIndex", "is_number", "value_bytes"]
+__all__ = ["JointIndex", "is_number", "is_tuple", "value_of"]
 
 _ONCE = (Kind.RANDOM, Kind.EFFECT)
 _BACKWARD_TAGS = ("is_backward", "must_be_in_backward")
@@ -90,10 +90,12 @@ class JointIndex:
             if kind is Kind.ITEM and (kinds[reads[0]] is Kind.VIEW):
                 kinds[i] = Kind.VIEW
                 root[i] = root[reads[0]]
-            if any([needs_tangent[operand] for operand in reads]) or (
-                get(node.meta, "partitioner_tag") == "must_be_in_backward"
-            ):
-                needs_tangent[i] = 1
+            for operand in reads:
+                if needs_tangent[operand]:
+                    needs_tangent[i] = 1
+                    break
+            else:
+                needs_tangent[i] = get(node.meta, "partitioner_tag") == "must_be_in_backward"
 
     def _mark_needed(self) -> None:
         """One sweep from the end: bit 1 says that the forward needs a node, bit 2 that the backward does."""
@@ -142,13 +144,14 @@ class JointIndex:
         for i in once:
             needs_tangent[i] = 1
         for i in range(min(once), len(needs_tangent)):
-            if not needs_tangent[i] and any([needs_tangent[operand] for operand in self.operands[i]]):
+            if not needs_tangent[i] and any(map(needs_tangent.__getitem__, self.operands[i])):
                 needs_tangent[i] = 1
 
     def _written_inputs(self) -> set[int]:
         """Inputs that an operator of the graph writes to, or that the caller will overwrite with an output.
 
-        The first are seen in the graph (a final `copy_`), the second in what captures note of outputs and inputs.
+        The first are seen in the graph (a final `copy_`). The second, captures may note: PyTorch's describe outputs
+        and inputs under ``"desc"``; any other may set ``"updated"`` on the input.
         """
         found = set()
         for i, known in enumerate(self.classes):
@@ -182,9 +185,15 @@ class JointIndex:
         """Whether node i is a random operator or an effect that the forward runs, and nobody may run again."""
         return self.kinds[i] in _ONCE and bool(self.in_forward[i])
 
+    def exists_in_forward(self, i: int) -> bool:
+        """Whether the forward has node i's value, asked for by its own outputs or made along with what is."""
+        return bool(self.in_forward[i] or (self.kinds[i] is Kind.ITEM and self.in_forward[self.operands[i][0]]))
+
     def bytes_of(self, i: int) -> int:
-        """Bytes of a node's value: of all results for several, 0 for numbers; estimated for symbolic sizes."""
-        return value_bytes(self.nodes[i])
+        """Bytes of a node's value: of all results for several, 0 for numbers. Symbolic sizes are estimated, without
+        the guard that `nbytes_of` adds.
+        """
+        return _bytes(value_of(self.nodes[i]))
 
     def describe(self, i: int) -> str:
         """A node for a message: its name, operator, and the user's line when known."""
@@ -204,19 +213,20 @@ _BIT_1 = bytes(i & 1 for i in range(256))
 _BIT_2 = bytes(i >> 1 & 1 for i in range(256))
 
 
+def value_of(node: fx.Node) -> Any:
+    """What is known of a node's value: its specs where the capture left them (cheap), or else the fake value."""
+    spec = dict.get(node.meta, "spec")
+    return node.meta.get("val") if spec is None else spec
+
+
 def is_number(node: fx.Node) -> bool:
     """Whether a node's value is a symbolic or plain number rather than a tensor."""
-    meta = node.meta
-    if dict.get(meta, "spec") is not None:
-        return False
-    return isinstance(meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+    return isinstance(value_of(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
-def value_bytes(node: fx.Node) -> int:
-    """Bytes of a node's value. Unlike `nbytes_of` it adds no guard on symbolic sizes."""
-    meta = node.meta
-    spec = dict.get(meta, "spec")
-    return _bytes(meta.get("val") if spec is None else spec)
+def is_tuple(node: fx.Node) -> bool:
+    """Whether a node's value is several values."""
+    return isinstance(value_of(node), (tuple, list))
 
 
 def _bytes(value: Any) -> int:

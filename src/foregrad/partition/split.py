@@ -20,10 +20,11 @@ from torch import fx
 from .._torch.graphs import GraphCopier, symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from ..errors import PartitionError
+from ..graph.meta import TensorSpec
 from .classify import Kind
-from .index import JointIndex, is_number
+from .index import JointIndex, is_number, is_tuple, value_of
 
-__all__ = ["Split", "check_split", "split"]
+__all__ = ["Split", "backward_needs", "check_split", "split"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def split(index: JointIndex, residuals: Iterable[fx.Node]) -> Split:
     """Cut the joint graph at `residuals`. Inputs need not be listed, and values that the backward does not use are
     left out. Raises `PartitionError` as `check_split` does.
     """
-    used, in_backward = _backward_needs(index, _chosen(index, residuals))
+    used, in_backward = backward_needs(index, residuals)
     tensors, numbers = _ordered(index, used)
     numbers = _with_size_symbols(index, tensors, numbers)
     forward = _forward_half(index, [*tensors, *numbers])
@@ -61,7 +62,7 @@ def check_split(index: JointIndex, residuals: Iterable[fx.Node]) -> None:
     * no residual is the tuple of an operator with several results (its items can be saved);
     * the backward needs to run no random operator or effect of the forward a second time.
     """
-    _backward_needs(index, _chosen(index, residuals))
+    backward_needs(index, residuals)
 
 
 def _chosen(index: JointIndex, residuals: Iterable[fx.Node]) -> bytearray:
@@ -73,7 +74,7 @@ def _chosen(index: JointIndex, residuals: Iterable[fx.Node]) -> bytearray:
         if index.needs_tangent[i]:
             raise PartitionError(f"{index.describe(i)} can't be saved: it needs the tangents")
         kind = index.kinds[i]
-        if kind is not Kind.INPUT and _is_tuple(node):
+        if kind is not Kind.INPUT and is_tuple(node):
             raise PartitionError(
                 f"{index.describe(i)} can't be saved: it has several results. Save those the backward needs "
                 f"(its getitem nodes)."
@@ -83,13 +84,12 @@ def _chosen(index: JointIndex, residuals: Iterable[fx.Node]) -> bytearray:
     return chosen
 
 
-def _is_tuple(node: fx.Node) -> bool:
-    spec = dict.get(node.meta, "spec")
-    return isinstance(node.meta.get("val") if spec is None else spec, (tuple, list))
+def backward_needs(index: JointIndex, residuals: Iterable[fx.Node]) -> tuple[list[int], bytearray]:
+    """(the residuals and inputs that the backward uses, a mask of what it computes), from one sweep over the graph.
 
-
-def _backward_needs(index: JointIndex, chosen: bytearray) -> tuple[list[int], bytearray]:
-    """(the residuals that are used, a mask of what the backward computes), from one sweep over the graph."""
+    Raises `PartitionError` as `check_split` does.
+    """
+    chosen = _chosen(index, residuals)
     needed = bytearray(len(index))
     for i in index.gradient_numbers:
         needed[i] = 1
@@ -126,7 +126,7 @@ def _ordered(index: JointIndex, used: list[int]) -> tuple[list[int], list[int]]:
         node = index.nodes[i]
         if index.kinds[i] is Kind.NUMBER or is_number(node):
             numbers.append(i)
-        elif dict.get(node.meta, "spec") is None and not isinstance(node.meta.get("val"), (torch.Tensor, type(None))):
+        elif not isinstance(value_of(node), (TensorSpec, torch.Tensor, type(None))):
             others.append(i)
         elif node.meta.get("saved_tensor_with_no_vc_check", False):
             # PyTorch's runtime keeps these in a slice of their own.
@@ -189,7 +189,7 @@ def _forward_half(index: JointIndex, residuals: list[int]) -> fx.Graph:
 
 def _soon(index: JointIndex, needed: bytearray, extra: list[int]) -> list[int]:
     """The forward's order, with each node that only the backward asked for as early as its operands allow."""
-    missing = {i: 0 for i in extra}
+    missing = dict.fromkeys(extra, 0)
     waiting: dict[int, list[int]] = {}
     ready = []
     for i in reversed(extra):

@@ -35,6 +35,9 @@ _WISH_BY_POLICY: dict[Any, Wish] = {
     CheckpointPolicy.PREFER_CPU_OFFLOAD: Wish.SAVE,
 }
 
+# Computing these again costs nothing, so there is nothing to wish.
+_ALWAYS_AGAIN = (Kind.VIEW, Kind.NUMBER, Kind.CONSTANT)
+
 
 def wishes(index: JointIndex) -> bytearray | None:
     """The wish for each node, or None when the graph has no tags. Wishes that can't be granted are left out:
@@ -50,17 +53,19 @@ def wishes(index: JointIndex) -> bytearray | None:
     for i, policy in enumerate(policies):
         if index.needs_tangent[i] or index.kinds[i] is Kind.INPUT:
             continue
-        if policy is None and index.kinds[i] is Kind.ITEM:
+        found[i] = _WISH_BY_POLICY.get(policy, Wish.NONE)
+        if index.kinds[i] is Kind.ITEM and found[i] != Wish.SAVE:
+            # One result of several comes with its operator.
             found[i] = found[index.operands[i][0]]
-        else:
-            found[i] = _WISH_BY_POLICY.get(policy, Wish.NONE)
     _save_borders(index, found)
     for i, policy in enumerate(policies):
         if policy is CheckpointPolicy.MUST_SAVE and index.kinds[i] is Kind.VIEW:
             # A view can't be kept without the memory it looks at.
-            _save_memory(index, found, i)
+            found[index.root[i]] = Wish.SAVE
     for i, wish in enumerate(found):
-        if wish == Wish.RECOMPUTE and _runs_once(index, i):
+        if index.kinds[i] in _ALWAYS_AGAIN:
+            found[i] = Wish.NONE
+        elif wish == Wish.RECOMPUTE and _runs_once(index, i, found):
             found[i] = Wish.SAVE
     return found
 
@@ -82,21 +87,15 @@ def _save_borders(index: JointIndex, found: bytearray) -> None:
             for user in readers
         )
         if later or (not readers and dict.get(node.meta, "has_backward_hook", False)):
-            _save_memory(index, found, i)
+            root = index.root[i]
+            if found[root] != Wish.NONE:
+                found[root] = Wish.SAVE
 
 
-def _save_memory(index: JointIndex, found: bytearray, i: int) -> None:
-    root = index.root[i]
-    if root == i or found[root] != Wish.NONE:
-        found[root] = Wish.SAVE
-
-
-def _runs_once(index: JointIndex, i: int) -> bool:
+def _runs_once(index: JointIndex, i: int, found: bytearray) -> bool:
     """Whether running node i again is wrong, or is impossible because of what it reads."""
     if index.kinds[i] is Kind.ITEM:
-        return index.runs_once_in_forward(index.operands[i][0])
+        return found[index.operands[i][0]] != Wish.RECOMPUTE
     if index.runs_once_in_forward(i):
         return True
-    if index.kinds[i] is Kind.VIEW:
-        return False
     return bool(index.written) and any(index.root[operand] in index.written for operand in index.operands[i])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from ..graph.meta import TensorSpec
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -58,15 +59,22 @@ class _Renderer:
 
     def render(self) -> RunLines:
         signature = self.signature
-        for name, info in zip(self.inputs, signature.inputs, strict=True):
-            if info.becomes_differentiable:
-                self.lines.append(f"{name}.requires_grad_()")
+        marks = [
+            f"{name}.requires_grad_()"
+            for name, info in zip(self.inputs, signature.inputs, strict=True)
+            if info.becomes_differentiable
+        ]
         if signature.is_inference:
             self._inference()
         else:
+            self.lines += marks
             self._training()
+        self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
-        self._updates()
+        self._updates(differentiable=True)  # in the sizes they have after the call
+        self._count_writes()
+        if signature.is_inference:
+            self.lines += marks
         self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
@@ -125,17 +133,28 @@ class _Renderer:
         for write in self.signature.metadata_writes:
             op = self.bind(_op_name(write.op), write.op)
             arguments = self._arguments(write.args, write.kwargs)
-            self.lines.append(f"{op}({', '.join([self.inputs[write.input], *arguments])})")
+            guards = [] if write.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
+            self._under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
 
-    def _updates(self) -> None:
+    def _count_writes(self) -> None:
+        """Eager moves the version counter of these though no element is written here."""
+        for index in self.signature.counted:
+            self.lines.append(f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({self.inputs[index]})")
+
+    def _updates(self, *, differentiable: bool) -> None:
         for update in self.signature.updates:
+            if update.differentiable != differentiable:
+                continue
             target, value = self.inputs[update.input], self.outputs[update.output]
             if update.differentiable:
                 self.lines.append(f"{target}.copy_({value})")
-            elif not update.counted:
-                self.lines.append(f"{target}.data.copy_({value})")
             else:
-                self._under([f"{self.bind('no_grad', torch.no_grad)}()"], [f"{target}.copy_({value})"])
+                # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
+                hidden = f"{target}.{'detach()' if update.counted else 'data'}"
+                if _overlaps_itself(self.signature.inputs[update.input].spec):
+                    self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
+                else:
+                    self.lines.append(f"{hidden}.copy_({value})")
 
     def _returns(self) -> None:
         values = [self._output(info) for info in self.signature.outputs]
@@ -157,7 +176,10 @@ class _Renderer:
             return name
         assert isinstance(info, AliasOutput)
         base = self.inputs[info.input] if info.input is not None else self.outputs[info.output or 0]
-        return self._view(base, info.steps, info.path)
+        name = self._view(base, info.steps, info.path)
+        if info.leaf:
+            self.lines.append(f"{name}.requires_grad_()")
+        return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:
         """Lines that take a view of `base`, sharing steps already taken for other outputs."""
@@ -186,7 +208,7 @@ class _Renderer:
         name = self.names.fresh("view")
         op = self.bind(_op_name(step.op), step.op)
         line = f"{name} = {op}({', '.join([source, *self._arguments(step.args, step.kwargs)])})  # {path}"
-        needs_no_grad = not step.grad_enabled and not self.signature.is_inference
+        needs_no_grad = not step.grad_enabled and torch.is_grad_enabled()
         guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []
         self._under(guards, [line])
         return name
@@ -201,6 +223,29 @@ class _Renderer:
             items = ", ".join(map(self._literal, value))
             return f"[{items}]" if isinstance(value, list) else f"({items},)"
         return self.bind("constant", value)
+
+
+def _overlaps_itself(spec: TensorSpec) -> bool:
+    """Whether two elements are in one place, as after expand."""
+    span = 1
+    for stride, size in sorted(zip(spec.stride, spec.shape, strict=True)):
+        if size > 1:
+            if stride < span:
+                return True
+            span += stride * (size - 1)
+    return False
+
+
+def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy into a tensor that has several elements in one place, where `value` agrees with itself."""
+    for dim in range(target.dim()):
+        if target.stride(dim) == 0 and target.size(dim) > 1:
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    if _overlaps_itself(TensorSpec.of(target)):
+        for part, new in zip(target.unbind(0), value.unbind(0), strict=True):
+            write_overlapping(part, new)
+    else:
+        target.copy_(value)
 
 
 def _unpacked(names: list[str]) -> str:

@@ -1,0 +1,88 @@
+"""Equal computations made one (common subexpressions), before the cheapest residuals are chosen.
+
+Mixed precision, for instance, casts an activation anew for each of its readers; each cast would be saved.
+
+Only what runs once is left alone, and what shares memory with an output or gradient: two outputs that are equal
+must stay two tensors, and nobody's writes to an output may reach what is saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from .classify import Kind
+from .index import JointIndex
+
+__all__ = ["merge_equal"]
+
+_KEPT_APART = (Kind.INPUT, Kind.RANDOM, Kind.EFFECT)
+
+
+def merge_equal(index: JointIndex) -> int:
+    """Let each node stand for its later equals, in `index` alone (the joint graph stays as it is); how many went."""
+    nodes, kinds, root, number = index.nodes, index.kinds, index.root, index.number
+    visible = {root[i] for i in (*index.output_numbers, *index.gradient_numbers)}
+    first: dict[Any, int] = {}
+    stands_for: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        if stands_for:
+            index.operands[i] = [stands_for.get(operand, operand) for operand in index.operands[i]]
+            root[i] = root[stands_for.get(root[i], root[i])]
+        if kinds[i] in _KEPT_APART or root[i] in visible or not (index.in_forward[i] or index.for_backward[i]):
+            continue
+        key = _key(node, number)
+        known = first.setdefault(key, i)
+        if known != i:
+            _merge(index, known, i)
+            stands_for[i] = known
+    return len(stands_for)
+
+
+def _merge(index: JointIndex, kept: int, gone: int) -> None:
+    node = index.nodes[gone]
+    index.number[node] = kept
+    index.duplicates.setdefault(kept, []).append(node)
+    index.in_forward[kept] |= index.in_forward[gone]
+    index.for_backward[kept] |= index.for_backward[gone]
+    index.in_forward[gone] = index.for_backward[gone] = 0
+
+
+def _key(node: fx.Node, number: dict[fx.Node, int]) -> Any:
+    """Equal for nodes that compute the same and were asked the same of."""
+    get = dict.get
+    meta = node.meta
+    if "empty" in getattr(node.target, "__name__", ""):
+        return id(node)  # its elements are whatever is there
+    return (
+        node.op,
+        node.target,
+        _part(node.args, number),
+        _part(node.kwargs, number) if node.kwargs else None,
+        get(meta, "recompute"),
+        get(meta, "ac_graph_id"),
+        get(meta, "partitioner_tag") in {"must_be_in_forward", "must_be_in_backward"},
+    )
+
+
+def _part(value: Any, number: dict[fx.Node, int]) -> Any:
+    """An argument as something hashable. Numbers carry their type and text: 1, 1.0 and True differ, 0.0 and -0.0."""
+    if isinstance(value, fx.Node):
+        return (fx.Node, number[value])
+    kind = type(value)
+    if kind is int or kind is str or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple([_part(item, number) for item in value])
+    if isinstance(value, dict):
+        return tuple([(key, _part(item, number)) for key, item in value.items()])
+    if isinstance(value, slice):
+        return (slice, _part((value.start, value.stop, value.step), number))
+    if kind is float or kind is bool or kind is complex:
+        return (kind, repr(value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (kind, value)

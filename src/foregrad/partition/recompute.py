@@ -1,0 +1,151 @@
+"""Which values of the forward may be computed again in the backward, so that the step is not slower for it.
+
+The idea is that of Chen et al. ("Training Deep Nets with Sublinear Memory Cost", 2016), as PyTorch's min-cut
+partitioner uses it: operators bound by memory cost nothing when a compiler fuses them into a reader. So they may run
+again, as long as that fusion is likely and stays short. Heavy operators, random ones and effects never run again.
+
+Each rule is one sweep over the graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from .classify import Kind
+from .index import JointIndex
+from .tags import Wish
+
+__all__ = ["may_recompute"]
+
+# A reduction whose result is this many times smaller than what it reads is kept.
+_REDUCTION = 4
+# The longest row of fusible operators, counted in the forward's nodes, that runs again as one.
+_LONGEST_CHAIN = 100
+
+_CHEAP = (Kind.CHEAP, Kind.FACTORY)
+
+
+def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
+    """For each node, whether the backward may compute it. What only the backward wants, it may: that is no
+    repetition. What is tagged for recomputation it may, whatever the rules say; what is tagged to be saved, never.
+    """
+    allowed = bytearray(len(index))
+    kinds, in_forward, needs_tangent = index.kinds, index.in_forward, index.needs_tangent
+    for i, kind in enumerate(kinds):
+        if kind is Kind.INPUT or needs_tangent[i]:
+            continue
+        if not in_forward[i] or kind is Kind.VIEW or kind in _CHEAP or kind in {Kind.ITEM, Kind.NUMBER, Kind.CONSTANT}:
+            allowed[i] = 1
+    rules = _Rules(index, allowed)
+    for i in (*rules.materialized(), *rules.reductions(), *_reading_written(index)):
+        allowed[i] = 0
+    for i in rules.used_far_apart():
+        allowed[i] = 0
+    for i in rules.ends_of_chains():
+        allowed[i] = 0
+    if wish is not None:
+        for i, one in enumerate(wish):
+            if one:
+                allowed[i] = one == Wish.RECOMPUTE
+    for i, kind in enumerate(kinds):
+        if kind is Kind.ITEM and not allowed[index.operands[i][0]]:
+            allowed[i] = 0
+    return allowed
+
+
+def _reading_written(index: JointIndex) -> Iterator[int]:
+    """What reads, other than as a view, an input that is overwritten before the backward runs."""
+    if index.written:
+        for i, reads in enumerate(index.operands):
+            if index.kinds[i] is not Kind.VIEW and any(index.root[operand] in index.written for operand in reads):
+                yield i
+
+
+class _Rules:
+    """The rules that keep recomputation cheap. Each yields nodes that are better saved."""
+
+    def __init__(self, index: JointIndex, allowed: bytearray) -> None:
+        self.index = index
+        self.allowed = allowed
+        self.fuses = bytearray(known.fuses for known in index.classes)
+        self.takes = bytearray(known.fuses_inputs for known in index.classes)
+
+    def fusible(self, i: int, user: int) -> bool:
+        return bool(self.takes[user] or (self.fuses[i] and self.fuses[user]))
+
+    def _cheap(self, i: int) -> bool:
+        return bool(self.allowed[i] and self.index.in_forward[i] and self.index.kinds[i] in _CHEAP)
+
+    def materialized(self) -> Iterator[int]:
+        """Values that exist in memory in the backward whatever is chosen, since an operator there that does not
+        fuse, or the caller, gets them, directly or through views. Computing them again would write them twice.
+        """
+        index = self.index
+        in_forward, kinds, users = index.in_forward, index.kinds, index.users
+        found = bytearray(len(index))
+        for i in (*index.output_numbers, *index.gradient_numbers):
+            found[i] = 1
+        for i in range(len(index) - 1, -1, -1):
+            if not found[i]:
+                for user in users[i]:
+                    if (kinds[user] is Kind.VIEW and found[user]) or (
+                        not in_forward[user] and not self.fusible(i, user)
+                    ):
+                        found[i] = 1
+                        break
+            if found[i] and self._cheap(i):
+                yield i
+
+    def reductions(self) -> Iterator[int]:
+        """Results much smaller than what they are computed from."""
+        index = self.index
+        for i, reads in enumerate(index.operands):
+            if reads and self._cheap(i):
+                read = sum([index.bytes_of(operand) for operand in reads])
+                if index.bytes_of(i) * _REDUCTION < read:
+                    yield i
+
+    def used_far_apart(self) -> Iterator[int]:
+        """Readers of a value that come after an operator that does not fuse and depends on the value: nothing fuses
+        across it, so what comes before and after would both be computed again, from further and further back. This
+        is what keeps a row of residual additions from running again from the start.
+        """
+        index = self.index
+        in_forward, users = index.in_forward, index.users
+        end = sys.maxsize
+        barrier = [end] * len(index)  # the first operator not fused into the fused readers of node i
+        for i in range(len(index) - 1, -1, -1):
+            if in_forward[i]:
+                barrier[i] = min(
+                    [barrier[user] if self.fusible(i, user) else user for user in users[i] if in_forward[user]],
+                    default=end,
+                )
+        for i, bit in enumerate(in_forward):
+            if not bit or len(users[i]) < 2:
+                continue
+            readers = [user for user in users[i] if in_forward[user]]
+            first = min([barrier[user] for user in readers], default=end)
+            for user in readers:
+                if user > first and self.fusible(i, user) and index.kinds[user] is not Kind.VIEW:
+                    yield user
+
+    def ends_of_chains(self) -> Iterator[int]:
+        """Where a row of fusible operators has become long and is down to one value."""
+        index = self.index
+        in_forward, users = index.in_forward, index.users
+        start: dict[int, int] = {}
+        furthest: dict[int, int] = {}
+        place = 0
+        for i, bit in enumerate(in_forward):
+            if not bit:
+                continue
+            place += 1
+            first = start.pop(i, place)
+            if place > first + _LONGEST_CHAIN and furthest.get(first, i) <= i and index.kinds[i] is not Kind.VIEW:
+                yield i
+                continue
+            for user in users[i]:
+                if in_forward[user] and self.allowed[user] and self.fusible(i, user):
+                    start[user] = min(start.get(user, first), first)
+                    furthest[first] = max(furthest.get(first, user), user)
