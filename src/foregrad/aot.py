@@ -54,7 +54,7 @@ def aot_function(
     num_params_buffers: int = 0,
     hasher_type: Any = None,
     static_argnums: Any = None,
-    keep_inference_input_mutations: bool = False,  # noqa: FBT001, FBT002
+    keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
     *,
     dynamic: bool = False,
@@ -130,7 +130,7 @@ def aot_module_simplified(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     hasher_type: Any = None,
     static_argnums: Any = None,
-    keep_inference_input_mutations: bool = False,  # noqa: FBT001, FBT002
+    keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
 ) -> Callable[..., Any]:
     """Compile `mod` at once for example arguments (real or fake), without guards: for front ends that make their own.
@@ -196,4 +196,3 @@ def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[st
 
 compiled_function = aot_function
 compiled_module = aot_module
-

@@ -41,7 +41,7 @@ def _partition_fn(policy: str | PartitionFn | None) -> PartitionFn:
     return _POLICIES[policy]
 
 
-def compile(  # noqa: A001
+def compile(
     fn_or_module: Any = None,
     *,
     backend: Any = "auto",
@@ -88,7 +88,7 @@ def compile(  # noqa: A001
         chosen.bw_compiler,
         chosen.inference_compiler,
         _partition_fn(partition),
-        decompositions if decompositions is not None else chosen.decompositions,
+        decompositions if decompositions is not None else chosen.decomposition_table(),
     )
     if isinstance(fn_or_module, torch.nn.Module):
         return compile_module(fn_or_module, pipeline)
@@ -116,7 +116,9 @@ def compile_module(module: torch.nn.Module, pipeline: Pipeline) -> torch.nn.Modu
         return dispatcher(*args, **kwargs)
 
     functools.update_wrapper(forward, cls.forward)
-    compiled_class = type(cls.__name__, (cls,), {"forward": forward, "foregrad": dispatcher, "__module__": cls.__module__})
+    compiled_class = type(
+        cls.__name__, (cls,), {"forward": forward, "foregrad": dispatcher, "__module__": cls.__module__}
+    )
     compiled: torch.nn.Module = object.__new__(compiled_class)
     # One state for both: what is set, moved, trained or loaded on one is so on the other.
     object.__setattr__(compiled, "__dict__", module.__dict__)

@@ -43,7 +43,7 @@ def _from_environment() -> Config:
         if isinstance(field.default, bool):
             values[field.name] = text.strip().lower() in ("1", "true", "yes", "on")
         else:
-            values[field.name] = type(field.default)(text)
+            values[field.name] = int(text)
     return Config(**values)
 
 

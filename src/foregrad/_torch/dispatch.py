@@ -24,7 +24,7 @@ def current_autograd_node() -> Any:
 
 def next_sequence_nr() -> int:
     """The number that the next autograd node made on this thread gets."""
-    return torch._C._autograd._get_sequence_nr()  # type: ignore[no-any-return, attr-defined]
+    return torch._C._autograd._get_sequence_nr()
 
 
 def sequence_nr_of(node: Any) -> int:
@@ -33,7 +33,9 @@ def sequence_nr_of(node: Any) -> int:
 
 def force_view_tracking() -> Any:
     """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
-    return torch.autograd._force_original_view_tracking(True)
+    from torch.autograd.grad_mode import _force_original_view_tracking
+
+    return _force_original_view_tracking(True)
 
 
 def disable_autocast() -> Any:
@@ -41,7 +43,7 @@ def disable_autocast() -> Any:
 
 
 def is_any_autocast_enabled() -> bool:
-    return torch._C._is_any_autocast_enabled()  # type: ignore[no-any-return]
+    return torch._C._is_any_autocast_enabled()
 
 
 def is_tracing_functorch() -> bool:

@@ -12,8 +12,8 @@ __all__ = [
     "TensorGuards",
     "count_dispatch_modes",
     "count_function_modes",
-    "disable_autocast",
     "direct_apply",
+    "disable_autocast",
     "is_any_autocast_enabled",
     "keeps_graph",
     "transforms_active",
@@ -21,12 +21,12 @@ __all__ = [
 
 disable_autocast: Any = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
-transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined]
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-TensorGuards: Any = torch._C._dynamo.guards.TensorGuards  # type: ignore[attr-defined]
-GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard  # type: ignore[attr-defined]
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
+GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

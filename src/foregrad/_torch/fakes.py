@@ -54,7 +54,7 @@ def new_fake_over(
     device: torch.device,
     offset: int,
 ) -> FakeTensor:
-    """A fake tensor over an existing fake storage (made by `meta_storage`): how arguments that share memory are made."""
+    """A fake tensor over a fake storage (made by `meta_storage`): how arguments that share memory are made."""
     with torch._C._DisableTorchDispatch():
         meta = torch.empty(0, dtype=dtype, device="meta")
         meta.set_(storage, offset, shape, stride)
@@ -69,4 +69,4 @@ def meta_storage(nbytes: int) -> torch.UntypedStorage:
 
 def fake_device(tensor: torch.Tensor) -> torch.device:
     """The device a tensor says it is on, without the dispatch that `.device` costs on a fake."""
-    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device  # type: ignore[no-any-return]
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device

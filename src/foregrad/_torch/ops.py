@@ -9,8 +9,10 @@ __all__ = ["OpOverload", "has_composite_implicit_kernel", "overloads_of", "tag_i
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:
-    """Whether autograd differentiates `op` through its decomposition."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    """Whether `op` only exists as its decomposition (some have that and kernels too: those are operators)."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = op.name()
+    return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "CUDA"))
 
 
 def tag_inplace_view(op: OpOverload) -> bool:

@@ -90,7 +90,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
         if _installed == 0:
             torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
-            checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[assignment, misc]
+            checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
         _installed += 1
     _active.hooks = hooks
@@ -102,6 +102,6 @@ def patched(hooks: Hooks) -> Iterator[None]:
             _installed -= 1
             if _installed == 0:
                 torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
-                torch.autograd.Function.apply = _original_apply  # type: ignore[assignment]
+                torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -10,7 +12,8 @@ __all__ = ["base_of", "is_view", "is_wrapper_subclass", "storage_key", "version_
 
 def storage_key(tensor: torch.Tensor) -> int:
     """A number equal for tensors that share their memory."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -30,13 +33,13 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The view of `base` that `view` is of its own base, whatever the two tensors' kinds."""
-    return view._view_func_unsafe(base)  # type: ignore[no-any-return, attr-defined]
+    again: torch.Tensor = view._view_func_unsafe(base)
+    return again
 
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     """Whether the tensor only wraps others, or handles its operators itself."""
-    return is_traceable_wrapper_subclass(tensor) or (
-        type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-        if hasattr(torch.Tensor, "__torch_dispatch__")
-        else hasattr(type(tensor), "__torch_dispatch__")
-    )
+    plain: Any = torch.Tensor
+    if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
+        return True
+    return is_traceable_wrapper_subclass(tensor)

@@ -115,4 +115,5 @@ def _name_of(compiler: Compiler) -> str:
 
 register_backend("eager", eager_compiler, description="straight-line Python over eager's kernels; bitwise as eager")
 register_backend("interpreter", interpreter_compiler, description="node by node, each checked against its meta; slow")
+register_backend("auto", eager_compiler, description="the best compiler there is; for now that is `eager`")
 register_backend("nop", nop, description="the graph module as it is")

@@ -174,9 +174,7 @@ class Value:
         last = storage.last_scatter
         if last is not None and last[0] is base and last[1] is parent and _same_view(last[2], view):
             base = last[3]  # the last write to this view is overwritten whole
-        scattered = write_back(
-            emit, view.op, (None, *view.args), view.index, base, parent.spec, self.spec, new
-        )
+        scattered = write_back(emit, view.op, (None, *view.args), view.index, base, parent.spec, self.spec, new)
         parent.write(emit, scattered)
         if parent.entry is scattered and scattered.args and scattered.args[0] is base:
             storage.last_scatter = (scattered, parent, view, base)
@@ -208,4 +206,3 @@ def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]
         start = sum(sizes[:index])
         return aten.slice.Tensor, (dim, start, start + sizes[index])
     return None
-

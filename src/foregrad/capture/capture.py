@@ -191,9 +191,7 @@ class _Capture:
         self.recorder.values[id(fake)] = Value(fake, entry, spec)
         return fake, entry
 
-    def _backward(
-        self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]
-    ) -> list[Entry | None]:
+    def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
         sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad]
@@ -223,7 +221,7 @@ class _Capture:
         for index, entry in enumerate(found.entries):
             root = memory_root(entry)
             if root.target is None or id(root) in taken:
-                entry = recorder.emit(aten.copy.default, entry, entry, spec=found.specs[index])  # noqa: PLW2901
+                entry = recorder.emit(aten.copy.default, entry, entry, spec=found.specs[index])
                 root = entry
                 found.entries[index] = entry
             taken.add(id(root))
@@ -300,7 +298,9 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
     elif isinstance(source, InputRecord):
         source = BaseOf(number[id(source)])
     becomes = (
-        index not in shared_of and record.stand_in.requires_grad and not record.real.requires_grad
+        index not in shared_of
+        and record.stand_in.requires_grad
+        and not record.real.requires_grad
         and record.stand_in.grad_fn is None
     )
     return InputInfo(

@@ -190,7 +190,7 @@ class Inputs:
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real
         if isinstance(real, torch.nn.Parameter):
-            stand_in._is_param = True  # type: ignore[attr-defined]
+            stand_in._is_param = True
         for key, value in real.__dict__.items():
             stand_in.__dict__.setdefault(key, value)
         self.by_real[id(real)] = record
@@ -238,9 +238,7 @@ class Inputs:
                     record.stand_in = record.stand_in.detach()
             record.leaf = None
         elif not hasattr(record, "stand_in"):
-            fake = new_fake_over(
-                self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-            )
+            fake = new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
             self._set_stand_in(record, self._with_bits(fake, spec))
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)

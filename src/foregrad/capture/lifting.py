@@ -17,7 +17,8 @@ from ..errors import UnsupportedSideEffectError
 
 __all__ = ["Lifting"]
 
-_KEEP_REAL = {torch.Tensor.grad.__get__, torch.Tensor.__hash__, torch.Tensor.__repr__}  # type: ignore[attr-defined]
+_TENSOR: Any = torch.Tensor
+_KEEP_REAL = {_TENSOR.grad.__get__, _TENSOR.__hash__, _TENSOR.__repr__}
 
 
 class Lifting(TorchFunctionMode):

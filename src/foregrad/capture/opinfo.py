@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from .._torch.ops import (
+    OpOverload,
     has_composite_implicit_kernel,
     overloads_of,
     tag_inplace_view,
@@ -118,9 +118,9 @@ def _functional_form(op: OpOverload, *, is_out: bool) -> OpOverload | None:
     if is_out:
         names.append(name)
     elif name.startswith("__i") and name.endswith("__"):
-        names.append({"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}.get(
-            name, "__" + name[3:]
-        ))
+        names.append(
+            {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor"}.get(name, "__" + name[3:])
+        )
     elif name.endswith("_"):
         names += [name[:-1], name + "functional"]
     names.append(name + "_functional")
@@ -147,11 +147,11 @@ def op_info(op: OpOverload) -> OpInfo:
     is_view = op in _UNDECLARED_VIEWS or any(
         r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
     )
-    alias_sets = {
-        frozenset(arguments[i].alias_info.before_set): i for i in writes if arguments[i].alias_info is not None
-    }
+    alias_sets = {frozenset(info.before_set): i for i in writes if (info := arguments[i].alias_info) is not None}
     returned = tuple(
-        alias_sets.get(frozenset(r.alias_info.before_set)) if r.alias_info is not None and r.alias_info.is_write else None
+        alias_sets.get(frozenset(r.alias_info.before_set))
+        if r.alias_info is not None and r.alias_info.is_write
+        else None
         for r in schema.returns
     )
     return OpInfo(

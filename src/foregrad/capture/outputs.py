@@ -117,12 +117,8 @@ def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecor
             f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
         )
     value = current if differentiable else initial
-    out = found.add(
-        Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
-    )
-    found.updates.append(
-        Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference())
-    )
+    out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
+    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
 
 
 def _differentiable_write(record: InputRecord) -> bool:
@@ -247,9 +243,7 @@ def _tensor_output(
     return AliasOutput(path, None, output, _steps(value, base))
 
 
-def _input_alias(
-    recorder: Recorder, inputs: Inputs, number: dict[int, int], value: Value, path: str
-) -> AliasOutput:
+def _input_alias(recorder: Recorder, inputs: Inputs, number: dict[int, int], value: Value, path: str) -> AliasOutput:
     """A view of an input, from what the input is after the call."""
     starts: dict[int, tuple[InputRecord, bool]] = {}
     for record in inputs.records:
@@ -296,10 +290,10 @@ def memory_root(entry: Entry) -> Entry:
         if not isinstance(source, Entry):
             return entry
         if not hasattr(target, "_schema"):  # getitem of a multi-output operator
-            if hasattr(source.target, "_schema") and op_info(source.target).is_view:  # type: ignore[arg-type]
+            if hasattr(source.target, "_schema") and op_info(source.target).is_view:
                 entry = source.args[0]
                 continue
             return entry
-        if not op_info(target).is_view:  # type: ignore[arg-type]
+        if not op_info(target).is_view:
             return entry
         entry = source

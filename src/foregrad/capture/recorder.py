@@ -200,8 +200,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, torch.Tensor):
             return self.value_of(value).read(self.emit)
         if isinstance(value, (list, tuple)):
-            return [self.to_entries(item) for item in value] if type(value) is list else tuple(
-                map(self.to_entries, value)
+            return (
+                [self.to_entries(item) for item in value] if type(value) is list else tuple(map(self.to_entries, value))
             )
         if isinstance(value, dict):
             return {key: self.to_entries(item) for key, item in value.items()}
@@ -306,4 +306,3 @@ def _draws_nothing(target: Any, args: Any) -> bool:
         if argument.name == "dropout_p":
             return True  # left at its default, 0
     return False
-

@@ -22,6 +22,8 @@ aten = torch.ops.aten
 
 
 class Emit(Protocol):
+    """Appends an operator to the tape."""
+
     def __call__(
         self, target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None
     ) -> Entry: ...

@@ -55,7 +55,7 @@ class Writes:
             new = [self._copied(targets[0], args[1], before[1])]
         elif func in _FILLS:
             new = [self._filled(targets[0], before[0], _FILLS[func], args)]
-        elif info.functional is not None:
+        elif info.functional is not None and not _draws_in_memory_order(func, targets):
             new = self._functional(info, args, kwargs, before, out)
         else:
             new = self._on_copies(info, given, before, info.writes, out)
@@ -291,6 +291,11 @@ class Writes:
 _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
 
 
+def _draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
+    return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
+
+
 def _leaves_its_root(value: Value) -> bool:
     """Whether a view by strides goes past the memory of the input it is taken of."""
     root = value.storage.root
@@ -300,7 +305,9 @@ def _leaves_its_root(value: Value) -> bool:
             if root.fake is None:
                 return False  # the root is all of the memory
             low, span = value.spec.offset, value.spec.nbytes // value.spec.dtype.itemsize
-            return value.spec.dtype is not root.spec.dtype or low < start or low + span > end or not _is_dense(root.spec)
+            return (
+                value.spec.dtype is not root.spec.dtype or low < start or low + span > end or not _is_dense(root.spec)
+            )
         value = value.parent
     return False
 
@@ -361,7 +368,8 @@ def _as_tuple(out: Any) -> tuple[Any, ...]:
 def _as_entries(rec: Recorder, entry: Entry, result: Any) -> list[Any]:
     if isinstance(result, torch.Tensor):
         return [entry]
-    return _split(rec, entry)
+    parts: list[Any] = _split(rec, entry)
+    return parts
 
 
 def _split(rec: Recorder, entry: Entry) -> Any:
@@ -387,4 +395,3 @@ def _flat_entries(values: Any) -> list[Entry]:
 def _bind(rec: Recorder, tensor: torch.Tensor, entry: Entry) -> None:
     spec = rec.spec_of(tensor)
     rec.values[id(tensor)] = Value(tensor, entry, spec)
-

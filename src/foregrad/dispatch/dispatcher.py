@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-
 from .._torch import engine
 from ..config import Config
 from ..errors import ForegradWarning, UnsupportedError
@@ -46,7 +45,7 @@ class Dispatcher:
         self.function = function
         self.pipeline = pipeline
         self.config = config
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._warned = False
@@ -59,6 +58,10 @@ class Dispatcher:
             if result is not MISS:
                 return result
         return self._compile_and_call(args, kwargs)
+
+    def source(self) -> str:
+        """The rendered Python of every specialization."""
+        return "\n\n".join(s.source() for s in self.specializations)
 
     def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with _capturing:
@@ -113,5 +116,3 @@ class Dispatcher:
 def _foreign_function_modes() -> bool:
     count = engine.count_function_modes()
     return count > 0 and not (count == 1 and engine.default_device_is_the_mode())
-
-

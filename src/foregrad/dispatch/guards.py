@@ -238,7 +238,11 @@ class _Renderer:
         members = {i for _, group in signature.shared_memory for i in group}
         for index in sorted(members):
             base = next(
-                (j for j, info in enumerate(signature.inputs) if isinstance(info.source, BaseOf) and info.source.input == index),
+                (
+                    j
+                    for j, info in enumerate(signature.inputs)
+                    if isinstance(info.source, BaseOf) and info.source.input == index
+                ),
                 None,
             )
             if base is None and self.tensors[index]._base is None:
@@ -298,4 +302,4 @@ def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     storage = tensor.untyped_storage()
     with torch.no_grad():
         whole = torch.empty(0, dtype=dtype, device=tensor.device)
-        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))  # type: ignore[arg-type]
+        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

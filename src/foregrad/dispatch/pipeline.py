@@ -128,7 +128,9 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
 
 def _reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
     random = [
-        n for n in joint.graph.nodes if n.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+        n
+        for n in joint.graph.nodes
+        if n.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
     ]
     needed: set[fx.Node] = set()
     stack = [*outputs, *random]
@@ -148,10 +150,12 @@ def _compile(compiler: Compiler, module: fx.GraphModule, name: str, phase: str) 
         except ForegradError:
             raise
         except Exception as error:
-            error.add_note(f"while the backend compiled the {phase} graph of `{name}`") if hasattr(error, "add_note") else None
+            error.add_note(f"while the backend compiled the {phase} graph of `{name}`") if hasattr(
+                error, "add_note"
+            ) else None
             raise
         if not callable(result):
             raise BackendError(
-                f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, which can't be called"
+                f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
             )
         return as_boxed(result)

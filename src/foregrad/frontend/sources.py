@@ -88,15 +88,21 @@ def _function_name(function: Any) -> str:
 def _roots(function: Any, name: str) -> list[_Visit]:
     """What a callable sees, each from a root that can't be rebound without the callable changing."""
     if isinstance(function, functools.partial):
-        visits = [_Visit(a, function, (("attr", "args"), ("item", i)), f"{name}.args[{i}]")
-                  for i, a in enumerate(function.args)]
-        visits += [_Visit(a, function, (("attr", "keywords"), ("item", k)), f"{name}.{k}")
-                   for k, a in function.keywords.items()]
+        visits = [
+            _Visit(a, function, (("attr", "args"), ("item", i)), f"{name}.args[{i}]")
+            for i, a in enumerate(function.args)
+        ]
+        visits += [
+            _Visit(a, function, (("attr", "keywords"), ("item", k)), f"{name}.{k}")
+            for k, a in function.keywords.items()
+        ]
         return visits + _roots(function.func, _function_name(function.func))
     if isinstance(function, types.MethodType):
         owner = function.__self__
-        return [_Visit(owner, owner, (), "" if isinstance(owner, torch.nn.Module) else "self"),
-                *_roots(function.__func__, name)]
+        return [
+            _Visit(owner, owner, (), "" if isinstance(owner, torch.nn.Module) else "self"),
+            *_roots(function.__func__, name),
+        ]
     if isinstance(function, types.FunctionType):
         return _function_roots(function)
     return [_Visit(function, function, (), "" if isinstance(function, torch.nn.Module) else name)]
@@ -155,8 +161,11 @@ def _children(visit: _Visit) -> list[_Visit]:
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return []
-    return [_step(visit, "attr", k, item, f".{k}") for k, item in attributes.items()
-            if k.isidentifier() and _interesting(item)]
+    return [
+        _step(visit, "attr", k, item, f".{k}")
+        for k, item in attributes.items()
+        if k.isidentifier() and _interesting(item)
+    ]
 
 
 def _module_children(visit: _Visit) -> list[_Visit]:
@@ -177,8 +186,20 @@ def _step(visit: _Visit, kind: str, key: Any, value: Any, text: str) -> _Visit:
     return _Visit(value, visit.root, (*visit.steps, (kind, key)), (visit.name + text).lstrip("."))
 
 
-_PLAIN = (int, float, str, bool, bytes, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType,
-          torch.dtype, torch.device)
+_PLAIN = (
+    int,
+    float,
+    str,
+    bool,
+    bytes,
+    complex,
+    type(None),
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+)
 
 
 def _interesting(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Nested containers to a flat list of leaves and back: tuples, lists, dicts, named tuples, dataclasses, registered types.
+"""Nested containers to a flat list of leaves and back: tuples, lists, dicts, dataclasses, registered types.
 
 A `Tree` is the structure without its leaves: immutable, comparable, and able to say the path of each leaf.
 Dataclasses need no registration; any type registered with PyTorch's pytree works.

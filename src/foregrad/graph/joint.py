@@ -72,21 +72,23 @@ class JointGraph:
         outputs = self.outputs()
         if len(outputs) != signature.num_forward_outputs + len(signature.inputs):
             raise GraphError(
-                f"{len(outputs)} outputs for {signature.num_forward_outputs} slots and {len(signature.inputs)} gradients"
+                f"{len(outputs)} outputs for {signature.num_forward_outputs} slots, {len(signature.inputs)} gradients"
             )
         pairs = [*zip(placeholders, expected, strict=True), *zip(outputs, signature.graph_output_specs, strict=False)]
         for node, spec in pairs:
             have = spec_of(node)
             if isinstance(have, TensorSpec) and not have.same_layout(spec):
                 raise GraphError(
-                    f"{node.name} is {have} with strides {have.stride}, its slot says {spec} with strides {spec.stride}:"
+                    f"{node.name} is {have} with strides {have.stride}, its slot says {spec}, {spec.stride}:"
                     f"\n{self._around(node)}"
                 )
 
     def _around(self, node: fx.Node, count: int = 5) -> str:
         nodes = list(self.graph.nodes)
         at = nodes.index(node)
-        return "\n".join(f"{'->' if n is node else '  '} {n.format_node()}" for n in nodes[max(0, at - count) : at + count])
+        return "\n".join(
+            f"{'->' if n is node else '  '} {n.format_node()}" for n in nodes[max(0, at - count) : at + count]
+        )
 
     def __str__(self) -> str:
         from .printing import print_graph
@@ -96,5 +98,3 @@ class JointGraph:
     def num_ops(self) -> int:
         """Operators in the graph (inputs, constants and unpacking apart)."""
         return sum(1 for n in self.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)
-
-

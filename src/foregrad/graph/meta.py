@@ -152,7 +152,6 @@ class NodeMeta(dict[str, Any]):
         return dict(self)
 
 
-
 def spec_of(node: torch.fx.Node) -> Any:
     """The `TensorSpec` of a node's value (a tuple of them for several outputs), or None when it is not a tensor."""
     meta = node.meta

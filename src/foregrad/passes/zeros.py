@@ -22,7 +22,8 @@ aten = torch.ops.aten
 
 # Operators that give zeros for zeros, wherever the zeros go in: sums, products, rearrangements.
 _LINEAR = {
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default,
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar,
+    aten.neg.default,
     aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.sum.default, aten.sum.dim_IntList,
     aten.mean.default, aten.mean.dim, aten.cumsum.default, aten.clone.default, aten._to_copy.default, aten.copy.default,
     aten.cat.default, aten.stack.default, aten.conj.default, aten._conj.default, aten._neg_view.default, aten.t.default,
@@ -34,11 +35,13 @@ _LINEAR = {
     aten.as_strided_scatter.default, aten.diagonal_backward.default, aten.unfold.default, aten.unfold_backward.default,
     aten.flip.default, aten.roll.default, aten.repeat.default, aten.tril.default, aten.triu.default,
     aten.constant_pad_nd.default, aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.alias.default,
-    aten.detach.default, aten.masked_fill.Scalar, aten.where.self, aten.view_as_real.default, aten.view_as_complex.default,
+    aten.detach.default, aten.masked_fill.Scalar, aten.where.self, aten.view_as_real.default,
+    aten.view_as_complex.default,
     aten.embedding_dense_backward.default, aten.threshold_backward.default, aten.tanh_backward.default,
     aten.sigmoid_backward.default, aten.gelu_backward.default, aten.silu_backward.default, aten.elu_backward.default,
     aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.native_dropout_backward.default,
-    aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default, aten.native_batch_norm_backward.default,
+    aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default,
+    aten.native_batch_norm_backward.default,
     aten.convolution_backward.default, aten.leaky_relu_backward.default, aten.hardtanh_backward.default,
     aten.softplus_backward.default, aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default,
     aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten.mse_loss_backward.default,
@@ -77,9 +80,7 @@ def without_tangents(backward: fx.GraphModule, num_saved: int, mask: tuple[bool,
     return make_graph_module(backward, graph, "PartialBackward")
 
 
-def _zeros(
-    graph: fx.Graph, tangents: list[fx.Node], mask: tuple[bool, ...]
-) -> tuple[set[fx.Node], set[fx.Node]]:
+def _zeros(graph: fx.Graph, tangents: list[fx.Node], mask: tuple[bool, ...]) -> tuple[set[fx.Node], set[fx.Node]]:
     """(nodes that depend on a tangent, nodes known to be zero)."""
     depends: set[fx.Node] = set(tangents)
     zeros = {t for t, present in zip(tangents, mask, strict=True) if not present}

@@ -17,8 +17,8 @@ Boxed = Callable[[list[Any]], list[Any]]
 class Compiled:
     """`forward` and `backward` take one list, which they empty, and return a list.
 
-    `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask)` gives the backward for the
-    case that only the tangents at True positions came in: it takes only those, and returns as many gradients.
+    `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask)` gives the backward
+    for the case that only the tangents at True positions came in: it takes only those, and returns as many gradients.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
     `needs_grad_mode`: the function turned gradients on by itself.
     """

@@ -85,8 +85,11 @@ class _NodeRenderer:
             for name, node in zip(saved, self.partitioned.saved_nodes, strict=True)
             if isinstance(spec_of(node), TensorSpec)
         ]
-        sizes = [n for n, node in zip(saved, self.partitioned.saved_nodes, strict=True)
-                 if not isinstance(spec_of(node), TensorSpec)]
+        sizes = [
+            n
+            for n, node in zip(saved, self.partitioned.saved_nodes, strict=True)
+            if not isinstance(spec_of(node), TensorSpec)
+        ]
         if tensors:
             lines.append(f"    ctx.save_for_backward({', '.join(tensors)})")
         if sizes:
@@ -94,8 +97,12 @@ class _NodeRenderer:
         lines.append("    ctx.set_materialize_grads(False)")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
-            lines.append(f"    others.extend(({', '.join(plain)},))" if len(plain) > 1 else f"    others.append({plain[0]})")
-        carried = [f"{outputs[i]}.data" if i in signature.runtime_views else outputs[i] for i in signature.differentiable]
+            lines.append(
+                f"    others.extend(({', '.join(plain)},))" if len(plain) > 1 else f"    others.append({plain[0]})"
+            )
+        carried = [
+            f"{outputs[i]}.data" if i in signature.runtime_views else outputs[i] for i in signature.differentiable
+        ]
         lines.append(f"    return {', '.join(carried)}")
         return lines
 
@@ -139,7 +146,9 @@ class _NodeRenderer:
         else:
             lines.append(f"    values = [{saved}{', '.join(tangents)}]")
         lines.append(f"    del {', '.join(tangents)}")
-        gradients = [self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)]
+        gradients = [
+            self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)
+        ]
         call = f"{', '.join(gradients)}{',' if len(gradients) == 1 else ''} = backward_graph(values)"
         if self.compiled.disable_autocast:
             lines += ["    with no_autocast():", "        " + call]

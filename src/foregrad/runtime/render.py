@@ -139,7 +139,9 @@ class _Renderer:
     def _count_writes(self) -> None:
         """Eager moves the version counter of these though no element is written here."""
         for index in self.signature.counted:
-            self.lines.append(f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({self.inputs[index]})")
+            self.lines.append(
+                f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({self.inputs[index]})"
+            )
 
     def _updates(self, *, differentiable: bool) -> None:
         for update in self.signature.updates:
@@ -183,7 +185,8 @@ class _Renderer:
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:
         """Lines that take a view of `base`, sharing steps already taken for other outputs."""
-        current, key = base, (base,)
+        current = base
+        key: tuple[Any, ...] = (base,)
         for step in steps:
             if step.index is not None:
                 many_key = (*key, step.call, "all")
@@ -255,4 +258,3 @@ def _unpacked(names: list[str]) -> str:
 def _op_name(op: Any) -> str:
     packet = getattr(op, "overloadpacket", None)
     return f"aten_{packet.__name__}" if packet is not None else "op"
-
