@@ -116,8 +116,10 @@ class _Capture:
         args, kwargs = call.arguments(leaves)
         hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region)
         with patched(hooks), force_view_tracking(), single_threaded_backward(), _fresh_autocast_cache():
+            drawn = torch.get_rng_state()
             with self.lifting, recorder:
                 result = _run_function(call.function, args, kwargs)
+            self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
             if not inputs.shared_bases and self._needs_bases():
                 return None
@@ -172,6 +174,15 @@ class _Capture:
             raise UnsupportedSideEffectError(
                 f"`{self.name}` changed a container among its arguments (added, removed or replaced an item), which a "
                 "compiled call would not repeat. Return the new values instead."
+            )
+
+    def _check_generator(self, before: torch.Tensor) -> None:
+        """Nothing draws for real while capturing: a generator that moved was seeded by the function."""
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` seeds the random generator (torch.manual_seed or set_rng_state), which a compiled call "
+                "would not repeat. Seed before the call instead."
             )
 
     def _check_side_effects(self) -> None:

@@ -1,0 +1,36 @@
+"""Effects that a compiled call would not repeat are refused while capturing."""
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import UnsupportedSideEffectError
+
+
+def test_seeding_inside_is_refused_and_leaves_the_generator_alone():
+    def seeded(x):
+        torch.manual_seed(12345)
+        return x + torch.rand(3)
+
+    before = torch.get_rng_state()
+    with pytest.raises(UnsupportedSideEffectError, match="Seed before the call"):
+        foregrad.compile(seeded, backend="eager")(torch.ones(3))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_changing_an_argument_container_is_refused():
+    def appended(items):
+        items.append(items[0] * 2)
+        return items[0]
+
+    with pytest.raises(UnsupportedSideEffectError, match="container"):
+        foregrad.compile(appended, backend="eager")([torch.ones(3)])
+
+
+def test_backward_inside_is_refused():
+    def stepped(x):
+        (x * x).sum().backward()
+        return x
+
+    with pytest.raises(UnsupportedSideEffectError, match=r"torch\.autograd\.grad"):
+        foregrad.compile(stepped, backend="eager")(torch.ones(3, requires_grad=True))
