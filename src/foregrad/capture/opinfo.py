@@ -79,6 +79,7 @@ class CallOnCopies:
     def __init__(self, op: OpOverload, writes: tuple[int, ...]) -> None:
         self.op = op
         self.writes = writes
+        self.tags = op.tags  # random is random on copies too
         self.__name__ = "call_on_copies_" + op.__name__.replace(".", "_")
         self.__qualname__ = self.__name__
         self.__module__ = __name__

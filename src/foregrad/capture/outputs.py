@@ -234,7 +234,7 @@ def _tensor_output(
     value = recorder.value_of(leaf)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, number, value, path)
-        is_leaf = leaf.requires_grad and leaf.grad_fn is None
+        is_leaf = leaf.requires_grad and _has_no_history(leaf)
         return dataclasses.replace(alias, leaf=True) if is_leaf else alias
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
@@ -265,6 +265,13 @@ def _input_alias(recorder: Recorder, inputs: Inputs, number: dict[int, int], val
         )
         steps = (back, *steps)
     return AliasOutput(path, number[id(record)], None, steps)
+
+
+def _has_no_history(fake: torch.Tensor) -> bool:
+    try:
+        return fake.grad_fn is None
+    except RuntimeError:
+        return False  # a view that autograd lets nobody use any more
 
 
 def _steps(value: Value, base: Value) -> tuple[ViewStep, ...]:

@@ -109,7 +109,12 @@ class Recorder(TorchDispatchMode):
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
-        return self.fake_mode.dispatch(func, (), args, kwargs)
+        try:
+            return self.fake_mode.dispatch(func, (), args, kwargs)
+        except ValueError as error:
+            if func is aten.view.default:
+                raise RuntimeError(str(error)) from error  # as the kernel does
+            raise
 
     def _pure(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         func = info.op

@@ -181,13 +181,18 @@ def write_back(
     rule = _RULES.get(op)
     if rule is None:
         offset = view_spec.offset - base_spec.offset
+        shape, stride = list(view_spec.shape), list(view_spec.stride)
+        for dim in range(len(shape)):
+            if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
+                new = emit(aten.slice.Tensor, new, dim, 0, 1)
+                shape[dim] = 1
         base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
         return emit(
             aten.as_strided_scatter.default,
             base,
             new,
-            list(view_spec.shape),
-            list(view_spec.stride),
+            shape,
+            stride,
             base_offset + offset,
             spec=base_spec,
         )

@@ -137,7 +137,7 @@ class Writes:
         value = rec.value_of(tensor)
         spec = new.spec
         assert isinstance(spec, TensorSpec)
-        if value.storage.is_input and _leaves_its_root(value):
+        if value.storage.is_input and (_leaves_its_root(value) or _root_overlaps_itself(value)):
             self.past_the_edges(value.storage.root)
         if spec.dtype is not value.spec.dtype:
             if checked and not torch.can_cast(spec.dtype, value.spec.dtype):
@@ -310,6 +310,14 @@ def _leaves_its_root(value: Value) -> bool:
             )
         value = value.parent
     return False
+
+
+def _root_overlaps_itself(value: Value) -> bool:
+    """Whether a write to one element of the input shows in another of its elements."""
+    root = value.storage.root
+    return root.fake is not None and any(
+        step == 0 and size > 1 for step, size in zip(root.spec.stride, root.spec.shape, strict=True)
+    )
 
 
 def _is_dense(spec: TensorSpec) -> bool:
