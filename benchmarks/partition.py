@@ -23,7 +23,7 @@ from functorch.compile import default_partition as torch_default
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 from torch import fx, nn
 
-from foregrad.partition import default_partition, min_cut_rematerialization_partition
+from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 
 PARTITIONERS = {
     "default": (default_partition, torch_default),

@@ -16,7 +16,7 @@ from .dispatch.naming import (
 )
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
-from .partition import default_partition, min_cut_rematerialization_partition
+from .partitioners import default_partition, min_cut_rematerialization_partition
 
 __version__ = "0.1.0.dev0"
 

@@ -16,7 +16,7 @@ from .frontend.call import flatten_call
 from .frontend.sources import Source, find_sources
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source
-from .partition import default_partition
+from .partitioners import default_partition
 from .runtime.render import render_run
 
 __all__ = ["aot_function", "aot_module", "aot_module_simplified", "compiled_function", "compiled_module"]

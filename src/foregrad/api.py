@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from .backends.registry import get_backend
-from .capture.capture import capture_call
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.pipeline import Pipeline
@@ -18,7 +17,8 @@ from .errors import UnsupportedError
 from .frontend.call import flatten_call
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
-from .partition import default_partition, min_cut_rematerialization_partition
+from .partitioners import default_partition, min_cut_rematerialization_partition
+from .tracing.capture import capture_call
 
 __all__ = ["capture", "compile", "partition"]
 

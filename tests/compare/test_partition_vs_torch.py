@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from benchmarks.partition import MODELS, PARTITIONERS, capture, saved_bytes, saved_values
-from foregrad.partition import default_partition, min_cut_rematerialization_partition
-from foregrad.partition.classify import Kind, classify
+from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
+from foregrad.partitioners.classify import Kind, classify
 from tests.unit.test_partition_support import assert_valid, once, ops, saved_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")

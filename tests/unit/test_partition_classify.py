@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import fx
 
-from foregrad.partition.classify import Kind, classify
+from foregrad.partitioners.classify import Kind, classify
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from foregrad.partition import default_partition, min_cut_rematerialization_partition
+from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 from tests.unit.test_partition_split import symbolic_joint
 from tests.unit.test_partition_support import (
     Joint,

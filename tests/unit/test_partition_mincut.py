@@ -9,11 +9,11 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from foregrad.errors import PartitionError
-from foregrad.partition import JointIndex, min_cut_rematerialization_partition
-from foregrad.partition.classify import Kind
-from foregrad.partition.cut import NEVER, cheapest_residuals, required_by_backward
-from foregrad.partition.merge import merge_equal
-from foregrad.partition.recompute import may_recompute
+from foregrad.partitioners import JointIndex, min_cut_rematerialization_partition
+from foregrad.partitioners.classify import Kind
+from foregrad.partitioners.cut import NEVER, cheapest_residuals, required_by_backward
+from foregrad.partitioners.merge import merge_equal
+from foregrad.partitioners.recompute import may_recompute
 from tests.unit.test_partition_default import RECOMPUTE, SAVE, checkpointed
 from tests.unit.test_partition_split import symbolic_joint, write
 from tests.unit.test_partition_support import Joint, assert_valid, ops, saved_names, small_joint

@@ -8,7 +8,7 @@ from torch import fx
 
 from foregrad.errors import PartitionError
 from foregrad.graph.meta import NodeMeta, TensorSpec
-from foregrad.partition import JointIndex, check_split, split
+from foregrad.partitioners import JointIndex, check_split, split
 from tests.unit.test_partition_support import (
     Joint,
     assert_valid,

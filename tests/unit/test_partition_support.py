@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from foregrad._torch.fakes import FakeTensorMode
-from foregrad.partition.classify import Kind, classify
+from foregrad.partitioners.classify import Kind, classify
 
 aten = torch.ops.aten
 

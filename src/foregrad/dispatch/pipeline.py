@@ -12,7 +12,6 @@ from torch import fx
 from .._torch import engine
 from .._torch.modules import make_graph_module
 from ..backends.boxed import as_boxed
-from ..capture.capture import Captured, capture_call
 from ..config import Config
 from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
@@ -21,6 +20,7 @@ from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
+from ..tracing.capture import Captured, capture_call
 from .naming import graph_being_compiled
 
 __all__ = ["Pipeline", "Product"]
