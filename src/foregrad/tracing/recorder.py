@@ -20,6 +20,7 @@ from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLa
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
+from .metadata import Metadata, is_cacheable
 from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info
 from .origin import Origins, user_line
 from .tape import Entry, Tape
@@ -51,6 +52,22 @@ _QUERIES = {
 }
 
 
+_DEVICE = prim.device.default
+
+
+class _Plan:
+    """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
+
+    __slots__ = ("decomposition", "info", "is_cacheable", "is_query", "op")
+
+    def __init__(self, op: Any, info: OpInfo | None, decomposition: Any) -> None:
+        self.op = op
+        self.info: Any = info
+        self.is_query = info is None
+        self.decomposition = decomposition
+        self.is_cacheable = info is not None and is_cacheable(info)
+
+
 class Recorder(TorchDispatchMode):
     """Records onto `tape`; `values` maps the id of each fake tensor seen to its `Value`.
 
@@ -74,31 +91,36 @@ class Recorder(TorchDispatchMode):
         self.in_backward = False
         self.recompute: Any = None  # the tag of the checkpointed region being recorded
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
+        self.plans: dict[int, _Plan] = {}
+        self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)
 
     # ---------------------------------------------------------------- dispatch
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # saves two frames an operator; torch.compile is never on while capturing
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _QUERIES:
-            return self.run_fake(func, args, kwargs)
-        if not isinstance(func, OpOverload):
-            raise UnsupportedOpError(
-                f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
-                "Write the branch or loop in Python, or keep that part outside the compiled function."
-            )
-        if func in self.decompositions:
+        plan = self.plans.get(id(func)) or self._plan(func)
+        if plan.is_query:
+            if func is _DEVICE and type(args[0]) is FakeTensor:
+                return args[0].fake_device
+            return self.kernels(func, args, kwargs)
+        if plan.decomposition is not None:
             with self:
-                result = self.decompositions[func](*args, **kwargs)
+                result = plan.decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        info = op_info(func)
+        info = plan.info
         if info.is_composite:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        args, kwargs = self._adopt_real(func, args, kwargs)
+        if _has_real(args) or (kwargs and _has_real(kwargs.values())):
+            args, kwargs = self._adopt_real(func, args, kwargs)
         if info.is_metadata_write:
             return self.writes.metadata(info, args, kwargs)
         if info.writes:
@@ -107,8 +129,27 @@ class Recorder(TorchDispatchMode):
             return self.writes.hidden(info, args, kwargs)
         return self._pure(info, args, kwargs)
 
+    def _plan(self, func: Any) -> _Plan:
+        if func in _QUERIES:
+            plan = self.plans[id(func)] = _Plan(func, None, None)
+            return plan
+        if not isinstance(func, OpOverload):
+            raise UnsupportedOpError(
+                f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
+                "Write the branch or loop in Python, or keep that part outside the compiled function."
+            )
+        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func))
+        return plan
+
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
+        plan = self.plans.get(id(func)) or self._plan(func)
+        if plan.is_cacheable:
+            return self.metadata.run(plan.info, args, kwargs)
+        return self.kernels(func, args, kwargs)
+
+    def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator on fakes, by FakeTensor's own kernels."""
         try:
             return self.fake_mode.dispatch(func, (), args, kwargs)
         except ValueError as error:
@@ -268,8 +309,6 @@ class Recorder(TorchDispatchMode):
         return None
 
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if not any(_is_real(a) for a in args) and not (kwargs and any(_is_real(a) for a in kwargs.values())):
-            return args, kwargs
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return (self.constant(args[0]), *args[1:]), kwargs
         return tuple(self._adopted(a) for a in args), {k: self._adopted(a) for k, a in kwargs.items()}
@@ -293,12 +332,18 @@ class Recorder(TorchDispatchMode):
         ) from error
 
 
-def _is_real(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return type(value) is not FakeTensor
-    if isinstance(value, (list, tuple)):
-        return any(_is_real(item) for item in value)
+def _has_real(values: Any) -> bool:
+    """Whether there is a tensor among the values that is no fake."""
+    for value in values:
+        cls = type(value)
+        if cls is FakeTensor or cls in _PLAIN:
+            continue
+        if isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and _has_real(value)):
+            return True
     return False
+
+
+_PLAIN = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.Size}
 
 
 def _draws_nothing(target: Any, args: Any) -> bool:
