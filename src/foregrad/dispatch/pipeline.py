@@ -21,6 +21,7 @@ from ..graph.partitioned import Partitioned
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
 from ..tracing.capture import Captured, capture_call
+from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 
 __all__ = ["Pipeline", "Product"]
@@ -57,6 +58,10 @@ class Pipeline:
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
+        with paused_collection():
+            return self._build(call, name, config)
+
+    def _build(self, call: FlatCall, name: str, config: Config) -> Product:
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         captured = capture_call(call, name=name, decompositions=self.decompositions, lifted=lifted)

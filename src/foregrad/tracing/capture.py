@@ -22,6 +22,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
 from .alias import Value
+from .collection import paused_collection
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
@@ -71,7 +72,8 @@ def capture_call(
     while True:
         run = _Capture(call, name, decompositions or {}, shared_bases=shared_bases, whole=whole)
         try:
-            captured = run.run(lifted)
+            with paused_collection():
+                captured = run.run(lifted)
         except SharedClosureFound as found:
             if found.source is not None:
                 lifted.append((found.tensor, found.source))

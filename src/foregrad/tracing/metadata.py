@@ -58,8 +58,8 @@ class _Argument:
         self.at = at
 
 
-class _Uncacheable(Exception):
-    pass
+class _Uncacheable(Exception):  # noqa: N818 - not an error: asks for the ordinary way
+    """The call can't be described by a key, or its result by a recipe."""
 
 
 def forget_all() -> None:
