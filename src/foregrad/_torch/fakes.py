@@ -31,10 +31,10 @@ _META = torch.device("meta")
 _NoDispatch: Any = torch._C._DisableTorchDispatch
 _empty_strided = torch._C._VariableFunctions.empty_strided
 _make_subclass: Any = torch.Tensor._make_subclass
-_forbid_data_pointer: Any = torch._C._set_throw_on_mutable_data_ptr
-_reinterpret: Any = torch._C._dynamo.guards._reinterpret_tensor
+_C: Any = torch._C
+_reinterpret = _C._dynamo.guards._reinterpret_tensor
 
-share_memory: Any = torch._C._is_alias_of
+share_memory = _C._is_alias_of
 """Whether two tensors have one storage."""
 
 
@@ -47,6 +47,9 @@ class FakeFactory:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
+        c: Any = torch._C
+        warns = mode._allow_unsafe_data_ptr_access
+        self._mark = c._set_warn_deprecated_on_mutable_data_ptr if warns else c._set_throw_on_mutable_data_ptr
         self._made: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
 
     def new(self, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any = 0) -> FakeTensor:
@@ -87,12 +90,12 @@ class FakeFactory:
 
     def _wrap(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         made = self._made.get(device)
-        if made is None or self.mode._allow_unsafe_data_ptr_access:
+        if made is None:
             fake = FakeTensor(self.mode, meta, device)
             self._made[device] = (fake.fake_device, dict(fake.__dict__))
         else:
             fake = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=made[0])
-            _forbid_data_pointer(fake)
+            self._mark(fake)
             fake.__dict__.update(made[1])
         fake.__dict__[_BEHIND] = meta
         return fake
