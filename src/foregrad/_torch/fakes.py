@@ -73,13 +73,7 @@ class FakeFactory:
         offset: int,
     ) -> FakeTensor:
         """A fake over the memory of `base`."""
-        meta = base.__dict__.get(_BEHIND)
-        # `set_` and `.data =` may have given the fake another memory since.
-        if meta is None or not share_memory(meta, base):
-            with _NoDispatch():
-                meta = torch.empty(0, dtype=base.dtype, device=_META)
-                meta.set_(base.untyped_storage(), 0, (0,), (1,))
-            base.__dict__[_BEHIND] = meta
+        meta = self._behind(base)
         with _NoDispatch():
             if meta.dtype is dtype:
                 over = _reinterpret(meta, shape, stride, offset)
@@ -87,6 +81,29 @@ class FakeFactory:
                 over = torch.empty(0, dtype=dtype, device=_META)
                 over.set_(base.untyped_storage(), offset, shape, stride)
         return self._wrap(over, device)
+
+    def run_on_meta(self, op: Any, spec: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A view operator applied to what is behind a fake of that layout, without FakeTensor's dispatch.
+
+        The results are meta tensors that nobody may keep.
+        """
+        meta = self._behind(tensor)
+        with _NoDispatch():
+            if meta.dtype is not spec.dtype:
+                meta = torch.empty(0, dtype=spec.dtype, device=_META)
+                meta.set_(tensor.untyped_storage(), 0, (0,), (1,))
+            return op(_reinterpret(meta, spec.shape, spec.stride, spec.offset), *args, **kwargs)
+
+    def _behind(self, fake: FakeTensor) -> torch.Tensor:
+        """A plain meta tensor over the fake's memory."""
+        meta: torch.Tensor | None = fake.__dict__.get(_BEHIND)
+        # `set_` and `.data =` may have given the fake another memory since.
+        if meta is None or not share_memory(meta, fake):
+            with _NoDispatch():
+                meta = torch.empty(0, dtype=fake.dtype, device=_META)
+                meta.set_(fake.untyped_storage(), 0, (0,), (1,))
+            fake.__dict__[_BEHIND] = meta
+        return meta
 
     def _wrap(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         made = self._made.get(device)

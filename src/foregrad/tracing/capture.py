@@ -120,7 +120,10 @@ class _Capture:
         with patched(hooks), force_view_tracking(), single_threaded_backward(), _fresh_autocast_cache():
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
-                result = _run_function(call.function, args, kwargs)
+                try:
+                    result = _run_function(call.function, args, kwargs)
+                finally:
+                    self.origins.forget()
             self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
             if not inputs.shared_bases and self._needs_bases():
@@ -250,7 +253,7 @@ class _Capture:
         inputs = self.inputs
         outputs: list[Entry | None] = [*found.entries, *gradients]
         records = list(inputs.records)
-        live = {id(e) for e in self.recorder.tape.live(outputs)}
+        live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
         shared = []
         for whole, members in inputs.memory:
             if id(whole.entry) in live:

@@ -35,8 +35,7 @@ _LIMIT = 200_000
 _recipes: dict[Any, Any] = {}
 _lock = threading.Lock()
 
-# A recipe is a `TensorSpec` for a new tensor, `_View`, `_Argument`, None, or a list or tuple of these.
-_MISSING = object()
+# A recipe is a `TensorSpec` for a new tensor, `_View`, `_Argument`, `_Nothing`, or a list or tuple of these.
 
 
 class _View:
@@ -56,6 +55,15 @@ class _Argument:
 
     def __init__(self, at: int) -> None:
         self.at = at
+
+
+class _Nothing:
+    """A result that is None."""
+
+    __slots__ = ()
+
+
+_NOTHING = _Nothing()
 
 
 class _Uncacheable(Exception):  # noqa: N818 - not an error: asks for the ordinary way
@@ -83,6 +91,31 @@ def is_cacheable(info: OpInfo) -> bool:
 # Lifting a real tensor is not about layouts.
 _NEVER = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
 
+# Views whose kernel is one for all devices. FakeTensor's takes a millisecond for some of them.
+_STRIDED = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten.as_strided.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.permute.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.diagonal.default,
+    aten.unfold.default,
+    aten.detach.default,
+    aten.alias.default,
+}
+
 _TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
@@ -103,8 +136,11 @@ class Metadata:
         self.kernels = kernels
         self.factory = FakeFactory.of(fake_mode)
 
-    def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operator's result on fakes, as its kernels would give it."""
+    def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """(The operator's result on fakes, as its kernels would give it; the specs of it, when known.)
+
+        Specs are one `TensorSpec`, or a tuple with one for each result (None for a result that is no tensor).
+        """
         tensors: list[Any] = []
         key: list[Any] = [id(info.op), kernel_switches()]
         try:
@@ -114,24 +150,29 @@ class Metadata:
                     key.append(name)
                     self._describe((value,), key, tensors)
         except _Uncacheable:
-            return self.kernels(info.op, args, kwargs)
+            return self.kernels(info.op, args, kwargs), None
+        if info.writes and len(tensors) > 1 and _shares(tensors):
+            return self.kernels(info.op, args, kwargs), None
         whole = tuple(key)
-        recipe = _recipes.get(whole, _MISSING)
-        if recipe is not _MISSING:
-            if info.writes and len(tensors) > 1 and _shares(tensors):
-                return self.kernels(info.op, args, kwargs)
-            return self._made(recipe, tensors)
-        out = self.kernels(info.op, args, kwargs)
-        if info.writes and _shares(tensors):
-            return out
-        try:
-            recipe = _recipe(out, tensors)
-        except _Uncacheable:
-            return out
-        if len(_recipes) >= _LIMIT:
-            forget_all()
-        _recipes[whole] = recipe
-        return self._made(recipe, tensors)
+        recipe = _recipes.get(whole)
+        if recipe is None:
+            if info.op in _STRIDED and len(tensors) == 1:
+                recipe = self._strided(info.op, tensors[0], args, kwargs)
+            else:
+                out = self.kernels(info.op, args, kwargs)
+                try:
+                    recipe = _recipe(out, tensors)
+                except _Uncacheable:
+                    return out, None
+            if len(_recipes) >= _LIMIT:
+                forget_all()
+            _recipes[whole] = recipe
+        cls = type(recipe)
+        if cls is TensorSpec:
+            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device), recipe
+        if cls is _View:
+            return self._view(recipe, tensors), recipe.spec
+        return self._made(recipe, tensors), _specs(recipe)
 
     def _describe(self, values: Any, key: list[Any], tensors: list[Any]) -> None:
         """Add tokens for the values to the key; tensors among them to `tensors`."""
@@ -156,18 +197,40 @@ class Metadata:
             else:
                 raise _Uncacheable
 
+    def _strided(self, op: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The recipe of a view, from the kernel that all devices have in common: it only computes strides."""
+        spec = self.known(id(tensor)).spec
+        out = self.factory.run_on_meta(op, spec, tensor, args[1:], kwargs)
+        if isinstance(out, torch.Tensor):
+            return _View(0, TensorSpec.of(out, spec.device))
+        return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
+
+    def _view(self, recipe: _View, tensors: list[Any]) -> FakeTensor:
+        spec = recipe.spec
+        return self.factory.view(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+
     def _made(self, recipe: Any, tensors: list[Any]) -> Any:
         cls = type(recipe)
         if cls is TensorSpec:
-            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device, recipe.offset)
+            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
         if cls is _View:
-            spec = recipe.spec
-            return self.factory.view(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+            return self._view(recipe, tensors)
         if cls is _Argument:
             return tensors[recipe.at]
-        if recipe is None:
+        if cls is _Nothing:
             return None
         return cls(self._made(item, tensors) for item in recipe)
+
+
+def _specs(recipe: Any) -> Any:
+    cls = type(recipe)
+    if cls is TensorSpec:
+        return recipe
+    if cls is _View:
+        return recipe.spec
+    if cls is _Argument or cls is _Nothing:
+        return None
+    return tuple(map(_specs, recipe))
 
 
 def _recipe(out: Any, tensors: list[Any]) -> Any:
@@ -187,7 +250,7 @@ def _recipe(out: Any, tensors: list[Any]) -> Any:
             raise _Uncacheable
         return spec
     if out is None:
-        return None
+        return _NOTHING
     if type(out) in (list, tuple):
         return type(out)(_recipe(item, tensors) for item in out)
     raise _Uncacheable

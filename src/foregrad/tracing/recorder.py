@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
             return self.writes.elements(info, args, kwargs)
         if info.hidden_writes and self.writes.happen_in_hiding(info, args):
             return self.writes.hidden(info, args, kwargs)
-        return self._pure(info, args, kwargs)
+        return self._pure(plan, args, kwargs)
 
     def _plan(self, func: Any) -> _Plan:
         if func in _QUERIES:
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
         """The operator on fakes, recording nothing."""
         plan = self.plans.get(id(func)) or self._plan(func)
         if plan.is_cacheable:
-            return self.metadata.run(plan.info, args, kwargs)
+            return self.metadata.run(plan.info, args, kwargs)[0]
         return self.kernels(func, args, kwargs)
 
     def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -157,30 +157,37 @@ class Recorder(TorchDispatchMode):
                 raise RuntimeError(str(error)) from error  # as the kernel does
             raise
 
-    def _pure(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        func = info.op
-        constant: Any = None
+    def _pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        info, constant, specs = plan.info, None, None
         try:
-            out = self.run_fake(func, args, kwargs)
+            if plan.is_cacheable:
+                out, specs = self.metadata.run(info, args, kwargs)
+            else:
+                out = self.kernels(info.op, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
-            constant = self._evaluate(func, args, kwargs, error)
+            constant = self._evaluate(info.op, args, kwargs, error)
             if not isinstance(constant, (torch.Tensor, tuple, list)):
                 return constant  # a number: the program is specialized to it
             out = self._fakes_like(constant)
         if info.is_view:
-            return self._view(info, args, kwargs, out)
-        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), info.is_random)
+            return self._view(info, args, kwargs, out, specs)
+        entry = self.entry(
+            info.op, self.to_entries(args), self.to_entries(kwargs) if kwargs else _NO_KEYWORDS, info.is_random
+        )
         entry.value = constant
-        return self.bind_results(entry, out)
+        return self.bind_results(entry, out, specs)
 
-    def bind_results(self, entry: Entry, out: Any) -> Any:
-        """Make `entry` stand for `out`: a tensor, or several through getitem."""
+    def bind_results(self, entry: Entry, out: Any, specs: Any = None) -> Any:
+        """Make `entry` stand for `out`: a tensor, or several through getitem. `specs`: theirs, where known."""
         if isinstance(out, torch.Tensor):
             if id(out) not in self.values:
-                entry.spec = spec = self.spec_of(out)
+                entry.spec = spec = specs or self.spec_of(out)
                 self.values[id(out)] = Value(out, entry, spec)
         elif isinstance(out, (list, tuple)):
-            entry.spec = tuple(self.spec_of(t) if isinstance(t, torch.Tensor) else None for t in out)
+            entry.spec = tuple(
+                spec or (self.spec_of(t) if isinstance(t, torch.Tensor) else None)
+                for t, spec in zip(out, specs or [None] * len(out), strict=True)
+            )
             for index, item in enumerate(out):
                 if isinstance(item, torch.Tensor) and id(item) not in self.values:
                     take = item_or_empty if index in MAYBE_UNDEFINED.get(entry.target, ()) else operator.getitem
@@ -189,7 +196,7 @@ class Recorder(TorchDispatchMode):
                     self.values[id(item)] = Value(item, part, entry.spec[index])
         return out
 
-    def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any) -> Any:
+    def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any, specs: Any = None) -> Any:
         source = self.value_of(args[0])
         rest = tuple(args[1:])
         grad_enabled = torch.is_grad_enabled()
@@ -197,7 +204,7 @@ class Recorder(TorchDispatchMode):
             if id(out) in self.values:
                 return out
             view = View(info.op, rest, kwargs, None, object(), grad_enabled)
-            value = Value(out, None, self.spec_of(out), source, view)
+            value = Value(out, None, specs or self.spec_of(out), source, view)
             value.generation = -1
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
@@ -206,7 +213,7 @@ class Recorder(TorchDispatchMode):
         call = object()
         for index, item in enumerate(out):
             view = View(info.op, rest, kwargs, index, call, grad_enabled)
-            value = Value(item, None, self.spec_of(item), source, view)
+            value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
             self.values[id(item)] = value
         return out
@@ -215,7 +222,7 @@ class Recorder(TorchDispatchMode):
 
     def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry:
         """Append an operator to the tape, noting where it comes from."""
-        entry = Entry(target, tuple(args), kwargs)
+        entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs)
         entry.has_effect = is_random and not _draws_nothing(target, args)
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
@@ -243,12 +250,13 @@ class Recorder(TorchDispatchMode):
 
     def to_entries(self, value: Any) -> Any:
         """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
-        if isinstance(value, torch.Tensor):
+        cls = type(value)
+        if cls is FakeTensor or isinstance(value, torch.Tensor):
             return self.value_of(value).read(self.emit)
+        if cls in _PLAIN:
+            return value
         if isinstance(value, (list, tuple)):
-            return (
-                [self.to_entries(item) for item in value] if type(value) is list else tuple(map(self.to_entries, value))
-            )
+            return [self.to_entries(item) for item in value] if cls is list else tuple(map(self.to_entries, value))
         if isinstance(value, dict):
             return {key: self.to_entries(item) for key, item in value.items()}
         return value
@@ -343,6 +351,7 @@ def _has_real(values: Any) -> bool:
     return False
 
 
+_NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.Size}
 
 
