@@ -24,6 +24,7 @@ from .._torch.dispatch import kernel_switches
 from .._torch.fakes import FakeFactory, FakeTensor, FakeTensorMode, fake_device, share_memory
 from .._torch.ops import depends_on_values, is_builtin
 from ..graph.meta import TensorSpec
+from .layouts import RULES, layout_of
 from .opinfo import OpInfo
 
 __all__ = ["Metadata", "forget_all", "is_cacheable"]
@@ -158,7 +159,9 @@ class Metadata:
         if recipe is None:
             if info.op in _STRIDED and len(tensors) == 1:
                 recipe = self._strided(info.op, tensors[0], args, kwargs)
-            else:
+            elif info.op in RULES:
+                recipe = layout_of(info.op, [self.known(id(t)).spec for t in tensors], args, kwargs)
+            if recipe is None:
                 out = self.kernels(info.op, args, kwargs)
                 try:
                     recipe = _recipe(out, tensors)
@@ -251,8 +254,8 @@ def _recipe(out: Any, tensors: list[Any]) -> Any:
         return spec
     if out is None:
         return _NOTHING
-    if type(out) in (list, tuple):
-        return type(out)(_recipe(item, tensors) for item in out)
+    if isinstance(out, (list, tuple)):  # some kernels in Python give named tuples, operators never do
+        return (list if isinstance(out, list) else tuple)(_recipe(item, tensors) for item in out)
     raise _Uncacheable
 
 
