@@ -99,12 +99,9 @@ def compile_function(function: F, pipeline: Pipeline) -> F:
     """`function` behind a dispatcher, looking like itself."""
     dispatcher = Dispatcher(function, pipeline, config.value)
 
-    @functools.wraps(function)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        return dispatcher(*args, **kwargs)
-
-    compiled.foregrad = dispatcher  # type: ignore[attr-defined]
-    return compiled  # type: ignore[return-value]
+    compiled: Any = functools.update_wrapper(dispatcher.entry, function)
+    compiled.foregrad = dispatcher
+    return compiled  # type: ignore[no-any-return]
 
 
 def compile_module(module: torch.nn.Module, pipeline: Pipeline) -> torch.nn.Module:
