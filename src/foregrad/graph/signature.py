@@ -131,13 +131,15 @@ class GraphOutput(OutputInfo):
 class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
-    `leaf`: eager returns a leaf that requires grad.
+    `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
+    over, and this is a view of that.
     """
 
     input: int | None
     output: int | None
     steps: tuple[ViewStep, ...]
     leaf: bool = False
+    after_replacement: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class Signature:
     `graph_outputs` (one slot each) then the gradients, one per entry of `inputs` (None where there is none).
 
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
+    * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
@@ -168,6 +171,7 @@ class Signature:
     output_spec: Any
     replacements: tuple[tuple[int, OutputInfo], ...] = ()
     counted: tuple[int, ...] = ()
+    rootless: tuple[int, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
 
     @property

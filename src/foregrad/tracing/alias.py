@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .opinfo import IDENTITIES
 from .tape import Entry
-from .views import Emit, write_back
+from .views import Emit, is_bijection, write_back, write_memory
 
 __all__ = ["Storage", "Value", "View"]
 
@@ -160,16 +161,22 @@ class Value:
             storage.generation += 1
             storage.last_scatter = None
         assert isinstance(new.spec, TensorSpec)
-        if self.parent is None or (new.spec.stride == self.spec.stride and new.spec.shape == self.spec.shape):
+        if self.parent is not None and self.spec.overlaps_itself:
+            self.generation = -1  # other elements of it may have changed with those written
+        elif self.parent is None or (new.spec.stride == self.spec.stride and new.spec.shape == self.spec.shape):
             self.entry = new
             self.generation = storage.generation
 
     def _write_parent(self, emit: Emit, new: Entry) -> None:
         parent, view, storage = self.parent, self.view, self.storage
-        if view is not None and view.op is aten.as_strided.default and not view.is_member:
-            storage.is_written_anywhere = True
         assert parent is not None
         assert view is not None
+        by_layout = view.op is aten.as_strided.default and not view.is_member
+        if by_layout:
+            storage.is_written_anywhere = True
+        if (by_layout and not _holds(parent, self.spec)) or (parent.spec.overlaps_itself and not is_bijection(view.op)):
+            self._write_past(emit, parent, new)
+            return
         base = parent.read(emit)
         last = storage.last_scatter
         if last is not None and last[0] is base and last[1] is parent and _same_view(last[2], view):
@@ -179,6 +186,21 @@ class Value:
         if parent.entry is scattered and scattered.args and scattered.args[0] is base:
             storage.last_scatter = (scattered, parent, view, base)
 
+    def _write_past(self, emit: Emit, parent: Value, new: Entry) -> None:
+        """Write to the nearest tensor up the chain that holds these elements, each in a place of its own."""
+        parent.is_written_through = True
+        parent.generation = -1
+        above = parent.parent
+        if above is None or above.spec.dtype is not self.spec.dtype:
+            raise UnsupportedMutationError(
+                f"a write through a view of a tensor {parent.spec} that it goes past, or that has several elements in "
+                "one place, can't be captured; write to a contiguous copy instead."
+            )
+        if not _holds(above, self.spec):
+            self._write_past(emit, above, new)
+            return
+        above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
+
     def _laid_out(self, emit: Emit, new: Entry) -> Entry:
         spec = new.spec
         assert isinstance(spec, TensorSpec)
@@ -186,6 +208,15 @@ class Value:
             return new
         assert self.original is not None
         return emit(aten.copy.default, self.original, new, spec=self.spec)
+
+
+def _holds(value: Value, spec: TensorSpec) -> bool:
+    """Whether `value` is a stretch of memory without gaps or overlaps that has all of the elements of `spec` in it."""
+    own = value.spec
+    itemsize = own.dtype.itemsize
+    start, end = own.offset * itemsize, own.offset * itemsize + own.nbytes
+    first, last = spec.offset * spec.dtype.itemsize, spec.offset * spec.dtype.itemsize + spec.nbytes
+    return bool(own.nbytes == own.numel * itemsize and start <= first and last <= end)
 
 
 def _same_view(a: View, b: View) -> bool:

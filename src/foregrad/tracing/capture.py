@@ -13,7 +13,7 @@ import torch
 from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view_tracking, single_threaded_backward
 from .._torch.fakes import FakeTensor, FakeTensorMode, new_fake
 from .._torch.patches import Hooks, patched
-from .._torch.tensors import base_of
+from .._torch.tensors import base_of, history_of, is_usable
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
@@ -128,14 +128,14 @@ class _Capture:
             check_leaves(out_leaves, paths, "output")
             self._check_side_effects()
             found = analyze(recorder, inputs, out_leaves, paths)
-            differentiable = [i for i, fake in enumerate(found.fakes) if fake is not None]
+            rootless: list[int] = []
+            differentiable = found.carrying_gradients()
             tangents = [self._tangent(found.specs[i]) for i in differentiable]
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward_error is None and not any(gradients):
-                differentiable, tangents = [], []  # gradients flow to nothing outside
-                found.mark_leaves()
+                rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
-        joint = self._joint(found, differentiable, tangents, gradients, out_tree)
+        joint = self._joint(found, differentiable, rootless, tangents, gradients, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         return Captured(joint, tuple(tensors), tuple(self.modules.values()))
 
@@ -187,7 +187,8 @@ class _Capture:
 
     def _check_side_effects(self) -> None:
         for record in self.inputs.records:
-            grad = record.stand_in.grad if record.stand_in.is_leaf else None
+            stand_in = record.stand_in
+            grad = stand_in.grad if is_usable(stand_in) and stand_in.is_leaf else None
             if grad is not None:
                 raise UnsupportedSideEffectError(
                     f"`{self.name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
@@ -241,6 +242,7 @@ class _Capture:
         self,
         found: Analysis,
         differentiable: list[int],
+        rootless: list[int],
         tangents: list[tuple[torch.Tensor, Entry]],
         gradients: list[Entry | None],
         out_tree: Any,
@@ -270,6 +272,7 @@ class _Capture:
             graph_outputs=tuple(found.slots),
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
+            rootless=tuple(rootless),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
@@ -312,7 +315,7 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
         index not in shared_of
         and record.stand_in.requires_grad
         and not record.real.requires_grad
-        and record.stand_in.grad_fn is None
+        and history_of(record.stand_in) is None
     )
     return InputInfo(
         slot=record.slot,

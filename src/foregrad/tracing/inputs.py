@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
-from .._torch.tensors import base_of, is_view, storage_key, version_of, view_again
+from .._torch.tensors import base_of, copy_creation_meta, is_usable, is_view, storage_key, version_of, view_again
 from ..errors import ForegradWarning
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.sources import Source, find_sources
@@ -232,11 +232,14 @@ class Inputs:
         spec = record.spec
         base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
         if base is not None and base is not record:
-            with torch.enable_grad(), torch.inference_mode(mode=False):
+            # A view made under no_grad is a leaf: its gradient is its own.
+            is_leaf = record.real.requires_grad and is_usable(record.real) and record.real.is_leaf
+            with torch.set_grad_enabled(not is_leaf), torch.inference_mode(mode=False):
                 record.stand_in = _view_like(record.real, base.stand_in)
+                copy_creation_meta(record.stand_in, record.real)
                 if record.real.requires_grad is False and record.stand_in.requires_grad:
                     record.stand_in = record.stand_in.detach()
-            record.leaf = None
+            record.leaf = record.stand_in if is_leaf else None
         elif not hasattr(record, "stand_in"):
             fake = new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
             self._set_stand_in(record, self._with_bits(fake, spec))

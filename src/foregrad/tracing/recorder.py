@@ -22,6 +22,7 @@ from .alias import Value, View
 from .constants import evaluate
 from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info
 from .origin import Origins, user_line
+from .overlaps import check_view
 from .tape import Entry, Tape
 from .writes import Writes
 
@@ -109,12 +110,9 @@ class Recorder(TorchDispatchMode):
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
-        try:
-            return self.fake_mode.dispatch(func, (), args, kwargs)
-        except ValueError as error:
-            if func is aten.view.default:
-                raise RuntimeError(str(error)) from error  # as the kernel does
-            raise
+        if func is aten.view.default:
+            check_view(*args)
+        return self.fake_mode.dispatch(func, (), args, kwargs)
 
     def _pure(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         func = info.op

@@ -16,7 +16,7 @@ import torch
 from ..graph.meta import TensorSpec
 from .tape import Entry
 
-__all__ = ["Emit", "write_back"]
+__all__ = ["Emit", "is_bijection", "write_back", "write_memory"]
 
 aten = torch.ops.aten
 
@@ -167,6 +167,15 @@ _RULES: dict[Any, Rule] = {
 }
 
 
+_SELECTIONS = {_select, _slice, _diagonal, _split, _split_sizes, _unbind}
+
+
+def is_bijection(op: Any) -> bool:
+    """Whether the view has all of the elements of what it is a view of."""
+    rule = _RULES.get(op)
+    return rule is not None and rule not in _SELECTIONS
+
+
 def write_back(
     emit: Emit,
     op: Any,
@@ -180,20 +189,17 @@ def write_back(
     """The base's entry after the view `op(*args)` of it (output `index` of several) took the value `new`."""
     rule = _RULES.get(op)
     if rule is None:
-        offset = view_spec.offset - base_spec.offset
-        shape, stride = list(view_spec.shape), list(view_spec.stride)
-        for dim in range(len(shape)):
-            if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
-                new = emit(aten.slice.Tensor, new, dim, 0, 1)
-                shape[dim] = 1
-        base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
-        return emit(
-            aten.as_strided_scatter.default,
-            base,
-            new,
-            shape,
-            stride,
-            base_offset + offset,
-            spec=base_spec,
-        )
+        return write_memory(emit, base, base_spec, view_spec, new)
     return rule(emit, args, base, base_spec, new, index)
+
+
+def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
+    """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
+    shape, stride = list(view_spec.shape), list(view_spec.stride)
+    for dim in range(len(shape)):
+        if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
+            new = emit(aten.slice.Tensor, new, dim, 0, 1)
+            shape[dim] = 1
+    base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
+    offset = base_offset + view_spec.offset - base_spec.offset
+    return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=base_spec)

@@ -18,6 +18,7 @@ from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo
 from .origin import user_line
+from .overlaps import check_write
 from .tape import Entry
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Writes:
         given = _by_position(info, args, kwargs)
         targets = [t for i in info.writes for t in _tensors(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
+        check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
         if info.is_out:
             self._resized_outputs(targets)
@@ -315,9 +317,7 @@ def _leaves_its_root(value: Value) -> bool:
 def _root_overlaps_itself(value: Value) -> bool:
     """Whether a write to one element of the input shows in another of its elements."""
     root = value.storage.root
-    return root.fake is not None and any(
-        step == 0 and size > 1 for step, size in zip(root.spec.stride, root.spec.shape, strict=True)
-    )
+    return root.fake is not None and root.spec.overlaps_itself
 
 
 def _is_dense(spec: TensorSpec) -> bool:
