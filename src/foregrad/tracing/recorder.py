@@ -20,7 +20,7 @@ from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLa
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info
+from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
 from .origin import Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
@@ -167,6 +167,12 @@ class Recorder(TorchDispatchMode):
             value.generation = -1
             self.values[id(item)] = value
         return out
+
+    def taken_as_data(self, tensor: torch.Tensor) -> None:
+        """`tensor` came from `.data`: unlike a detached tensor, it has a version counter of its own."""
+        view = self.value_of(tensor).view
+        if view is not None:
+            view.op = take_data
 
     # ---------------------------------------------------------------- entries
 
