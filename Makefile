@@ -64,7 +64,7 @@ fuzz: $(READY)  ## random programs against eager, longer than the tests do
 	@$(RUN) -m tests.parity.fuzz $(ARGS)
 
 bench: $(READY)  ## every benchmark, against PyTorch's own, into benchmarks/RESULTS.md
-	@$(RUN) benchmarks/run.py $(ARGS)
+	@$(RUN) -m benchmarks.run $(ARGS)
 
 coverage: $(READY)  ## the lines that no test runs
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)

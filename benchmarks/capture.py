@@ -1,6 +1,6 @@
 """Time from a call to its forward and backward graphs, compiled by nothing: ours against PyTorch's AOTAutograd.
 
-    python benchmarks/capture.py gpt2-12 mlp-200     # all models without arguments
+    python -m benchmarks.capture gpt2-12 mlp-200     # all models without arguments
 
 Ours is everything that happens before the first run: capture, partition, guards, rendered runtime, and the backward
 handed to its compiler, though that waits for a backward by default. PyTorch's ends when its forward compiler is
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import Section, interleaved_once, ratio
 from functorch.compile import aot_function
 from functorch.compile import default_partition as torch_default
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
-from models import build, first_tensor
 
 import foregrad
+from benchmarks.common import Section, interleaved_once, ratio
+from benchmarks.models import build, first_tensor
 from foregrad.frontend.call import flatten_call
 
 __all__ = ["DEFAULT", "collect"]

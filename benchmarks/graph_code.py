@@ -1,6 +1,6 @@
 """The code that the eager backend writes for a graph, against the function it came from, without gradients.
 
-python benchmarks/graph_code.py
+python -m benchmarks.graph_code
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import warnings
 from typing import Any
 
 import torch
-from common import Section, interleaved_calls, ratio
 from functorch.compile import aot_function, nop
-from models import build
 
 import foregrad
+from benchmarks.common import Section, interleaved_calls, ratio
+from benchmarks.models import build
 
 __all__ = ["collect"]
 

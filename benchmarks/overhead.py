@@ -1,6 +1,6 @@
 """What a call costs beyond its graphs: ours, PyTorch's AOTAutograd, and the floor, in one process.
 
-    python benchmarks/overhead.py tiny layers      # all cases without arguments
+    python -m benchmarks.overhead tiny layers      # all cases without arguments
 
 Overhead is the time of a call less that of the bare graph callables. All three run the code that our eager backend
 writes for their graphs. The floor is a bare `torch.autograd.Function` round our graphs, written by hand, with the `copy_` or the
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import Section, interleaved_calls, ratio
 from functorch.compile import aot_function
 
 import foregrad
+from benchmarks.common import Section, interleaved_calls, ratio
 
 __all__ = ["CASES", "collect"]
 

@@ -1,6 +1,6 @@
 """Our partitioners against PyTorch's, on joint graphs that PyTorch captured.
 
-    python benchmarks/partition.py gpt2-24 mlp-800     # all models without arguments
+    python -m benchmarks.partition gpt2-24 mlp-800     # all models without arguments
 
 For each model and partitioner: the bytes of activations saved for the backward (inputs apart; memory that several
 saved values share counts once), how many values, and the CPU time of a partition, each on a fresh copy of the graph,
@@ -21,9 +21,9 @@ import torch
 from functorch.compile import aot_function
 from functorch.compile import default_partition as torch_default
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
-from models import MODELS, build
 from torch import fx, nn
 
+from benchmarks.models import build
 from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 
 PARTITIONERS = {
@@ -65,6 +65,13 @@ def capture_module(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[fx.Gra
     return capture(function, list(tensors.values()), list(args), kwargs)
 
 
+def joint_graph(name: str) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """The joint graph of the model called `kind-layers`."""
+    module, args, kwargs = build(name)
+    return capture_module(module, *args, **kwargs)
+
+
+MODELS = ["gpt2", "llama", "bert", "mlp", "conv"]
 DEFAULT = ["gpt2-6", "gpt2-24", "gpt2-96", "llama-8", "llama-24", "bert-6", "conv-16", "mlp-200", "mlp-800"]
 
 
@@ -106,8 +113,7 @@ def timed(partition: Any, joint: fx.GraphModule, keywords: dict[str, Any], round
 
 
 def bench(name: str, rounds: int) -> None:
-    module, args, kwargs = build(name)
-    joint, keywords = capture_module(module, *args, **kwargs)
+    joint, keywords = joint_graph(name)
     count = keywords["num_fwd_outputs"]
     print(f"{name}: joint graph of {len(joint.graph.nodes)} nodes")
     for title, (ours, torchs) in PARTITIONERS.items():

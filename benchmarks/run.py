@@ -1,8 +1,8 @@
 """Every benchmark, into `benchmarks/RESULTS.md` and `RESULTS.json`: what `make bench` runs.
 
-python benchmarks/run.py                 # all of them, ten minutes
-python benchmarks/run.py overhead chains # some
-python benchmarks/run.py --quick         # fewer rounds and smaller models
+python -m benchmarks.run                 # all of them, ten minutes
+python -m benchmarks.run overhead chains # some
+python -m benchmarks.run --quick         # fewer rounds and smaller models
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import capture
-import graph_code
-import overhead
-import startup
 import torch
-from common import Section, write_results
+
+from benchmarks import capture, graph_code, overhead, startup
+from benchmarks.common import Section, write_results
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What `import foregrad` adds to `import torch`: each import in a process of its own, in turns.
 
-python benchmarks/startup.py
+python -m benchmarks.startup
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 
-from common import Section
+from benchmarks.common import Section
 
 __all__ = ["collect"]
 
