@@ -16,8 +16,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from foregrad._torch.fakes import FakeFactory, share_memory
+from foregrad._torch.fakes import FakeFactory
 from foregrad._torch.ops import has_composite_implicit_kernel
+from foregrad._torch.tensors import share_memory
 from foregrad.graph.meta import TensorSpec
 from foregrad.tracing import metadata
 from foregrad.tracing.layouts import RULES

@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from .tensors import share_memory
+
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeFactory",
@@ -22,7 +24,6 @@ __all__ = [
     "fake_device",
     "new_fake",
     "new_fake_over",
-    "share_memory",
 ]
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -33,9 +34,6 @@ _empty_strided = torch._C._VariableFunctions.empty_strided
 _make_subclass: Any = torch.Tensor._make_subclass
 _C: Any = torch._C
 _reinterpret = _C._dynamo.guards._reinterpret_tensor
-
-share_memory = _C._is_alias_of
-"""Whether two tensors have one storage."""
 
 
 class FakeFactory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -20,9 +20,11 @@ from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
-from ..tracing.capture import Captured, capture_call
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
 
 __all__ = ["Pipeline", "Product"]
 
@@ -62,6 +64,8 @@ class Pipeline:
             return self._build(call, name, config)
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
+        from ..tracing.capture import capture_call  # late: a third of the time that importing foregrad would take
+
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         captured = capture_call(call, name=name, decompositions=self.decompositions, lifted=lifted)

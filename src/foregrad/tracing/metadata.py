@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from .._torch.dispatch import kernel_switches
-from .._torch.fakes import FakeFactory, FakeTensor, FakeTensorMode, fake_device, share_memory
+from .._torch.fakes import FakeFactory, FakeTensor, FakeTensorMode, fake_device
 from .._torch.ops import depends_on_values, is_builtin
+from .._torch.tensors import share_memory
 from ..graph.meta import TensorSpec
 from .layouts import RULES, layout_of
 from .opinfo import OpInfo
