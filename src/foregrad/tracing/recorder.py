@@ -20,7 +20,7 @@ from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLa
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
+from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
 from .origin import Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
@@ -126,7 +126,8 @@ class Recorder(TorchDispatchMode):
             out = self._fakes_like(constant)
         if info.is_view:
             return self._view(info, args, kwargs, out)
-        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), info.is_random)
+        target = IN_GRAD_MODE.get(func, func) if torch.is_grad_enabled() else func
+        entry = self.entry(target, self.to_entries(args), self.to_entries(kwargs), info.is_random)
         entry.value = constant
         return self.bind_results(entry, out)
 
