@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 
@@ -10,10 +12,17 @@ __all__ = [
     "depends_on_values",
     "has_composite_implicit_kernel",
     "is_builtin",
+    "mkldnn_rnn_layer_for_training",
     "overloads_of",
     "tag_inplace_view",
     "tag_random",
 ]
+
+
+def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
+    """`aten.mkldnn_rnn_layer` with the workspace that its backward reads, which the kernel only fills in grad mode."""
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(*args)
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:

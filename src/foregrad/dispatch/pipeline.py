@@ -18,6 +18,7 @@ from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
+from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
 from ..tracing.collection import paused_collection
@@ -76,6 +77,8 @@ class Pipeline:
         partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
+        if self.keep_inference_input_mutations and joint.signature.is_inference:
+            partitioned = with_mutations_inside(partitioned)
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned))
 

@@ -21,7 +21,7 @@ from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
 from .metadata import Metadata, is_cacheable
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
+from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
 from .origin import Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
@@ -59,13 +59,14 @@ _DEVICE = prim.device.default
 class _Plan:
     """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
 
-    __slots__ = ("decomposition", "info", "is_cacheable", "is_query", "op")
+    __slots__ = ("decomposition", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
 
     def __init__(self, op: Any, info: OpInfo | None, decomposition: Any) -> None:
         self.op = op
         self.info: Any = info
         self.is_query = info is None
         self.decomposition = decomposition
+        self.in_grad_mode = IN_GRAD_MODE.get(op, op)
         self.is_cacheable = info is not None and is_cacheable(info)
 
 
@@ -169,8 +170,9 @@ class Recorder(TorchDispatchMode):
             out = self._fakes_like(constant)
         if info.is_view:
             return self._view(info, args, kwargs, out, specs)
+        target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
         entry = self.entry(
-            info.op, self.to_entries(args), self.to_entries(kwargs) if kwargs else _NO_KEYWORDS, info.is_random
+            target, self.to_entries(args), self.to_entries(kwargs) if kwargs else _NO_KEYWORDS, info.is_random
         )
         entry.value = constant
         return self.bind_results(entry, out, specs)
