@@ -87,8 +87,9 @@ def compile(
         chosen.fw_compiler,
         chosen.bw_compiler,
         chosen.inference_compiler,
-        _partition_fn(partition),
-        decompositions if decompositions is not None else chosen.decomposition_table(),
+        _partition_fn(partition if partition is not None else chosen.partition),
+        decompositions if decompositions is not None else chosen.decompositions,
+        prepare_joint=chosen.prepare_joint,
     )
     if isinstance(fn_or_module, torch.nn.Module):
         return compile_module(fn_or_module, pipeline)

@@ -8,7 +8,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import fx
+
 from ..errors import BackendError
+from . import inductor
 from .boxed import nop
 from .eager import eager_compiler
 from .interpreter import interpreter_compiler
@@ -24,7 +27,9 @@ class Backend:
     """A compiler for each kind of graph: `(graph module, example inputs) -> callable`.
 
     `decompositions` maps operators to functions that replace them, or is a function that returns such a mapping, for
-    those that are slow to import; None asks for the graph as it was captured.
+    those that are slow to import; None asks for the graph as it was captured. `partition` is the policy to split by
+    when the user names none. `prepare_joint` gives a changed copy of a joint graph before it is split: for passes
+    that see forward and backward at once.
     """
 
     name: str
@@ -33,6 +38,8 @@ class Backend:
     inference_compiler: Compiler
     decompositions: Decompositions | None = None
     description: str = ""
+    partition: str | None = None
+    prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""
@@ -54,6 +61,8 @@ def register_backend(
     *,
     decompositions: Decompositions | None = None,
     description: str = "",
+    partition: str | None = None,
+    prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None,
     replace: bool = False,
 ) -> Backend:
     """Make a backend known by `name`. A compiler that is not given is `fw_compiler`.
@@ -67,6 +76,8 @@ def register_backend(
         inference_compiler or fw_compiler,
         decompositions,
         description,
+        partition,
+        prepare_joint,
     )
     for what in ("fw_compiler", "bw_compiler", "inference_compiler"):
         if not callable(getattr(backend, what)):
@@ -115,5 +126,13 @@ def _name_of(compiler: Compiler) -> str:
 
 register_backend("eager", eager_compiler, description="straight-line Python over eager's kernels; bitwise as eager")
 register_backend("interpreter", interpreter_compiler, description="node by node, each checked against its meta; slow")
+register_backend(
+    "inductor",
+    inductor.InductorCompiler(),
+    decompositions=inductor.decompositions,
+    description="PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU",
+    partition="min_cut",
+    prepare_joint=inductor.prepare_joint,
+)
 register_backend("auto", eager_compiler, description="the best compiler there is; for now that is `eager`")
 register_backend("nop", nop, description="the graph module as it is")
