@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from .backends import builtin  # noqa: F401 (puts the built-in backends into the registry)
 from .backends.registry import get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
@@ -78,12 +79,31 @@ def compile(
             dynamic=dynamic,
             decompositions=decompositions,
         )
-    if memory_budget is not None:
-        raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
     if dynamic:
         raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
+    pipeline = pipeline_for(
+        backend=backend, partition=partition, memory_budget=memory_budget, decompositions=decompositions
+    )
+    if isinstance(fn_or_module, torch.nn.Module):
+        return compile_module(fn_or_module, pipeline)
+    return compile_function(fn_or_module, pipeline)
+
+
+def pipeline_for(
+    *,
+    backend: Any = "auto",
+    partition: str | PartitionFn | None = None,
+    memory_budget: int | float | str | None = None,
+    decompositions: Any = None,
+    inductor_settings: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """The stages that the arguments of `compile` mean. `inductor_settings` are in force while Inductor compiles."""
+    if memory_budget is not None:
+        raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
     chosen = get_backend(backend)
-    pipeline = Pipeline(
+    if inductor_settings and chosen.with_settings is not None:
+        chosen = chosen.with_settings(inductor_settings)
+    return Pipeline(
         chosen.fw_compiler,
         chosen.bw_compiler,
         chosen.inference_compiler,
@@ -91,9 +111,6 @@ def compile(
         decompositions if decompositions is not None else chosen.decompositions,
         prepare_joint=chosen.prepare_joint,
     )
-    if isinstance(fn_or_module, torch.nn.Module):
-        return compile_module(fn_or_module, pipeline)
-    return compile_function(fn_or_module, pipeline)
 
 
 def compile_function(function: F, pipeline: Pipeline) -> F:

@@ -32,7 +32,7 @@ from ..graph.role import GraphRole, role_of
 from ..passes.decompose import decompose
 from .eager import eager_compiler
 
-__all__ = ["InductorCompiler", "decompositions", "prepare_joint", "why_not"]
+__all__ = ["InductorCompiler", "why_not"]
 
 log = logging.getLogger("foregrad")
 
@@ -52,27 +52,6 @@ def why_not(devices: Sequence[torch.device] = ()) -> str | None:
     return None
 
 
-def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Inductor's decompositions, under its settings as they are now."""
-    return inductor.decompositions()
-
-
-def prepare_joint(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a joint graph after Inductor's passes for such graphs (or of an inference graph)."""
-    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    copy = _copy(gm)
-    mode = _fake_mode(inputs)
-    if mode is None:
-        return copy
-    decompose(copy, decompositions(), mode)
-    inductor.propagate(copy, inputs, mode)
-    copy = inductor.joint_passes(copy)
-    if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
-        inductor.propagate(copy, inputs, mode)
-    respecify(copy.graph)
-    return copy
-
-
 class InductorCompiler:
     """A compiler for forward, backward and inference graphs alike: it asks their `role_of`.
 
@@ -86,6 +65,16 @@ class InductorCompiler:
         self.fallback = fallback
         self.__name__ = "inductor"
 
+    def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
+        """What Inductor wants decomposed, which depends on its settings."""
+        with inductor.patched_config(self.settings):
+            return inductor.decompositions()
+
+    def prepare_joint(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """A copy of a joint graph after Inductor's passes for such graphs."""
+        with inductor.patched_config(self.settings):
+            return _after_joint_passes(gm)
+
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""
         foreign = _foreign_target(gm)
@@ -93,6 +82,10 @@ class InductorCompiler:
             log.info("Inductor does not know %s: that graph runs on eager's kernels", foreign)
             return eager_compiler(gm, example_inputs)
         if not any(node.op == "call_function" for node in gm.graph.nodes):
+            return eager_compiler(gm, example_inputs)
+        reason = why_not([value.device for value in example_inputs if isinstance(value, torch.Tensor)])
+        if reason is not None and self.fallback:
+            log.warning("a graph runs on eager's kernels, because Inductor can't compile it: %s", reason)
             return eager_compiler(gm, example_inputs)
         try:
             with inductor.patched_config(self.settings):
@@ -110,7 +103,7 @@ class InductorCompiler:
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole) -> Boxed:
     """Compile a copy: the graph itself may be printed, or cut to fewer tangents, later."""
     if role.phase == "inference":
-        copy = prepare_joint(gm)
+        copy = _after_joint_passes(gm)
     else:
         copy = _copy(gm)
     static = role.static_inputs if inductor.uses_cudagraphs() else ()
@@ -124,6 +117,21 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     )
     compiled.output_strides = strides  # type: ignore[attr-defined]
     return compiled
+
+
+def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
+    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    copy = _copy(gm)
+    mode = _fake_mode(inputs)
+    if mode is None:
+        return copy
+    decompose(copy, inductor.decompositions(), mode)
+    inductor.propagate(copy, inputs, mode)
+    copy = inductor.joint_passes(copy)
+    if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
+        inductor.propagate(copy, inputs, mode)
+    respecify(copy.graph)
+    return copy
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
