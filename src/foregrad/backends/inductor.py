@@ -23,6 +23,7 @@ from torch import fx
 
 from .._torch import inductor
 from .._torch.codegen import OpOverload
+from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import GraphCopier
 from .._torch.modules import make_graph_module
@@ -125,11 +126,12 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     mode = _fake_mode(inputs)
     if mode is None:
         return copy
-    decompose(copy, inductor.decompositions(), mode)
-    inductor.propagate(copy, inputs, mode)
-    copy = inductor.joint_passes(copy)
-    if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
+    with own_tracing_context(mode):  # Dynamo's, if we are inside of it, has another fake mode
+        decompose(copy, inductor.decompositions(), mode)
         inductor.propagate(copy, inputs, mode)
+        copy = inductor.joint_passes(copy)
+        if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
+            inductor.propagate(copy, inputs, mode)
     respecify(copy.graph)
     return copy
 
