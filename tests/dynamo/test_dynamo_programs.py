@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 import foregrad
 from foregrad.graph.role import role_of
 
-
 # Dynamo's own doing: it looks at `.grad` of tensors between two graphs, and makes a custom Function's object.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
