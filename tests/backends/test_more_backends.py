@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -151,3 +152,64 @@ def test_torch_compile_finds_foregrad_by_its_entry_point(tmp_path):
     environment = {**os.environ, "PYTHONPATH": path}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert ran.stdout.strip() == "True", ran.stderr
+
+
+def test_memory_lent_by_another_runtime_is_copied(monkeypatch):
+    """A runtime that gives the same buffer again on its next call must not change what was returned before."""
+    from foregrad._torch import dynamo
+
+    def reusing(gm, inputs):
+        buffers = {}
+
+        def run(*args):
+            outs = []
+            for i, value in enumerate(gm(*args)):
+                # Memory of numpy's, as a runtime's is: not PyTorch's to grow or free.
+                kept = buffers.setdefault(i, value.detach().numpy().copy())
+                kept[...] = value.detach().numpy()
+                outs.append(torch.from_numpy(kept))
+            return outs
+
+        return run
+
+    monkeypatch.setattr(dynamo, "known_backends", lambda: ["reusing"])
+    monkeypatch.setattr(dynamo, "lookup_backend", lambda name: reusing)
+    call = foregrad.compile(lambda x: x.sin(), backend="torch:reusing")
+    first = call(torch.zeros(3))
+    call(torch.ones(3))
+    assert torch.equal(first, torch.zeros(3))
+
+
+OPENVINO = """
+import copy, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+import foregrad
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
+twin = copy.deepcopy(model)
+call = foregrad.compile(twin, backend="torch:openvino")
+for step in range(3):
+    x = torch.randn(5, 8)
+    losses = [side(x).pow(2).mean() for side in (model, call)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, q.grad)
+from openvino.frontend.pytorch.torchdynamo import execute
+assert execute.compiled_cache, "OpenVINO compiled nothing"
+print("trained")
+"""
+
+
+def test_openvino_runs_both_halves_with_eagers_numbers():
+    """A backend from a package index. In a process of its own: importing it changes settings of Dynamo's."""
+    names = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
+    if "openvino" not in names:
+        pytest.skip("the extra foregrad[openvino] is not installed")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run([sys.executable, "-c", OPENVINO], capture_output=True, text=True, env=environment, check=False)
+    assert ran.stdout.strip().endswith("trained"), ran.stderr

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from .._torch import dynamo
@@ -54,6 +55,15 @@ def _say_once(level: int, message: str) -> None:
     log.log(level, message)
 
 
+def _owned(value: Any) -> Any:
+    """An output in PyTorch's own memory. What another runtime lends, it may write again on its next call, when the
+    value of this one may be somebody's gradient.
+    """
+    if isinstance(value, torch.Tensor) and not value.untyped_storage().resizable():
+        return value.clone()
+    return value
+
+
 def torch_backend(name: str) -> Backend:
     """Any backend of torch.compile's, for both halves."""
     known = dynamo.known_backends()
@@ -74,7 +84,7 @@ def torch_backend(name: str) -> Backend:
         # Dynamo passes inputs one by one, and so does this: the mark of the other convention is not to be believed,
         # since it gets copied from what is wrapped.
         def call(*args: Any) -> Any:
-            return compiled(*args)
+            return [_owned(value) for value in compiled(*args)]
 
         return call
 
