@@ -117,7 +117,8 @@ def compile_graph(
     from torch._inductor.output_code import CompiledFxGraph
 
     output = next(iter(reversed(gm.graph.nodes)))
-    output.meta["user_visible_output_idxs"] = list(visible_outputs)
+    results = output.args[0]
+    output.meta["user_visible_output_idxs"] = [i for i in visible_outputs if isinstance(results[i], fx.Node)]
     inputs = list(example_inputs)
     mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
     with tracing(_context(mode)), _real_constants(mode), TracingContext.report_output_strides() as strides:

@@ -110,7 +110,7 @@ class Pipeline:
             return _compile(self.bw_compiler, backward, joint.name, roles.backward())[0]
 
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
-            module = without_tangents(backward, num_saved, mask)
+            module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile(self.bw_compiler, module, joint.name, roles.backward())[0]
 
         return Compiled(
