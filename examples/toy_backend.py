@@ -73,7 +73,7 @@ def toy_compiler(gm, example_inputs):
     return run
 
 
-foregrad.register_backend("toy", toy_compiler, partition="min_cut", description="an accelerator that does not exist")
+foregrad.register_backend("toy", toy_compiler, partition="min_cut", description="a toy accelerator", replace=True)
 
 if __name__ == "__main__":
     torch.manual_seed(0)
@@ -87,6 +87,4 @@ if __name__ == "__main__":
         results.append([loss, *(parameter.grad.clone() for parameter in model.parameters())])
     for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
-    print(
-        f"loss {loss.item():.4f}, gradients as in eager; {launches['fused']} fused kernels, {launches['library']} others"
-    )
+    print(f"loss {loss.item():.4f}, gradients as in eager; kernels: {launches}")

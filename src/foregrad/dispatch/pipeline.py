@@ -196,6 +196,9 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
 def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> tuple[Boxed, Any]:
     """(the compiled graph, the strides of its outputs where the compiler says them)."""
     phase = role.phase
+    if not str(getattr(compiler, "__module__", "")).startswith("foregrad."):
+        # Others may need its class, or its code, as they are: TorchScript can't read a module that makes them late.
+        module = fx.GraphModule(module, module.graph)
     role.put_on(module)
     example_inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
