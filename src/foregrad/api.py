@@ -60,9 +60,10 @@ def compile(
     Args:
         fn_or_module: what to compile. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
-            `(fx.GraphModule, example_inputs) -> callable`.
+            `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
+            only with "eager" are results eager's bit for bit.
         partition: "default" (save what the backward needs), "min_cut" (save least), or a function with the
-            signature of `default_partition`.
+            signature of `default_partition`; None is what the backend prefers.
         memory_budget: not supported yet; raises `UnsupportedError`.
         dynamic: None or False; symbolic sizes (True) are not supported yet and raise `UnsupportedError`.
         decompositions: operators to replace while capturing, `{operator: function}`.
