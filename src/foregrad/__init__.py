@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import errors
 from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
 from .api import capture, compile, partition  # noqa: A004
@@ -14,6 +16,14 @@ from .dispatch.naming import (
     get_graph_being_compiled,
     set_model_name,
 )
+from .dynamo import (
+    AotAutograd,
+    aot_autograd,
+    device_from_inputs,
+    dtype_from_inputs,
+    fake_tensor_unsupported,
+)
+from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
 from .partitioners import default_partition, min_cut_rematerialization_partition
@@ -21,8 +31,10 @@ from .partitioners import default_partition, min_cut_rematerialization_partition
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AotAutograd",
     "JointGraph",
     "Partitioned",
+    "aot_autograd",
     "aot_function",
     "aot_module",
     "aot_module_simplified",
@@ -31,8 +43,12 @@ __all__ = [
     "compiled_function",
     "compiled_module",
     "config",
+    "default_decompositions",
     "default_partition",
+    "device_from_inputs",
+    "dtype_from_inputs",
     "errors",
+    "fake_tensor_unsupported",
     "get_aot_compilation_context",
     "get_aot_graph_name",
     "get_backend",
@@ -40,9 +56,20 @@ __all__ = [
     "list_backends",
     "make_boxed_compiler",
     "make_boxed_func",
+    "mem_efficient_fusion_kwargs",
+    "memory_efficient_fusion",
     "min_cut_rematerialization_partition",
     "nop",
     "partition",
     "register_backend",
     "set_model_name",
+    "ts_compile",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "default_decompositions":  # late: the table takes a second to import
+        from .fusion import default_decompositions
+
+        return default_decompositions()
+    raise AttributeError(f"module `foregrad` has no attribute `{name}`")

@@ -10,9 +10,9 @@ from torch import fx, nn
 from .api import compile_function
 from .config import config
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.pipeline import Pipeline
+from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError
-from .frontend.call import flatten_call
+from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source
@@ -24,16 +24,26 @@ __all__ = ["aot_function", "aot_module", "aot_module_simplified", "compiled_func
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
-def _pipeline(
+class SharedInputsError(UnsupportedError):
+    """Inputs of a function without guards share memory, and one of them is written to."""
+
+
+def make_pipeline(
     fw_compiler: Compiler,
-    bw_compiler: Compiler | None,
-    inference_compiler: Compiler | None,
-    partition_fn: Callable[..., Any],
-    decompositions: Mapping[Any, Callable[..., Any]] | None,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Callable[..., Any] = default_partition,
+    decompositions: Any = None,
+    hasher_type: Any = None,
+    static_argnums: Any = None,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
     *,
-    keep_inference_input_mutations: bool,
     lifted: Sequence[Source] = (),
 ) -> Pipeline:
+    """The pipeline that the arguments of `aot_module_simplified` mean. `decompositions` may be what gives a table."""
+    del hasher_type
+    if static_argnums is not None:
+        raise RuntimeError("static_argnums is not taken any more: plain values are part of the guards by themselves.")
     return Pipeline(
         fw_compiler,
         bw_compiler or fw_compiler,
@@ -76,18 +86,18 @@ def aot_function(
         inference_compiler: for calls without gradients; by default `fw_compiler`.
         dynamic: True is refused for now.
     """
-    del num_params_buffers, hasher_type
-    if static_argnums is not None:
-        raise RuntimeError("static_argnums is not taken any more: plain values are part of the guards by themselves.")
+    del num_params_buffers
     if dynamic:
         raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
-    pipeline = _pipeline(
+    pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
-        inference_compiler,
         partition_fn,
         decompositions,
-        keep_inference_input_mutations=keep_inference_input_mutations,
+        hasher_type,
+        static_argnums,
+        keep_inference_input_mutations,
+        inference_compiler,
     )
     return compile_function(fn, pipeline)
 
@@ -138,30 +148,42 @@ def aot_module_simplified(
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
     buffers are read from the module on each call.
     """
-    del hasher_type
-    if static_argnums is not None:
-        raise RuntimeError("static_argnums is not taken any more.")
-    pipeline = _pipeline(
+    pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
-        inference_compiler,
         partition_fn,
         decompositions,
-        keep_inference_input_mutations=keep_inference_input_mutations,
+        hasher_type,
+        static_argnums,
+        keep_inference_input_mutations,
+        inference_compiler,
         lifted=_named_sources(mod),
     )
+    call = flatten_call(returning_sequence(mod, "aot_module_simplified"), tuple(args), {})
+    forward, _ = compile_unguarded(call, pipeline, type(mod).__name__)
+    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
+    forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
+    forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
+    return forward
+
+
+def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..., Any]:
+    """`mod`, whose result must be a tuple or list: what front ends that make their own guards promise."""
 
     def call_module(*inner: Any) -> Any:
         out = mod(*inner)
         if not isinstance(out, (tuple, list)):
             raise RuntimeError(
-                f"aot_module_simplified needs a module that returns a tuple or list, {type(mod).__name__} returned a "
+                f"{entry_point} needs a module that returns a tuple or list, {type(mod).__name__} returned a "
                 f"{type(out).__name__}. Return a tuple, or use aot_module."
             )
         return out
 
-    call = flatten_call(call_module, tuple(args), {})
-    name = type(mod).__name__
+    return call_module
+
+
+def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Callable[..., Any], Product]:
+    """A function of the call's leaves, one by one, without guards; and what the pipeline made."""
     product = pipeline.build(call, name, config.value)
     signature = product.captured.joint.signature
     names = Names(["args"])
@@ -169,10 +191,7 @@ def aot_module_simplified(
     run = render_run(product.compiled, variables, names)
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", {**globals_, **run.globals}, label=name)
-    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
-    forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
-    forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
-    return forward
+    return forward, product
 
 
 def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[str], list[str], dict[str, Any]]:
@@ -186,7 +205,7 @@ def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[st
             variables.append(arguments[info.argument])
             continue
         if not isinstance(info.source, Source):
-            raise UnsupportedError("aot_module_simplified with inputs that share memory and are written to")
+            raise SharedInputsError("aot_module_simplified with inputs that share memory and are written to")
         name, root = names.fresh("param"), names.fresh("root")
         globals_[root] = info.source.root
         lines.append(f"{name} = {info.source.expression(root)}")

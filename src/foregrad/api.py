@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from .backends import builtin  # noqa: F401 (puts the built-in backends into the registry)
 from .backends.registry import get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
@@ -58,9 +59,10 @@ def compile(
     Args:
         fn_or_module: what to compile. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
-            `(fx.GraphModule, example_inputs) -> callable`.
+            `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
+            only with "eager" are results eager's bit for bit.
         partition: "default" (save what the backward needs), "min_cut" (save least), or a function with the
-            signature of `default_partition`.
+            signature of `default_partition`; None is what the backend prefers.
         memory_budget: not supported yet; raises `UnsupportedError`.
         dynamic: None or False; symbolic sizes (True) are not supported yet and raise `UnsupportedError`.
         decompositions: operators to replace while capturing, `{operator: function}`.
@@ -77,21 +79,38 @@ def compile(
             dynamic=dynamic,
             decompositions=decompositions,
         )
-    if memory_budget is not None:
-        raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
     if dynamic:
         raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
-    chosen = get_backend(backend)
-    pipeline = Pipeline(
-        chosen.fw_compiler,
-        chosen.bw_compiler,
-        chosen.inference_compiler,
-        _partition_fn(partition),
-        decompositions if decompositions is not None else chosen.decomposition_table(),
+    pipeline = pipeline_for(
+        backend=backend, partition=partition, memory_budget=memory_budget, decompositions=decompositions
     )
     if isinstance(fn_or_module, torch.nn.Module):
         return compile_module(fn_or_module, pipeline)
     return compile_function(fn_or_module, pipeline)
+
+
+def pipeline_for(
+    *,
+    backend: Any = "auto",
+    partition: str | PartitionFn | None = None,
+    memory_budget: int | float | str | None = None,
+    decompositions: Any = None,
+    inductor_settings: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """The stages that the arguments of `compile` mean. `inductor_settings` are in force while Inductor compiles."""
+    if memory_budget is not None:
+        raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
+    chosen = get_backend(backend)
+    if inductor_settings and chosen.with_settings is not None:
+        chosen = chosen.with_settings(inductor_settings)
+    return Pipeline(
+        chosen.fw_compiler,
+        chosen.bw_compiler,
+        chosen.inference_compiler,
+        _partition_fn(partition if partition is not None else chosen.partition),
+        decompositions if decompositions is not None else chosen.decompositions,
+        prepare_joint=chosen.prepare_joint,
+    )
 
 
 def compile_function(function: F, pipeline: Pipeline) -> F:

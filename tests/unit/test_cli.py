@@ -310,6 +310,16 @@ def test_the_documentations_examples_run():
     assert "def call(args, kwargs)" in filled
 
 
+def test_the_page_on_backends_is_up_to_date(monkeypatch):
+    from foregrad.backends import registry
+
+    # Those of other tests and examples in this process apart.
+    own = {name: b for name, b in registry._backends.items() if name not in ("toy", "mine")}
+    monkeypatch.setattr(registry, "_backends", own)
+    page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    assert load_generator().fill(page) == page, "run `make docs`"
+
+
 # ----------------------------------------------------------------------------------------------- for real
 @pytest.mark.parametrize("stage", ["joint", "forward", "backward", "runtime"])
 def test_each_stage_prints_a_program(run, stage):

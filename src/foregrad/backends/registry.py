@@ -1,22 +1,36 @@
-"""Backends by name: what compiles each half of a joint graph, and which decompositions it wants first."""
+"""Backends by name: what compiles each half of a joint graph, and which decompositions it wants first.
+
+A name is one that was registered, one of an installed package's entry points in the group `foregrad.backends`, or a
+family's name with an argument, as `torch:openxla` (whatever backend of torch.compile's) and `crash-on:aten.mm`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import importlib.metadata
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BackendError
-from .boxed import nop
-from .eager import eager_compiler
-from .interpreter import interpreter_compiler
+from torch import fx
 
-__all__ = ["Backend", "Compiler", "get_backend", "list_backends", "register_backend"]
+from ..errors import BackendError
+
+__all__ = [
+    "Backend",
+    "Compiler",
+    "backend_help",
+    "get_backend",
+    "list_backends",
+    "register_backend",
+    "register_family",
+]
 
 Compiler = Callable[..., Any]
 Decompositions = Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]]
+GROUP = "foregrad.backends"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +38,9 @@ class Backend:
     """A compiler for each kind of graph: `(graph module, example inputs) -> callable`.
 
     `decompositions` maps operators to functions that replace them, or is a function that returns such a mapping, for
-    those that are slow to import; None asks for the graph as it was captured.
+    those that are slow to import; None asks for the graph as it was captured. `partition` is the policy to split by
+    when the user names none. `prepare_joint` gives a changed copy of a joint graph before it is split: for passes
+    that see forward and backward at once. `with_settings` makes the same backend with a compiler's own settings.
     """
 
     name: str
@@ -33,6 +49,9 @@ class Backend:
     inference_compiler: Compiler
     decompositions: Decompositions | None = None
     description: str = ""
+    partition: str | None = None
+    prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None
+    with_settings: Callable[[Mapping[str, Any]], Backend] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""
@@ -42,7 +61,17 @@ class Backend:
         return dict(table if isinstance(table, Mapping) else table())
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Family:
+    """Backends made when asked for: `make(argument)`. `argument` is None for one that takes none, as `auto`."""
+
+    make: Callable[..., Backend]
+    argument: str | None
+    description: str
+
+
 _backends: dict[str, Backend] = {}
+_families: dict[str, _Family] = {}
 _lock = threading.Lock()
 
 
@@ -54,6 +83,8 @@ def register_backend(
     *,
     decompositions: Decompositions | None = None,
     description: str = "",
+    partition: str | None = None,
+    prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None,
     replace: bool = False,
 ) -> Backend:
     """Make a backend known by `name`. A compiler that is not given is `fw_compiler`.
@@ -67,15 +98,22 @@ def register_backend(
         inference_compiler or fw_compiler,
         decompositions,
         description,
+        partition,
+        prepare_joint,
     )
     for what in ("fw_compiler", "bw_compiler", "inference_compiler"):
         if not callable(getattr(backend, what)):
             raise BackendError(f"backend `{name}`: {what} is {getattr(backend, what)!r}, which can't be called")
     with _lock:
-        if name in _backends and not replace:
+        if (name in _backends or name in _families) and not replace:
             raise BackendError(f"there is a backend called `{name}` already; pass replace=True to take its place")
         _backends[name] = backend
     return backend
+
+
+def register_family(name: str, make: Callable[..., Backend], *, argument: str | None, description: str) -> None:
+    """Make `name:<argument>` known, or `name` alone when `argument` (what to call it in lists) is None."""
+    _families[name] = _Family(make, argument, description)
 
 
 def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backend:
@@ -83,10 +121,7 @@ def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backen
     if isinstance(spec, Backend):
         return spec
     if isinstance(spec, str):
-        found = _backends.get(spec)
-        if found is None:
-            raise BackendError(_unknown(spec))
-        return found
+        return _by_name(spec)
     if isinstance(spec, (tuple, list)) and len(spec) in (2, 3) and all(map(callable, spec)):
         forward, backward, inference = (*spec, spec[0])[:3]
         return Backend(f"{_name_of(forward)}+{_name_of(backward)}", forward, backward, inference)
@@ -98,22 +133,63 @@ def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backen
     )
 
 
+def _by_name(name: str) -> Backend:
+    found = _backends.get(name)
+    if found is not None:
+        return found
+    head, colon, argument = name.partition(":")
+    family = _families.get(head)
+    if family is not None and (family.argument is None) == (not colon) and (argument or not colon):
+        return family.make(argument) if colon else family.make()
+    if name in _entry_points():
+        return _loaded(name)
+    raise BackendError(_unknown(name))
+
+
 def list_backends() -> list[str]:
-    """The names of all registered backends, sorted."""
-    return sorted(_backends)
+    """The names of all backends, sorted: registered ones, entry points, and families as `torch:<name>`."""
+    families = {name if f.argument is None else f"{name}:<{f.argument}>" for name, f in _families.items()}
+    return sorted({*_backends, *families, *_entry_points()})
+
+
+def backend_help() -> dict[str, str]:
+    """What each of `list_backends()` is, in a line."""
+    described = {name: backend.description for name, backend in _backends.items()}
+    for name, family in _families.items():
+        described[name if family.argument is None else f"{name}:<{family.argument}>"] = family.description
+    for name, entry in _entry_points().items():
+        described.setdefault(name, f"from {entry.value}")
+    return dict(sorted(described.items()))
+
+
+@functools.cache
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _loaded(name: str) -> Backend:
+    """Load an entry point: a `Backend`, or anything that `get_backend` takes but a name."""
+    entry = _entry_points()[name]
+    try:
+        value = entry.load()
+    except Exception as error:
+        raise BackendError(f"the backend `{name}` ({entry.value}) can't be loaded: {error}") from error
+    if isinstance(value, str):
+        raise BackendError(f"the backend `{name}` ({entry.value}) is a string; a Backend or compilers were expected")
+    backend = dataclasses.replace(get_backend(value), name=name)
+    with _lock:
+        return _backends.setdefault(name, backend)
 
 
 def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, _backends, n=1)
+    known = list_backends()
+    head, colon, _ = name.partition(":")
+    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(head, _families, n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
-    return f"there is no backend called `{name}`.{hint} Known: {', '.join(list_backends())}."
+    if head in _families and not colon:
+        hint = f" It takes a name: `{head}:<{_families[head].argument}>`."
+    return f"there is no backend called `{name}`.{hint} Known: {', '.join(known)}."
 
 
 def _name_of(compiler: Compiler) -> str:
     return str(getattr(compiler, "__name__", None) or type(compiler).__name__)
-
-
-register_backend("eager", eager_compiler, description="straight-line Python over eager's kernels; bitwise as eager")
-register_backend("interpreter", interpreter_compiler, description="node by node, each checked against its meta; slow")
-register_backend("auto", eager_compiler, description="the best compiler there is; for now that is `eager`")
-register_backend("nop", nop, description="the graph module as it is")

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.fakes import new_fake
 from .._torch.modules import make_graph_module
 from ..backends.boxed import as_boxed
 from ..config import Config
@@ -17,7 +18,11 @@ from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
+from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
+from ..graph.role import GraphRole
+from ..graph.signature import Signature
+from ..graph.slots import Buffer, Param, Updated
 from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
@@ -52,9 +57,11 @@ class Pipeline:
     bw_compiler: Compiler
     inference_compiler: Compiler
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    # A table, or what gives it: called for each capture, because a table may depend on settings.
+    decompositions: Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
     lifted: Sequence[Source] = ()  # tensors that become inputs ahead of the arguments, used or not
     keep_inference_input_mutations: bool = False
+    prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None  # a copy, after a backend's own passes
 
     def with_lifted(self, lifted: Sequence[Source]) -> Pipeline:
         return dataclasses.replace(self, lifted=lifted)
@@ -69,7 +76,8 @@ class Pipeline:
 
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
-        captured = capture_call(call, name=name, decompositions=self.decompositions, lifted=lifted)
+        table = self.decompositions() if callable(self.decompositions) else self.decompositions
+        captured = capture_call(call, name=name, decompositions=table, lifted=lifted)
         joint = captured.joint
         if config.check:
             joint.check()
@@ -87,8 +95,12 @@ class Pipeline:
         signature = joint.signature
         if signature.is_inference or joint.backward_error is not None:
             return Partitioned(joint, _forward_only(joint), _EMPTY)
+        module = joint.module
+        if self.prepare_joint is not None:
+            with torch.no_grad(), engine.disable_autocast():
+                module = self.prepare_joint(module)
         forward, backward = self.partition(
-            joint.module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs
+            module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs
         )
         return Partitioned(joint, forward, backward)
 
@@ -97,17 +109,21 @@ class Pipeline:
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
-        phase = "inference" if inference else "forward"
-        forward = _compile(compiler, partitioned.forward, joint.name, phase)
         backward = partitioned.backward
         num_saved = len(partitioned.saved_nodes)
+        roles = _Roles(joint.signature, num_saved)
+        forward, strides = _compile(
+            compiler, partitioned.forward, joint.name, roles.inference() if inference else roles.forward()
+        )
+        if strides is not None:
+            _lay_out_saved(partitioned, strides)
 
         def make_backward() -> Boxed:
-            return _compile(self.bw_compiler, backward, joint.name, "backward")
+            return _compile(self.bw_compiler, backward, joint.name, roles.backward())[0]
 
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
             module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
-            return _compile(self.bw_compiler, module, joint.name, "backward")
+            return _compile(self.bw_compiler, module, joint.name, roles.backward())[0]
 
         return Compiled(
             partitioned,
@@ -154,7 +170,48 @@ def _reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
     return needed
 
 
-def _compile(compiler: Compiler, module: fx.GraphModule, name: str, phase: str) -> Boxed:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Roles:
+    """What each half is told about itself."""
+
+    signature: Signature
+    num_saved: int
+
+    def forward(self) -> GraphRole:
+        return dataclasses.replace(self.inference(), phase="forward")
+
+    def inference(self) -> GraphRole:
+        static = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.slot, (Param, Buffer))]
+        visible = [i for i, slot in enumerate(self.signature.graph_outputs) if not isinstance(slot, Updated)]
+        return GraphRole("inference", tuple(static), tuple(visible))
+
+    def backward(self) -> GraphRole:
+        visible = [i for i, has in enumerate(self.signature.gradients) if has]
+        return GraphRole("backward", tuple(range(self.num_saved)), tuple(visible))
+
+
+def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] | None]) -> None:
+    """Tell the backward graph of the strides that the forward's compiler chose for what is saved."""
+    saved = partitioned.saved_nodes
+    by_name = {node.name: node for node in partitioned.backward.graph.nodes if node.op == "placeholder"}
+    for node, stride in zip(saved, strides[len(strides) - len(saved) :], strict=True):
+        placeholder = by_name[node.name]
+        spec = spec_of(placeholder)
+        if isinstance(spec, TensorSpec) and stride is not None and tuple(spec.stride) != tuple(stride):
+            chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
+            placeholder.meta["spec"] = chosen
+            placeholder.meta["val"] = new_fake(
+                partitioned.joint.fake_mode, chosen.shape, chosen.stride, chosen.dtype, chosen.device
+            )
+
+
+def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> tuple[Boxed, Any]:
+    """(the compiled graph, the strides of its outputs where the compiler says them)."""
+    phase = role.phase
+    if not str(getattr(compiler, "__module__", "")).startswith("foregrad."):
+        # Others may need its class, or its code, as they are: TorchScript can't read a module that makes them late.
+        module = fx.GraphModule(module, module.graph)
+    role.put_on(module)
     example_inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
         try:
@@ -170,4 +227,4 @@ def _compile(compiler: Compiler, module: fx.GraphModule, name: str, phase: str) 
             raise BackendError(
                 f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
             )
-        return as_boxed(result)
+        return as_boxed(result), getattr(result, "output_strides", None)

@@ -11,6 +11,7 @@ import torch
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import UnsupportedLayoutError, UnsupportedTensorError
+from ..graph.slots import Slot
 from .tree import Tree, check_leaves, flatten
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
@@ -18,13 +19,17 @@ __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlatCall:
-    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i."""
+    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i.
+
+    `slots` says of leaves what they are, where a front end knows better than their paths (parameters, say).
+    """
 
     function: Callable[..., Any]
     leaves: tuple[Any, ...]
     tree: Tree
     paths: tuple[str, ...]
     first_of: tuple[int, ...]
+    slots: Mapping[int, Slot] = dataclasses.field(default_factory=dict)
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["NodeMeta", "TensorSpec", "nbytes_of", "spec_of"]
+__all__ = ["NodeMeta", "TensorSpec", "nbytes_of", "respecify", "spec_of"]
 
 
 _UNKNOWN = object()
@@ -200,6 +200,13 @@ def spec_of(node: torch.fx.Node) -> Any:
     spec = _spec_of_value(meta["val"])
     meta["spec"] = spec
     return spec
+
+
+def respecify(graph: torch.fx.Graph) -> None:
+    """Make each node's spec again from its fake value, after passes that know of nothing else."""
+    for node in graph.nodes:
+        if dict.__contains__(node.meta, "val"):
+            node.meta["spec"] = _spec_of_value(node.meta["val"])
 
 
 def _spec_of_value(value: Any) -> Any:

@@ -243,16 +243,15 @@ class _Capture:
             try:
                 with self.lifting, recorder:
                     results = _run_backward(sources, [r.leaf for r in sinks], tangents)
+                for record, gradient in zip(sinks, results, strict=True):
+                    if gradient is not None:  # a view, as a transposed weight's is, is taken only here
+                        gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
             except ForegradError:
                 raise
             except RuntimeError as error:
                 self.backward_error = error
-                results = [None] * len(sinks)
             finally:
                 recorder.in_backward = False
-            for record, gradient in zip(sinks, results, strict=True):
-                if gradient is not None:
-                    gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
         return [gradients.get(id(r)) for r in records]
 
     def _reached(self, outputs: list[Any]) -> dict[int, frozenset[int]]:

@@ -91,7 +91,9 @@ class Inputs:
         known = {id(record.real): record for record in new}
         for index, leaf in enumerate(call.leaves):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
-                known[id(leaf)] = record = InputRecord(leaf, Input(call.paths[index]), index, None)
+                known[id(leaf)] = record = InputRecord(
+                    leaf, call.slots.get(index) or Input(call.paths[index]), index, None
+                )
                 new.append(record)
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
         grouped = {id(record) for group in groups for record in group}

@@ -76,6 +76,8 @@ class Recorder(TorchDispatchMode):
     `adopt` is called with a real tensor the function brought in by itself and returns the fake standing for it.
     """
 
+    supports_higher_order_operators = True  # to refuse them with a reason
+
     def __init__(
         self,
         fake_mode: FakeTensorMode,

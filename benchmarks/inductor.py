@@ -1,0 +1,229 @@
+"""Inductor inside foregrad against `torch.compile(backend="inductor")`: compile time, time of a step, peak memory.
+
+    python benchmarks/inductor.py [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1]
+
+Three ways to the same kernels: PyTorch's, `torch.compile(backend="foregrad")`, and `foregrad.compile` with no Dynamo.
+
+* compile: CPU seconds of the process and of the C++ compilers that it starts, from the call to the end of the first
+  backward, in a process of its own with an empty cache (in which the C++ header is compiled already).
+* step: CPU milliseconds of forward and backward, one thread, all ways in turn in one process; median.
+* peak: bytes over the start of a step, from the allocator's events.
+"""
+
+# ruff: noqa: ANN001, ANN002, ANN201, ANN204
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+WAYS = ("pytorch", "foregrad in torch.compile", "foregrad.compile")
+
+
+# ---------------------------------------------------------------------------------------------------- models
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        qkv = self.qkv(self.before(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(nn.functional.gelu(self.up(self.after(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    """GPT-2's shape, cut down: 2 layers, 256 wide."""
+
+    def __init__(self, layers=2, width=256, heads=8, vocabulary=1000, length=128):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.norm(x) @ self.tokens.weight.t()
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+class Residual(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        y = self.norm1(self.first(x)).relu()
+        return (self.norm2(self.second(y)) + x).relu()
+
+
+class ResNet(nn.Module):
+    def __init__(self, channels=32, blocks=3):
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.blocks = nn.Sequential(*[Residual(channels) for _ in range(blocks)])
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x).relu()).mean((2, 3))).pow(2).mean()
+
+
+class MLP(nn.Module):
+    def __init__(self, width=256, depth=6):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.silu(layer(x))
+        return x.pow(2).mean()
+
+
+MODELS = {
+    "gpt2": lambda: (GPT2(), (torch.randint(0, 1000, (4, 128)),)),
+    "resnet": lambda: (ResNet(), (torch.randn(8, 3, 32, 32),)),
+    "mlp": lambda: (MLP(), (torch.randn(512, 256),)),
+}
+
+
+# -------------------------------------------------------------------------------------------------- measuring
+def compiled(way, model):
+    if way == "pytorch":
+        return torch.compile(model, backend="inductor")
+    import foregrad
+    from foregrad.dynamo import foregrad_backend
+
+    if way == "foregrad.compile":
+        return foregrad.compile(model, backend="inductor")
+    return torch.compile(model, backend=foregrad_backend, options={"backend": "inductor"})
+
+
+def step(model, call, inputs):
+    loss = call(*inputs)
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    return loss
+
+
+def cpu_seconds():
+    """Of this process and of those that it started and waited for."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def peak_bytes(run):
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    now = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+def prepare():
+    torch.set_num_threads(1)
+    import torch._inductor.config as settings
+
+    settings.compile_threads = 1  # in this process, so that its children are counted
+    warm = torch.compile(lambda x: x.sin() + 1, backend="inductor")
+    warm(torch.ones(64, requires_grad=True)).sum().backward()
+    torch._dynamo.reset()
+
+
+def compile_once(name, way):
+    """In a child: seconds to compile."""
+    prepare()
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    if way != "pytorch":
+        import foregrad  # noqa: F401
+    started, wall = cpu_seconds(), time.perf_counter()
+    step(model, compiled(way, model), inputs)
+    return {"cpu": cpu_seconds() - started, "wall": time.perf_counter() - wall}
+
+
+def run_steps(name, rounds):
+    """In a child: milliseconds of a step for each way and for eager, and peaks."""
+    prepare()
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    calls = {"eager": model}
+    losses = {"eager": step(model, model, inputs).item()}
+    for way in WAYS:
+        torch._dynamo.reset()
+        calls[way] = compiled(way, model)
+        losses[way] = step(model, calls[way], inputs).item()
+        assert abs(losses[way] - losses["eager"]) < 1e-4, losses
+    times = {way: [] for way in calls}
+    for _ in range(rounds):
+        for way, call in calls.items():
+            started = time.process_time()
+            step(model, call, inputs)
+            times[way].append(1e3 * (time.process_time() - started))
+    peaks = {way: peak_bytes(lambda call=call: step(model, call, inputs)) for way, call in calls.items()}
+    return {"step": {way: statistics.median(values) for way, values in times.items()}, "peak": peaks}
+
+
+def in_child(*arguments, cache):
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__)), "--child", *map(str, arguments)]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if out.returncode:
+        raise SystemExit(out.stderr)
+    return json.loads(out.stdout.strip().splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--compiles", type=int, default=1)
+    parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        kind, name, detail = arguments.child
+        print(json.dumps(compile_once(name, detail) if kind == "compile" else run_steps(name, int(detail))))
+        return
+    for name in arguments.models:
+        spent = {way: [] for way in WAYS}
+        for _ in range(arguments.compiles):
+            for way in WAYS:
+                with tempfile.TemporaryDirectory() as cache:
+                    spent[way].append(in_child("compile", name, way, cache=cache)["cpu"])
+        with tempfile.TemporaryDirectory() as cache:
+            measured = in_child("steps", name, arguments.rounds, cache=cache)
+        print(f"{name:28s}{'compile, s':>18s}{'step, ms':>18s}{'peak, MB':>18s}")
+        base = (statistics.median(spent["pytorch"]), measured["step"]["pytorch"], measured["peak"]["pytorch"])
+        for way in ("eager", *WAYS):
+            seconds = statistics.median(spent[way]) if way in spent else None
+            values = (seconds, measured["step"][way], measured["peak"][way])
+            cells = []
+            for value, reference, unit in zip(values, base, (1, 1, 1e6), strict=True):
+                cells.append("" if value is None else f"{value / unit:.2f} ({value / reference:.2f}x)")
+            print(f"  {way:26s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

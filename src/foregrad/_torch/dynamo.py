@@ -1,0 +1,191 @@
+"""What Dynamo knows of a graph that it hands to a backend, and its registry of backends. Checked on torch 2.13.0.
+
+Nothing of Dynamo is imported before it is used: `import foregrad` stays quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .fakes import FakeTensor, FakeTensorMode
+from .graphs import size_hint
+
+__all__ = [
+    "GraphInput",
+    "compiler_counters",
+    "float_symbols",
+    "graph_inputs",
+    "known_backends",
+    "lookup_backend",
+    "own_tracing_context",
+    "real_inputs",
+    "restart_with_floats",
+    "restarts",
+    "shielded",
+    "skip_foregrad",
+    "tracing_fake_mode",
+    "without_modes",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphInput:
+    """An input of a graph of Dynamo's. `source` is how the user's frame reaches it, as Python: `L['x']`.
+
+    `kind` is "parameter", "buffer" or "argument". `is_static`: it keeps its address from call to call.
+    """
+
+    name: str
+    source: str
+    kind: str
+    is_static: bool
+
+
+def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[GraphInput]:
+    """What Dynamo says of each input; an empty source for graphs that are not its own."""
+    found = [GraphInput(f"input {i}", "", "argument", False) for i in range(len(example_inputs))]
+    placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
+    for index, (node, value) in enumerate(zip(placeholders, example_inputs, strict=False)):
+        source = getattr(node, "_dynamo_source", None)
+        if source is None:
+            source = getattr(node.meta.get("grapharg"), "source", None)
+        text = _source_text(source)
+        facts = node.meta.get("tensor_dict") or {}
+        kind = "argument"
+        if isinstance(value, torch.nn.Parameter) or "._parameters[" in text:
+            kind = "parameter"
+        elif "._buffers[" in text:
+            kind = "buffer"
+        found[index] = GraphInput(node.name, text, kind, facts.get("_dynamo_static_input_type") is not None)
+    return found
+
+
+def _nodes(gm: Any) -> list[fx.Node]:
+    # A backend may be called with any module.
+    return list(gm.graph.nodes) if isinstance(gm, fx.GraphModule) else []
+
+
+def _source_text(source: Any) -> str:
+    if source is None:
+        return ""
+    name = source.name
+    return str(name() if callable(name) else name)
+
+
+def tracing_fake_mode() -> FakeTensorMode | None:
+    """The fake mode of the trace that is going on, if one is."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.fake_mode
+
+
+@contextlib.contextmanager
+def own_tracing_context(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Context: a tracing context that holds this fake mode and nothing else, for compilers that ask for one."""
+    from torch._guards import TracingContext, tracing
+
+    with tracing(TracingContext(mode)):
+        yield
+
+
+def float_symbols(gm: fx.GraphModule) -> list[str]:
+    """The symbols of the Python floats that Dynamo made inputs of the graph, as tensors of no dimension."""
+    names = []
+    for node in _nodes(gm):
+        if node.op == "call_method" and node.target == "item" and isinstance(node.args[0], fx.Node):
+            given = node.args[0].meta.get("grapharg")
+            value = node.meta.get("example_value")
+            if getattr(given, "pass_arg_as_tensor", False) and isinstance(value, torch.SymFloat):
+                names += [str(symbol) for symbol in value.node.expr.free_symbols]
+    return names
+
+
+def restart_with_floats(symbols: Sequence[str]) -> None:
+    """Make Dynamo trace again with these floats part of the program, and its guards. Does not return."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    for name in symbols:
+        TensorifyState.specialize(name)
+    raise TensorifyScalarRestartAnalysis
+
+
+def restarts() -> tuple[type[BaseException], ...]:
+    """Exceptions that ask Dynamo to start again, which are no failures."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+
+    return (TensorifyScalarRestartAnalysis,)
+
+
+def compiler_counters() -> Any:
+    """Dynamo's counters of what ahead-of-time autograd was asked and did: "total", "ok", "not_ok"."""
+    from torch._dynamo.utils import counters
+
+    return counters["aot_autograd"]
+
+
+def shielded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """`function`, which Dynamo will call as it is and never look into."""
+    result: Callable[..., Any] = torch.compiler.disable(function, reason=reason)
+    return result
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Context: no dispatch modes, so that tensors made here are real ones."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+def real_inputs(inputs: Sequence[Any]) -> list[Any]:
+    """Fake tensors replaced by zeros of the same layout (of the sizes at capture, where those are symbolic)."""
+    return [_real(value) for value in inputs]
+
+
+def _real(value: Any) -> Any:
+    if not isinstance(value, FakeTensor):
+        return value
+    sizes, strides = [size_hint(n) for n in value.size()], [size_hint(n) for n in value.stride()]
+    made = torch.empty_strided(
+        sizes, strides, dtype=value.dtype, device=value.device, requires_grad=value.requires_grad
+    )
+    with torch.no_grad():
+        return made.zero_()
+
+
+def skip_foregrad() -> None:
+    """Keep Dynamo, where it has been imported, from looking into foregrad's own code and what it renders.
+
+    It would otherwise try to compile a compiled function's wrappers, in calls and backwards after a graph break.
+    """
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    package = str(pathlib.Path(__file__).parent.parent)
+    if rules is not None and package not in rules.SKIP_DIRS:
+        rules.SKIP_DIRS += [package, "<foregrad"]
+        rules._recompile_re()
+
+
+def known_backends() -> list[str]:
+    """The names that `torch.compile(backend=...)` takes, debugging and experimental ones too."""
+    from torch._dynamo.backends.registry import list_backends
+
+    return list(list_backends(exclude_tags=()))
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The function behind a name of torch.compile's."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(name)
+    return found

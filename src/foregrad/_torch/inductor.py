@@ -1,0 +1,167 @@
+"""Inductor's inner compiler: one graph in, a function out. Checked on torch 2.13.0.
+
+Importing Inductor takes seconds, so nothing of it is imported before the first graph is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .fakes import FakeTensor, FakeTensorMode
+
+__all__ = [
+    "compile_graph",
+    "cpp_compiler_found",
+    "decompositions",
+    "joint_passes",
+    "patched_config",
+    "propagate",
+    "triton_found",
+    "uses_cudagraphs",
+]
+
+Strides = list[tuple[Any, ...] | None]
+
+
+def cpp_compiler_found() -> bool:
+    """Whether a C++ compiler is on the path; quick, Inductor has the last word when it compiles."""
+    asked = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([asked] if asked else ["g++", "clang++", "c++"]))
+
+
+@functools.cache
+def triton_found() -> bool:
+    """Whether Triton, which Inductor needs for a GPU, can be imported."""
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())
+
+
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """The decompositions without which Inductor does not take a graph; they depend on its settings."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+@contextlib.contextmanager
+def patched_config(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Context: these settings of `torch._inductor.config` in force."""
+    from torch._inductor import config
+
+    with config.patch(dict(settings)) if settings else contextlib.nullcontext():
+        yield
+
+
+def uses_cudagraphs() -> bool:
+    """Whether Inductor's settings ask for CUDA graphs."""
+    from torch._inductor import config
+
+    return bool(config.triton.cudagraphs)
+
+
+def propagate(gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode) -> None:
+    """Give every node a fake value (`meta["val"]`) that shares memory as the real one will."""
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    with torch.no_grad(), enable_python_dispatcher(), _real_constants(fake_mode):
+        FakeTensorProp(gm, mode=fake_mode).propagate_dont_convert_inputs(*inputs)
+
+
+def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
+    """Inductor's passes over a joint or inference graph, in place: patterns, constants, random numbers.
+
+    Every node needs its `meta["val"]`.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    if not config.use_joint_graph_passes:
+        return gm
+    values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    with torch.no_grad(), V.set_fake_mode(mode) if mode is not None else contextlib.nullcontext():
+        result: fx.GraphModule = joint_graph_passes(gm, device)
+    return result
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    is_backward: bool = False,
+    is_inference: bool = False,
+    static_inputs: Sequence[int] = (),
+    visible_outputs: Sequence[int] = (),
+) -> tuple[Callable[[list[Any]], Any], Strides]:
+    """Compile a functional graph (it is changed meanwhile): (boxed callable, the strides of its outputs, None for
+    those that are no tensors).
+
+    `visible_outputs` are those whose strides must be the graph's; `static_inputs` keep their address from call to
+    call.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.output_code import CompiledFxGraph
+
+    output = next(iter(reversed(gm.graph.nodes)))
+    results = output.args[0]
+    output.meta["user_visible_output_idxs"] = [i for i in visible_outputs if isinstance(results[i], fx.Node)]
+    inputs = list(example_inputs)
+    mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
+    with tracing(_context(mode)), _real_constants(mode), TracingContext.report_output_strides() as strides:
+        compiled: Any = compile_fx_inner(
+            gm,
+            inputs,
+            static_input_idxs=list(static_inputs),
+            is_backward=is_backward,
+            is_inference=is_inference,
+        )
+        found = list(strides or ())
+    function = compiled
+    if isinstance(compiled, CompiledFxGraph) and set(compiled.device_types) <= {"cpu"}:
+        # What its own __call__ does on top is for Triton's tuning and for the profiler.
+        function = compiled.current_callable or compiled
+    return _boxed(function, compiled), found
+
+
+def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[Any]], Any]:
+    def call(inputs: list[Any]) -> Any:
+        return function(inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    call.inductor_graph = owner  # type: ignore[attr-defined]
+    return call
+
+
+def _context(mode: FakeTensorMode | None) -> Any:
+    """A tracing context of our own: one of Dynamo's would describe the graph that it captured, not this one."""
+    from torch._guards import TracingContext
+
+    return TracingContext(mode)
+
+
+@contextlib.contextmanager
+def _real_constants(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Context: operators take a graph's constants, which are real tensors, beside fakes."""
+    if mode is None:
+        yield
+        return
+    before = mode.allow_non_fake_inputs
+    mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before

@@ -1,0 +1,277 @@
+"""foregrad behind `torch.compile`: the backend "foregrad", and `aot_autograd`, which makes a backend of a compiler.
+
+Dynamo captures a frame's tensor code and guards what it assumed; each graph comes here and runs through the pipeline
+without guards of our own. Three things Dynamo's guards do not promise are seen to here:
+
+* sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of ours, with
+  guards, and gets a specialization for each shape;
+* inputs that share memory, one of them written to: the same, for the calls where it is so;
+* Python floats that it turned into inputs: it is asked to make them part of its guards instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ._torch import dynamo
+from ._torch.fakes import FakeTensor
+from ._torch.tensors import storage_key
+from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
+from .api import pipeline_for
+from .backends.boxed import nop
+from .config import config
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.pipeline import Pipeline
+from .errors import BackendError
+from .frontend.call import flatten_call
+from .frontend.tree import flatten
+from .graph.slots import Buffer, Param, Slot
+
+__all__ = [
+    "AotAutograd",
+    "aot_autograd",
+    "compile_graph_module",
+    "device_from_inputs",
+    "dtype_from_inputs",
+    "fake_tensor_unsupported",
+    "foregrad_backend",
+]
+
+log = logging.getLogger("foregrad")
+
+# ---------------------------------------------------------------------------------------------- backend="foregrad"
+
+_OPTIONS = {
+    "backend": "a name from foregrad.list_backends(), a compiler, or a pair of compilers",
+    "partition": '"default", "min_cut", or a partitioner',
+    "memory_budget": "as in foregrad.compile",
+    "decompositions": "a table {operator: function}",
+    "check": "check every stage's result (slow)",
+    "inductor": "settings of torch._inductor.config, in force while Inductor compiles: {name: value}",
+}
+_MODES = {
+    "reduce-overhead": {"triton.cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
+}
+
+
+def foregrad_backend(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
+) -> Callable[..., Any]:
+    """What `torch.compile(model, backend="foregrad", options={...}, mode=...)` calls with each graph.
+
+    Raises `BackendError` for an option or mode that there is not.
+    """
+    mode = others.pop("mode", None)
+    if others:
+        raise BackendError(f"torch.compile passed {_quoted(others)}, which the backend `foregrad` does not take")
+    settings = _options(options or {}, mode)
+    check = settings.pop("check", config.check)
+    with config.override(check=check):
+        return compile_graph_module(gm, example_inputs, pipeline_for(**settings))
+
+
+def _options(options: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
+    """Options as arguments of `pipeline_for`."""
+    for name in options:
+        if name not in _OPTIONS:
+            close = difflib.get_close_matches(str(name), _OPTIONS, n=1)
+            known = "".join(f"\n  {key}: {meaning}" for key, meaning in _OPTIONS.items())
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise BackendError(f"the backend `foregrad` has no option `{name}`.{hint} There are:{known}")
+    settings = dict(options)
+    inductor = dict(settings.pop("inductor", None) or {})
+    if mode is not None:
+        if mode not in _MODES:
+            raise BackendError(f"the backend `foregrad` has no mode `{mode}`; there are default, {', '.join(_MODES)}")
+        inductor = {**_MODES[mode], **inductor}
+    if inductor:
+        chosen = settings.get("backend", "auto")
+        if chosen not in ("auto", "inductor"):
+            raise BackendError(
+                f"mode= and the option `inductor` are settings of Inductor, but the backend asked for is {chosen!r}"
+            )
+        settings["inductor_settings"] = inductor
+    return settings
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# ------------------------------------------------------------------------------------------------- graphs of Dynamo's
+
+
+def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipeline: Pipeline) -> Callable[..., Any]:
+    """A graph of Dynamo's as a function of its inputs, one by one."""
+    dynamo.skip_foregrad()
+    floats = dynamo.float_symbols(gm)
+    if floats:
+        dynamo.restart_with_floats(floats)
+    pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
+    function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
+    dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__)
+    if any(map(_is_symbolic, example_inputs)):
+        return dispatcher
+    given = dynamo.graph_inputs(gm, example_inputs)
+    slots = {i: slot for i, slot in enumerate(map(_slot, given)) if slot is not None}
+    call = dataclasses.replace(flatten_call(function, tuple(example_inputs), {}), slots=slots)
+    try:
+        forward, product = compile_unguarded(call, pipeline, type(gm).__name__)
+    except SharedInputsError:
+        return dispatcher
+    signature = product.captured.joint.signature
+    written = {signature.inputs[update.input].argument for update in signature.updates}
+    may_share = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
+    may_share = [i for i in may_share if i in written or i not in slots]
+    if written and len(may_share) > 1:
+        forward = _unless_memory_is_shared(forward, dispatcher, may_share)
+    if any(isinstance(value, FakeTensor) for value in example_inputs):
+        forward = _first_on_fakes(forward, gm)
+    return forward
+
+
+def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward's compiler that Dynamo looks into neither while it runs nor in what it made.
+
+    A backward may be compiled, and run, in code that Dynamo watches.
+    """
+    quiet = dynamo.shielded(compiler, "foregrad compiles a backward graph")
+
+    @functools.wraps(compiler)
+    def compile_backward(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        result = quiet(gm, inputs)
+        if isinstance(result, fx.GraphModule) or not callable(result):
+            return result
+        silent = dynamo.shielded(result, "a backward graph compiled by foregrad")
+        for name in ("_boxed_call", "returns_list"):
+            if hasattr(result, name):
+                setattr(silent, name, getattr(result, name))
+        return silent
+
+    return compile_backward
+
+
+def _slot(given: dynamo.GraphInput) -> Slot | None:
+    if given.kind == "argument":
+        return None
+    return (Param if given.kind == "parameter" else Buffer)(given.source or given.name)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _unless_memory_is_shared(
+    forward: Callable[..., Any], dispatcher: Callable[..., Any], may_share: Sequence[int]
+) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        if len({storage_key(args[i]) for i in may_share}) < len(may_share):
+            return dispatcher(*args)
+        return forward(*args)
+
+    return run
+
+
+def _first_on_fakes(forward: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
+    """For callers that try a compiled part on fake tensors to learn its outputs' layouts, as DDP's splitter does."""
+
+    def run(*args: Any) -> Any:
+        if any(isinstance(value, FakeTensor) for value in args):
+            return gm(*args)
+        return forward(*args)
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------------ aot_autograd
+
+
+class AotAutograd:
+    """A backend for `torch.compile` made of compilers: `aot_autograd(fw_compiler=..., bw_compiler=...)`.
+
+    Takes the arguments of `aot_module_simplified`; `decompositions` may also be a function that gives the table. With
+    `nop` for a forward compiler, every stage is checked. Inputs in containers are flattened.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.__name__ = "compiler_fn"
+        self.kwargs = kwargs
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        if kwargs:
+            log.warning("a backend made by aot_autograd takes no options; %s ignored", _quoted(kwargs))
+        if any(isinstance(value, (list, tuple, dict)) for value in example_inputs):
+            return self._flattened(gm, example_inputs)
+        counters = dynamo.compiler_counters()
+        counters["total"] += 1
+        checked = self.kwargs.get("fw_compiler") is nop
+        try:
+            with config.override(check=True) if checked else contextlib.nullcontext():
+                compiled = compile_graph_module(gm, example_inputs, make_pipeline(**self.kwargs))
+        except dynamo.restarts():
+            raise
+        except Exception:
+            counters["not_ok"] += 1
+            raise
+        counters["ok"] += 1
+        return dynamo.shielded(compiled, "a graph compiled by foregrad")
+
+    def _flattened(self, gm: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        leaves, tree = flatten(tuple(example_inputs))
+
+        class Flat(torch.nn.Module):
+            def forward(self, *flat: Any) -> Any:
+                return gm(*tree.unflatten(list(flat)))
+
+        compiled = self(Flat(), leaves)  # type: ignore[arg-type]
+
+        def call(*args: Any) -> Any:
+            flat, given = flatten(args)
+            if given != tree:
+                raise BackendError("the containers of the inputs are not built as those that this was compiled for")
+            del args
+            return compiled(*flat)
+
+        return call
+
+
+def aot_autograd(**kwargs: Any) -> AotAutograd:
+    """A backend for `torch.compile` from `fw_compiler=`, `bw_compiler=`, ...; see `AotAutograd`."""
+    return AotAutograd(**kwargs)
+
+
+# --------------------------------------------------------------------------------------------- helpers for backends
+
+
+def fake_tensor_unsupported(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator for a backend `(gm, inputs, **kwargs)` that needs real tensors: fakes become zeros of their layout."""
+
+    @functools.wraps(fn)
+    def backend(model: Any, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        with dynamo.without_modes():
+            return fn(model, dynamo.real_inputs(inputs), **kwargs)
+
+    return backend
+
+
+def device_from_inputs(example_inputs: Iterable[Any]) -> torch.device:
+    """The device of the first input that has one; the CPU if none has."""
+    return next((value.device for value in example_inputs if hasattr(value, "device")), torch.device("cpu"))
+
+
+def dtype_from_inputs(example_inputs: Iterable[Any]) -> torch.dtype:
+    """The dtype of the first input that has one; float32 if none has."""
+    return next((value.dtype for value in example_inputs if hasattr(value, "dtype")), torch.float32)

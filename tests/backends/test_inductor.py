@@ -1,0 +1,185 @@
+"""Both halves through Inductor: eager's numbers within tolerance, eager's strides, and what it can't compile."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import fx, nn
+
+import foregrad
+from foregrad._torch import inductor as door
+from foregrad.backends import builtin, inductor
+from foregrad.backends.inductor import InductorCompiler
+from foregrad.errors import BackendError
+from foregrad.graph.meta import TensorSpec, spec_of
+from foregrad.graph.role import GraphRole, role_of
+
+pytestmark = [
+    pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+class Small(nn.Module):
+    """Something of most kinds: matrix products, reductions, activations, a running mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.norm, self.running = nn.LayerNorm(16), nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        hidden = torch.nn.functional.gelu(self.running(self.norm(self.first(x))))
+        return self.last(hidden), hidden.t()
+
+
+def test_a_module_trains_like_eager():
+    model = Small()
+    twin = copy.deepcopy(model)
+    call = foregrad.compile(twin, backend="inductor")
+    for step in range(2):
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+        for side, module in ((model, model), (twin, call)):
+            out, hidden = module(x)
+            (out.pow(2).mean() + hidden.sin().sum()).backward()
+            side.seen = (out, hidden)
+        for a, b in zip(model.seen, twin.seen, strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+        for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, msg=name)
+        torch.testing.assert_close(model.running.running_mean, twin.running.running_mean)
+    with torch.no_grad():
+        model.eval(), call.eval()
+        torch.testing.assert_close(model(x), call(x))
+
+
+def test_a_convolution_whose_saved_tensors_are_laid_out_anew():
+    """Inductor prefers channels last for what is saved; the outputs and gradients keep eager's strides."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    twin = copy.deepcopy(model)
+    call = foregrad.compile(twin, backend=builtin.inductor_backend({"force_layout_optimization": True}))
+    x = torch.randn(2, 3, 12, 12, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    expected, actual = model(x), call(y)
+    assert expected.stride() == actual.stride()
+    torch.testing.assert_close(actual, expected)
+    expected.sin().sum().backward()
+    actual.sin().sum().backward()
+    torch.testing.assert_close(y.grad, x.grad)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, atol=1e-4, rtol=1e-4)
+    (specialization,) = call.foregrad.specializations
+    partitioned = specialization.product.compiled.partitioned
+    forward = {node.name: spec_of(node) for node in partitioned.saved_nodes}
+    backward = {node.name: spec_of(node) for node in partitioned.backward.graph.nodes if node.op == "placeholder"}
+    moved = [n for n, s in forward.items() if isinstance(s, TensorSpec) and s.stride != backward[n].stride]
+    assert moved, "nothing was laid out anew: the test tests nothing"
+
+
+def test_writes_and_views_are_eagers():
+    def step(x, y):
+        x.mul_(y)
+        return x[1:], x.sum(0), y.exp()
+
+    call = foregrad.compile(step, backend="inductor")
+    y = torch.rand(3, 4, requires_grad=True)
+    a, b = torch.ones(3, 4), torch.ones(3, 4)
+    expected, actual = step(a, y), call(b, y)
+    torch.testing.assert_close(b, a)
+    torch.testing.assert_close(actual, expected)
+    assert actual[0].data_ptr() == b[1:].data_ptr()
+    grads = [torch.autograd.grad(sum(o.sum() for o in outs), y)[0] for outs in (expected, actual)]
+    torch.testing.assert_close(*grads)
+
+
+def test_dropout_drops_the_share_that_is_asked_for():
+    """Inductor's random numbers, the same mask in both halves."""
+    call = foregrad.compile(lambda x: nn.functional.dropout(x, 0.25), backend="inductor")
+    x = torch.ones(400, 50, requires_grad=True)
+    out = call(x)
+    kept = out != 0
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.02)
+    out.sum().backward()
+    assert torch.equal(x.grad != 0, kept)
+    assert not torch.equal(call(x) != 0, kept)
+
+
+def test_an_operator_that_inductor_does_not_know_runs_on_eagers_kernels(caplog):
+    def odd(x):
+        return x + 1
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(2)
+    graph.output([graph.call_function(odd, (x,))])
+    with caplog.at_level(logging.INFO, "foregrad"):
+        run = InductorCompiler()(fx.GraphModule({}, graph), [torch.ones(2)])
+    assert torch.equal(run([torch.ones(2)])[0], torch.full((2,), 2.0))
+    assert "odd" in caplog.text
+
+
+def broken(*args, **kwargs):
+    raise ValueError("no kernels today\nand a long story")
+
+
+def test_a_failure_is_an_error_or_a_fallback(monkeypatch, caplog):
+    monkeypatch.setattr(door, "compile_graph", broken)
+    with pytest.raises(BackendError, match=r"forward graph: ValueError: no kernels today"):
+        foregrad.compile(torch.sin, backend="inductor")(torch.ones(2, requires_grad=True))
+    x = torch.ones(2, requires_grad=True)
+    with caplog.at_level(logging.WARNING, "foregrad"):
+        out = foregrad.compile(lambda x: x.sin(), backend="auto")(x)
+    out.sum().backward()
+    assert torch.equal(out, x.sin())
+    assert "no kernels today" in caplog.text
+
+
+def test_auto_is_inductor_or_says_why_not(monkeypatch, caplog):
+    assert foregrad.get_backend("auto").prepare_joint is not None
+    monkeypatch.setattr(door, "cpp_compiler_found", lambda: False)
+    builtin._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "foregrad"):
+        assert foregrad.get_backend("auto") is foregrad.get_backend("eager")
+        foregrad.get_backend("auto")
+    builtin._say_once.cache_clear()
+    assert caplog.text.count("no C++ compiler was found") == 1
+    assert inductor.why_not([torch.device("meta")]) is not None
+
+
+def test_importing_foregrad_imports_neither_inductor_nor_dynamo():
+    code = "import foregrad, sys; print([m for m in ('torch._inductor', 'torch._dynamo') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_roles_of_the_three_kinds_of_graph():
+    seen = []
+
+    def keep(gm, inputs):
+        seen.append(role_of(gm))
+        return gm
+
+    def step(x, w, buffer):
+        buffer.add_(1)
+        return x @ w, x.sum()
+
+    call = foregrad.compile(step, backend=keep)
+    w = torch.ones(2, 2, requires_grad=True)
+    call(torch.ones(2, 2), w, torch.zeros(3))[0].sum().backward()
+    with torch.no_grad():
+        call(torch.ones(2, 2), w, torch.zeros(3))
+    forward, backward, inference = seen
+    assert (forward.phase, backward.phase, inference.phase) == ("forward", "backward", "inference")
+    assert forward.visible_outputs == (1, 2)  # the first one is copied into the buffer
+    assert backward.visible_outputs == (1,)
+    bare = fx.symbolic_trace(lambda x: (x, operator.neg(x)))
+    assert role_of(bare) == GraphRole("inference", (), (0, 1))
