@@ -85,7 +85,7 @@ class Dispatcher:
         product = self.pipeline.build(call, self.name, self.config)
         names = Names(["args", "kwargs", "MISS"])
         captured = product.captured
-        guards = render_guards(call, captured.joint, captured.modules, names, captured.tensors)
+        guards = render_guards(call, captured, names)
         run = render_run(product.compiled, guards.inputs, names)
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"

@@ -15,6 +15,7 @@ from ..backends.boxed import as_boxed
 from ..config import Config
 from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
@@ -36,8 +37,9 @@ class Product:
     compiled: Compiled
 
     def without_tensors(self) -> Product:
-        """The same, holding on to none of the call's tensors."""
-        return dataclasses.replace(self, captured=dataclasses.replace(self.captured, tensors=()))
+        """The same, holding on to none of the call's tensors and modules."""
+        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads())
+        return dataclasses.replace(self, captured=captured)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,8 @@ from .._torch.patches import Hooks, patched
 from .._torch.tensors import base_of
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
+from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
@@ -37,13 +39,14 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), and the
-    modules whose code ran (their mode is part of the guards).
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
+    modules whose code ran, and what the function read besides tensors.
     """
 
     joint: JointGraph
     tensors: tuple[torch.Tensor | None, ...]
     modules: tuple[torch.nn.Module, ...]
+    reads: Reads
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class _Capture:
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
+        self.reads = Reads()
+        self.scan = Scan(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
         owner = getattr(call.function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
@@ -114,7 +119,8 @@ class _Capture:
         recorder, inputs, call = self.recorder, self.inputs, self.call
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
-        hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region)
+        self._scan_roots()  # before the function can change them
+        hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region, self.reads.note)
         with patched(hooks), force_view_tracking(), single_threaded_backward(), _fresh_autocast_cache():
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
@@ -137,7 +143,8 @@ class _Capture:
         self._separate_outputs(found)
         joint = self._joint(found, differentiable, tangents, gradients, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
-        return Captured(joint, tuple(tensors), tuple(self.modules.values()))
+        self._scan_what_ran()
+        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads)
 
     # ---------------------------------------------------------------- while the function runs
 
@@ -157,6 +164,30 @@ class _Capture:
             yield
         finally:
             self.recorder.recompute = before
+
+    # ---------------------------------------------------------------- what it reads besides tensors
+
+    def _scan_roots(self) -> None:
+        self.scan.visit(self.call.function, self.name)
+        for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
+            self.scan.visit(leaf, path)
+        self.scan.finish()
+
+    def _scan_what_ran(self) -> None:
+        """The code behind the attributes that were read on modules; names for the modules."""
+        reads, scan = self.reads, self.scan
+        for cls, name in list(reads.class_attributes):
+            scan.attribute_of_class(cls, name)
+        for module in reads.modules.values():
+            for value in list(vars(module).values()):
+                if callable(value) and not isinstance(value, torch.nn.Module):
+                    scan.visit(value, type(module).__name__)
+        scan.finish()
+        names: dict[int, str] = {}
+        for root, prefix in scan.modules.values():
+            for path, module in root.named_modules(prefix=prefix):
+                names.setdefault(id(module), path)
+        reads.name_modules(names)
 
     # ---------------------------------------------------------------- afterwards
 
