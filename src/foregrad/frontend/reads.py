@@ -105,7 +105,7 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, enum.Enum):
         return False  # there is one object for each
     if type(value) is tuple or type(value) is frozenset:
-        return all(map(is_plain, value))
+        return all(isinstance(item, type) or is_plain(item) for item in value)
     return isinstance(value, PLAIN) and type(value).__module__ in ("builtins", "torch")
 
 
@@ -113,6 +113,8 @@ def same_value(a: Any, b: Any) -> bool:
     """Equal, of the same type, down to the items of tuples; NaN is NaN and -0.0 is not 0.0."""
     if type(a) is not type(b):
         return False
+    if isinstance(a, type):
+        return a is b
     if type(a) is float:
         return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (a != a and b != b)
     if type(a) is tuple:
