@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import errors
 from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
-from .api import capture, compile, partition  # noqa: A004
+from .api import capture, compile, explain_recompiles, partition  # noqa: A004
 from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
 from .backends.registry import get_backend, list_backends, register_backend
 from .config import config
@@ -33,6 +33,7 @@ __all__ = [
     "config",
     "default_partition",
     "errors",
+    "explain_recompiles",
     "get_aot_compilation_context",
     "get_aot_graph_name",
     "get_backend",

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
-from torch.utils import _device
 
 __all__ = [
     "GLOBAL_HOOKS",
@@ -16,6 +15,7 @@ __all__ = [
     "TensorGuards",
     "Tree",
     "attention_flags",
+    "count_function_modes",
     "current_device",
     "dict_version",
     "fills_uninitialized",
@@ -28,6 +28,8 @@ TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
 GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
 
 dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
@@ -41,14 +43,13 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [
 
 # Switches that are variables of modules: (the module's variables, name, name for people).
 SWITCHES: list[tuple[dict[str, Any], str, str]] = [
-    (vars(_device), "CURRENT_DEVICE", "default device"),
     (vars(torch.backends.mha), "_is_fastpath_enabled", "attention fast path"),
 ]
 
 
 def current_device() -> Any:
     """The device of `torch.set_default_device` or `with torch.device(...)`; None where there is none."""
-    return _device.CURRENT_DEVICE
+    return getattr(function_mode(0), "device", None) if count_function_modes() else None
 
 
 def attention_flags() -> tuple[bool, ...]:

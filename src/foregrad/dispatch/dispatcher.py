@@ -15,15 +15,14 @@ from ..frontend.call import FlatCall, flatten_call
 from ..graph.source import Names, compile_source, source_of
 from ..runtime.node import NodeSource
 from ..runtime.render import render_run
-from .explain import Fingerprint, Recompile, Recompiles
+from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
-from .pipeline import Pipeline, Product
+from .pipeline import Pipeline, Product, compiling
 from .watch import Watch
 
 __all__ = ["Dispatcher", "Specialization"]
 
 _log = logging.getLogger("foregrad.recompiles")
-_capturing = threading.RLock()  # one capture at a time: the patches are per thread, warm caches are not
 
 
 class Specialization:
@@ -108,18 +107,19 @@ class Dispatcher:
     # ---------------------------------------------------------------- compiling
 
     def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with _capturing:
+        with compiling:
             for call in self._calls:  # another thread may have made it meanwhile
                 result = call(args, kwargs)
                 if result is not MISS:
                     return result
+            reasons = self._why(args, kwargs)
             for specialization in list(self.specializations):
                 if specialization.watch.dead:
                     self._remove(specialization)
                 specialization.watch.forget()  # lets go of parameters that were replaced
             if len(self.specializations) >= self.config.recompile_limit:
                 return self._past_the_limit(args, kwargs)
-            self._explain(args, kwargs)
+            self._tell(reasons)
             specialization = self.specialize(flatten_call(self.function, args, kwargs))
             self._add(specialization)
         result = specialization.call(args, kwargs)
@@ -127,7 +127,7 @@ class Dispatcher:
             return result
         # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
         self._remove(specialization)
-        with _capturing:
+        with compiling:
             specialization = self.specialize(flatten_call(self.function, args, kwargs))
             self._add(specialization)
         result = specialization.call(args, kwargs)
@@ -148,9 +148,12 @@ class Dispatcher:
         fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
         return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
 
-    def _explain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Remember, and tell who listens, why none of the graphs is right for a call."""
-        reasons = tuple(s.fingerprint.difference(self.function, args, kwargs) for s in self.specializations)
+    def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
+        """For each graph, why it is not right for a call."""
+        return tuple(s.fingerprint.difference(self.function, args, kwargs) for s in self.specializations)
+
+    def _tell(self, reasons: tuple[Difference, ...]) -> None:
+        """Remember why another graph is made, and tell who listens."""
         entry = Recompile(len(self.compilations) + 1, reasons)
         self.compilations.append(entry)
         if reasons:

@@ -207,9 +207,12 @@ class _Renderer:
         for index, info in enumerate(self.signature.inputs):
             if index in static or not isinstance(info.source, Source):
                 continue
-            root = roots.get(id(info.source.root))
-            if root is None:
-                root = roots[id(info.source.root)] = self._bind("root", info.source.root)
+            start = info.source.root
+            root = roots.get(id(start))
+            if root is None and isinstance(start, torch.nn.Module):
+                root = roots[id(start)] = self._bind("root", weakref.ref(start)) + "()"
+            elif root is None:
+                root = roots[id(start)] = self._bind("root", start)
             self.lines.append(f"{inputs[index]} = {info.source.expression(root)}")
 
     def _bases(self, inputs: list[str]) -> None:

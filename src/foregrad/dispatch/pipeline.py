@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -24,7 +26,7 @@ from ..runtime.compiled import Boxed, Compiled
 from ..tracing.capture import Captured, capture_call
 from .naming import graph_being_compiled
 
-__all__ = ["Pipeline", "Product"]
+__all__ = ["Pipeline", "Product", "compiling"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -92,9 +94,11 @@ class Pipeline:
         backward = partitioned.backward
         num_saved = len(partitioned.saved_nodes)
 
+        @functools.cache
         def make_backward() -> Boxed:
             return _compile(self.bw_compiler, backward, joint.name, "backward")
 
+        @functools.cache
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
             module = without_tangents(backward, num_saved, mask)
             return _compile(self.bw_compiler, module, joint.name, "backward")
@@ -102,11 +106,29 @@ class Pipeline:
         return Compiled(
             partitioned,
             forward,
-            make_backward,
-            make_partial_backward,
+            _one_at_a_time(make_backward),
+            _one_at_a_time(make_partial_backward),
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
         )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Held while anything is captured or compiled: the patches are per thread, the caches and names are not. One lock for
+# both, so that no two threads can wait for each other.
+compiling = threading.RLock()
+
+
+def _one_at_a_time(make: F) -> F:
+    """`make` behind the lock: several threads that need a backward at once compile it once."""
+
+    @functools.wraps(make)
+    def locked(*args: Any) -> Any:
+        with compiling:
+            return make(*args)
+
+    return locked  # type: ignore[return-value]
 
 
 _EMPTY = fx.GraphModule(torch.nn.Module(), fx.Graph())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .._torch import guards as torch_guards
 from ..graph.joint import JointGraph
 
@@ -15,16 +17,21 @@ def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str]) -> list
     """Conditions that hold while the state is as it is now.
 
     One C++ object sees to grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and
-    reduced precision, the number of threads. The default device is a variable, see `Watch`. Which attention kernels
-    may be chosen from matters only to a graph that one may have been chosen for.
+    reduced precision, the number of threads. Whether new memory is filled matters only to deterministic algorithms,
+    and which attention kernels there are to choose from only to a graph that one may have been chosen for.
     """
-    conditions = [f"{bind('global_state', torch_guards.GlobalStateGuard())}.check()"]
-    for name, read in (
-        ("is_inference", torch_guards.is_inference),
-        ("fills_uninitialized", torch_guards.fills_uninitialized),
-    ):
-        now = read()
-        conditions.append(f"{bind(name, read)}() is {now}")
+    conditions = [
+        f"{bind('global_state', torch_guards.GlobalStateGuard())}.check()",
+        f"{bind('is_inference', torch_guards.is_inference)}() is {torch_guards.is_inference()}",
+    ]
+    device = torch_guards.current_device()
+    if device is None:
+        conditions.append(f"not {bind('count_function_modes', torch_guards.count_function_modes)}()")
+    else:
+        conditions.append(f"{bind('current_device', torch_guards.current_device)}() == {bind('device', device)}")
+    if torch.are_deterministic_algorithms_enabled():
+        fills = torch_guards.fills_uninitialized
+        conditions.append(f"{bind('fills_uninitialized', fills)}() is {fills()}")
     precision = torch_guards.matmul_precision()
     conditions.append(f"{bind('matmul_precision', torch_guards.matmul_precision)}() == {precision!r}")
     if any("softmax" in str(n.target) or "attention" in str(n.target) for n in joint.graph.nodes):

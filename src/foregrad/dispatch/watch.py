@@ -67,6 +67,8 @@ class Watch:
         first = self._tensors()
         self.check_tensors = _tensor_tree(first).check
         self._rebuild(first)
+        if self.difference() is not None:  # the function changed it
+            self.forget()
 
     def _add_hooks(self, modules: Sequence[torch.nn.Module], own: set[int]) -> None:
         """Tables of hooks that are empty are only asked to stay so; in others, every hook matters."""

@@ -116,7 +116,7 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, type):
         return a is b
     if type(a) is float:
-        return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (a != a and b != b)
+        return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (math.isnan(a) and math.isnan(b))
     if type(a) is tuple:
         return len(a) == len(b) and all(map(same_value, a, b))
     if type(a) is complex:
@@ -201,6 +201,7 @@ class Reads:
     def __init__(self) -> None:
         self.places: dict[int, Place] = {}
         self.modules: dict[int, torch.nn.Module] = {}
+        self._made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
         self.class_attributes: dict[tuple[type, str], Any] = {}
 
@@ -242,11 +243,14 @@ class Reads:
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """The attribute of a module is about to be read."""
-        if (id(module), name) in self._noted:
+        if (id(module), name) in self._noted or id(module) in self._made_here:
+            return
+        own = object.__getattribute__(module, "__dict__")
+        if name == "call_super_init" or "_modules" not in own:  # the first thing that a module's constructor reads
+            self._made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
         self.modules[id(module)] = module
-        own = object.__getattribute__(module, "__dict__")
         if name == "__dict__":
             self._whole_table(module, own)
             return
@@ -276,6 +280,16 @@ class Reads:
         for key, value in table.items():
             if key not in _HOOKS and key not in _TABLES:
                 self.add(place, key, value)
+
+    def objects_of_modules(self) -> list[tuple[Any, str]]:
+        """Objects (functions, options, ...) that were read as attributes of modules, with their names."""
+        return [
+            (expected.value(), place.path(key))
+            for place in self.places.values()
+            if place.owner is not None
+            for key, expected in place.items.items()
+            if expected.kind == "same" and key not in _TABLES
+        ]
 
     def name_modules(self, names: dict[int, str]) -> None:
         """Give the modules' places the names that people know them by."""

@@ -3,7 +3,8 @@
 `scan(function, reads)` walks from a callable through every function that its code names (in globals, cells,
 defaults, attributes of modules and classes) and notes each name's value in `Reads`. A name in code that did not run
 is noted as well: the price is a capture too many, never a wrong result. Attributes of plain objects are noted when
-any code that was found names them; when some code makes names up (`getattr`, `vars`, `__dict__`), all of them are.
+any code that was found names them; when some code makes names up (`getattr`, `vars`, `__dict__`), all attributes of
+those objects are that code can get at directly.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
 extensions, files, clocks and the environment hold.
@@ -23,8 +24,10 @@ from .reads import ABSENT, Expected, Reads, is_plain
 
 __all__ = ["Scan"]
 
-_OUTSIDE = set(sys.stdlib_module_names) | {"torch", "numpy", "foregrad", "torchgen", "functorch", "sympy"}
+_LIBRARIES = "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel"
+_OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _NAMES_ANYTHING = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict"}
+_MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 _MOST_FUNCTIONS = 20_000
 _LOADS = {dis.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME") if name in dis.opmap}
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0
@@ -39,7 +42,7 @@ def is_outside(module: Any) -> bool:
 def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """(globals that code loads, attribute names and strings in it), with all functions made in it."""
     loaded: set[str] = set()
-    others: set[str] = {name for name in code.co_names}
+    others: set[str] = set(code.co_names)
     extended = 0
     text = code.co_code
     for at in range(0, len(text), 2):
@@ -66,7 +69,7 @@ class Scan:
         self.names: set[str] = set()
         self._functions: list[types.FunctionType] = []
         self._seen: dict[int, Any] = {}  # by id; the values keep the ids theirs
-        self._objects: list[tuple[Any, str, set[str]]] = []  # (object or class, name, names done)
+        self._objects: list[tuple[Any, str, int, set[str]]] = []  # (object or class, name, depth, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._count = 0
 
@@ -128,7 +131,7 @@ class Scan:
                     self._module_names(value, others)
                 else:
                     self.visit(value, name)
-        self._cells(function)
+        self._cells(function, others)
         for table, what in ((function.__defaults__, "default"), (function.__kwdefaults__, "default")):
             if table:
                 holder = self.reads.place(function, "object", function.__name__, "attr")
@@ -140,7 +143,7 @@ class Scan:
         if wrapped is not None:
             self.function(wrapped, function.__name__)
 
-    def _cells(self, function: types.FunctionType) -> None:
+    def _cells(self, function: types.FunctionType, names: frozenset[str] = frozenset()) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = self.reads.place(cell, "object", name, "self")
             try:
@@ -148,6 +151,8 @@ class Scan:
             except ValueError:
                 value = ABSENT
             if self.reads.add(place, "cell_contents", value):
+                if isinstance(value, types.ModuleType):
+                    self._module_names(value, names)
                 self.visit(value, name)
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
@@ -165,8 +170,8 @@ class Scan:
 
     # ---------------------------------------------------------------- values
 
-    def visit(self, value: Any, name: str) -> None:
-        """A value that code can get at: go on from it."""
+    def visit(self, value: Any, name: str, depth: int = 0) -> None:
+        """A value that code can get at: go on from it. `depth`: how many objects it was reached through."""
         if is_plain(value) or isinstance(value, (torch.Tensor, types.ModuleType, types.BuiltinFunctionType)):
             return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
@@ -175,13 +180,17 @@ class Scan:
             if self._is_new(value):
                 self.reads.contents(value, name)
                 for item in value.values() if isinstance(value, dict) else value:
-                    self.visit(item, f"{name}[...]")
+                    self.visit(item, f"{name}[...]", depth)
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
             self._class(value)
+            for base in value.__mro__:  # it may be called
+                if not is_outside(base.__module__):
+                    for maker in _MAKERS & base.__dict__.keys():
+                        self.function(base.__dict__[maker], f"{name}.{maker}")
         elif not is_outside(type(value).__module__) and self._is_new(value):
-            self._objects.append((value, name, set()))
+            self._objects.append((value, name, depth, set()))
             self._class(type(value))
         elif hasattr(value, "__wrapped__"):
             self.function(value, name)
@@ -190,7 +199,7 @@ class Scan:
         """The methods of a class that code names, and its special ones; its options."""
         for base in cls.__mro__:
             if not is_outside(base.__module__) and self._is_new(base):
-                self._objects.append((base, base.__name__, set()))
+                self._objects.append((base, base.__name__, 0, set()))
 
     def attribute_of_class(self, cls: type, name: str) -> None:
         """An attribute that was read on an instance and is not the instance's own."""
@@ -203,23 +212,22 @@ class Scan:
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
         found = False
-        for value, name, done in list(self._objects):
+        for value, name, depth, done in list(self._objects):
             table = vars(value) if hasattr(value, "__dict__") else None
-            names = self.names if table is None or isinstance(value, type) else self._wanted(table)
+            names = self.names
+            if table is not None and not isinstance(value, type) and depth == 0 and names & _NAMES_ANYTHING:
+                names = names | table.keys()
             new = [n for n in names if n not in done]
             if isinstance(value, type):
                 new = [n for n in new if n in value.__dict__] + [
-                    n for n in value.__dict__ if n.startswith("__") and n not in done
+                    n for n in value.__dict__ if n.startswith("__") and n not in done and n not in _MAKERS
                 ]
             for attribute in dict.fromkeys(new):
                 done.add(attribute)
-                found = self._attribute(value, table, name, attribute) or found
+                found = self._attribute(value, table, name, attribute, depth) or found
         return found
 
-    def _wanted(self, table: dict[str, Any]) -> set[str]:
-        return set(table) | self.names if self.names & _NAMES_ANYTHING else self.names
-
-    def _attribute(self, value: Any, table: Any, name: str, attribute: str) -> bool:
+    def _attribute(self, value: Any, table: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
             item = value.__dict__[attribute]
             if isinstance(item, (staticmethod, classmethod, property, functools.cached_property, types.FunctionType)):
@@ -236,7 +244,7 @@ class Scan:
             place = self.reads.place(table, "dict", name, "attr")
             if attribute in table:
                 self.reads.add(place, attribute, table[attribute])
-                self.visit(table[attribute], f"{name}.{attribute}")
+                self.visit(table[attribute], f"{name}.{attribute}", depth + 1)
                 return True
             if hasattr(type(value), attribute):
                 place.items.setdefault(attribute, Expected(ABSENT))
@@ -245,7 +253,7 @@ class Scan:
             place = self.reads.place(value, "object", name, "attr")
             item = place.look(attribute)
             self.reads.add(place, attribute, item)
-            self.visit(item, f"{name}.{attribute}")
+            self.visit(item, f"{name}.{attribute}", depth + 1)
             return True
         return False
 

@@ -105,9 +105,6 @@ class _Capture:
         self.reads = Reads()
         self.scan = Scan(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
-        owner = getattr(call.function, "__self__", None)
-        if isinstance(owner, torch.nn.Module):
-            self.modules[id(owner)] = owner
         self.regions = itertools.count(1)
         self.lifting = Lifting(
             self.inputs.adopt, self.recorder.writes.replaced_by, lambda: user_line(self.origins.here())
@@ -178,16 +175,14 @@ class _Capture:
         reads, scan = self.reads, self.scan
         for cls, name in list(reads.class_attributes):
             scan.attribute_of_class(cls, name)
-        for module in reads.modules.values():
-            for value in list(vars(module).values()):
-                if callable(value) and not isinstance(value, torch.nn.Module):
-                    scan.visit(value, type(module).__name__)
-        scan.finish()
         names: dict[int, str] = {}
         for root, prefix in scan.modules.values():
             for path, module in root.named_modules(prefix=prefix):
                 names.setdefault(id(module), path)
         reads.name_modules(names)
+        for value, name in reads.objects_of_modules():
+            scan.visit(value, name)
+        scan.finish()
 
     # ---------------------------------------------------------------- afterwards
 
