@@ -114,7 +114,9 @@ def forward_elsewhere(model):
 
 
 def global_hook(model):
-    return nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 1.5 if isinstance(m, nn.Linear) else o).remove
+    return nn.modules.module.register_module_forward_hook(
+        lambda m, i, o: o * 1.5 if isinstance(m, nn.Linear) else o
+    ).remove
 
 
 def no_fast_path(model):

@@ -10,7 +10,7 @@ import torch
 
 import foregrad
 from tests.guards.module_worlds import CASES
-from tests.parity.observe import Strictness, compare_trees
+from tests.parity.observe import compare_trees
 
 
 def leaves(value):
@@ -45,7 +45,7 @@ def observe(fn, args, kwargs, seed):
 
 
 def without_modules(seen):
-    return {k: [x for x in leaves(v)] if k in ("args", "kwargs") else v for k, v in seen.items()}
+    return {k: list(leaves(v)) if k in ("args", "kwargs") else v for k, v in seen.items()}
 
 
 def play(make, compiled):

@@ -145,6 +145,4 @@ class Tree:
     def tensor(node: Any, tensor: torch.Tensor) -> None:
         """A tensor of the same class, keys, dtype, device, shape, strides and `requires_grad`."""
         keys = torch._C._dispatch_keys(tensor)
-        node.add_tensor_match_guard(
-            tensor, list(tensor.shape), list(tensor.stride()), "", [], None, type(tensor), keys
-        )
+        node.add_tensor_match_guard(tensor, list(tensor.shape), list(tensor.stride()), "", [], None, type(tensor), keys)

@@ -109,7 +109,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
     with _lock:
         if _installed == 0:
             torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
-            torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign]
+            torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]

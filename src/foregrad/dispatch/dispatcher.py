@@ -180,8 +180,8 @@ class Dispatcher:
         self._remove(specialization)
         difference = specialization.fingerprint.difference(self.function, args, kwargs)
         raise UnsupportedSideEffectError(
-            f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}. "
-            "Move that change out of the compiled function."
+            f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
+            " Move that change out of the compiled function."
         )
 
 

@@ -181,9 +181,9 @@ _DETAILS = ("storage_offset()", "is_leaf", "is a view")
 def _compare(name: str, before: dict[str, str], now: dict[str, str]) -> Difference | None:
     if ("" in before) != ("" in now):
         return Difference(name, before.get("", "a tensor"), now.get("", "a tensor"))
-    for fact in before:
-        if before[fact] != now[fact] and fact not in _DETAILS:
-            return Difference(f"{name}.{fact}" if fact else name, before[fact], now[fact])
+    for fact, was in before.items():
+        if was != now[fact] and fact not in _DETAILS:
+            return Difference(f"{name}.{fact}" if fact else name, was, now[fact])
     return None
 
 

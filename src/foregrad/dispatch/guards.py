@@ -71,7 +71,9 @@ class _Renderer:
 
     def render(self) -> GuardLines:
         self._take_apart()
-        inputs = [self.names.fresh(_identifier(info)) if info.argument is None else "" for info in self.signature.inputs]
+        inputs = [
+            self.names.fresh(_identifier(info)) if info.argument is None else "" for info in self.signature.inputs
+        ]
         for index, info in enumerate(self.signature.inputs):
             if info.argument is not None:
                 inputs[index] = self.leaves[info.argument]
@@ -243,6 +245,11 @@ class _Renderer:
         check = self._bind("tensors", guard.check)
         self._require(f"{check}({', '.join(inputs[i] for i in checked)})")
 
+    def _real(self, index: int) -> torch.Tensor:
+        tensor = self.tensors[index]
+        assert tensor is not None  # a whole memory, which is no tensor of the user's
+        return tensor
+
     def _watched(self, inputs: list[str], static: dict[int, Any]) -> Watch:
         """What was read besides the arguments; sets the variables of parameters and buffers."""
         roots = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.nn.Module)]
@@ -288,7 +295,7 @@ class _Renderer:
                 ),
                 None,
             )
-            if base is None and self.tensors[index]._base is None:
+            if base is None and self._real(index)._base is None:
                 self._require(f"{inputs[index]}._base is None")
         written = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
         for index in sorted(written):
@@ -297,7 +304,7 @@ class _Renderer:
         if not written:
             return
         real = [i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf)]
-        keys = [storage_key(self.tensors[i]) for i in real]
+        keys = [storage_key(self._real(i)) for i in real]
         key = self._bind("storage_key", storage_key)
         memory = self.names.fresh("memories")
         self.lines.append(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in real)},)")

@@ -51,14 +51,8 @@ class _Forward:
 
 
 def _call_through(dispatcher: Dispatcher, like: Any, *, skip_self: bool = False) -> Callable[..., Any]:
-    if skip_self:
-
-        def forward(_self: Any, *args: Any, **kwargs: Any) -> Any:
-            return dispatcher(*args, **kwargs)
-    else:
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return dispatcher(*args, **kwargs)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return dispatcher(*args[skip_self:], **kwargs)
 
     functools.update_wrapper(forward, like)
     return forward

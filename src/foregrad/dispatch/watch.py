@@ -137,8 +137,7 @@ class Watch:
     def forget(self) -> None:
         """Drop the tensors; the next call reads them again."""
         if not self.dead:
-            check, objects, _ = self.now
-            self.now = (_never, objects, ())
+            self.now = (_never, self.now[1], ())
 
     def difference(self) -> tuple[str, str, str] | None:
         """(path, what was there, what is there now) of something that differs."""

@@ -24,7 +24,11 @@ from .reads import ABSENT, Expected, Reads, is_plain
 
 __all__ = ["Scan"]
 
-_LIBRARIES = "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel"
+_LIBRARIES = (
+    "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
+    "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "
+    "safetensors tokenizers regex PIL jinja2 typing_extensions"
+)
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _NAMES_ANYTHING = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict"}
 _MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
@@ -67,9 +71,13 @@ class Scan:
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
         self.names: set[str] = set()
-        self._functions: list[types.FunctionType] = []
+        self._called: set[str] = set()  # the names in code at most one method away from what was given
+        self._rank = 0  # how many methods lie between what was given and what is being looked at
+        self._functions: list[tuple[types.FunctionType, int]] = []
         self._seen: dict[int, Any] = {}  # by id; the values keep the ids theirs
-        self._objects: list[tuple[Any, str, int, set[str]]] = []  # (object or class, name, depth, names done)
+        self._objects: list[
+            tuple[Any, str, int, int, set[str]]
+        ] = []  # (object or class, name, depth, rank, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._count = 0
 
@@ -99,7 +107,7 @@ class Scan:
             if not self._is_new(value):
                 return
             if not is_outside(value.__globals__.get("__name__")):
-                self._functions.append(value)
+                self._functions.append((value, self._rank))
                 return
             if value.__closure__:
                 self._cells(value)  # a decorator of theirs around a function of the user's
@@ -111,7 +119,8 @@ class Scan:
         """Follow everything found so far to its end."""
         while True:
             while self._functions:
-                self._open(self._functions.pop())
+                function, self._rank = self._functions.pop()
+                self._open(function)
             if not self._objects_again():
                 return
 
@@ -121,6 +130,8 @@ class Scan:
             return
         loaded, others = _names_of(function.__code__)
         self.names |= others
+        if self._rank <= 1:
+            self._called |= others
         namespace = function.__globals__
         place = self.reads.place(namespace, "dict", "", "key")
         for name in loaded:
@@ -190,7 +201,7 @@ class Scan:
                     for maker in _MAKERS & base.__dict__.keys():
                         self.function(base.__dict__[maker], f"{name}.{maker}")
         elif not is_outside(type(value).__module__) and self._is_new(value):
-            self._objects.append((value, name, depth, set()))
+            self._objects.append((value, name, depth, self._rank, set()))
             self._class(type(value))
         elif hasattr(value, "__wrapped__"):
             self.function(value, name)
@@ -199,7 +210,7 @@ class Scan:
         """The methods of a class that code names, and its special ones; its options."""
         for base in cls.__mro__:
             if not is_outside(base.__module__) and self._is_new(base):
-                self._objects.append((base, base.__name__, 0, set()))
+                self._objects.append((base, base.__name__, 0, self._rank, set()))
 
     def attribute_of_class(self, cls: type, name: str) -> None:
         """An attribute that was read on an instance and is not the instance's own."""
@@ -212,7 +223,7 @@ class Scan:
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
         found = False
-        for value, name, depth, done in list(self._objects):
+        for value, name, depth, rank, done in list(self._objects):
             table = vars(value) if hasattr(value, "__dict__") else None
             names = self.names
             if table is not None and not isinstance(value, type) and depth == 0 and names & _NAMES_ANYTHING:
@@ -222,7 +233,10 @@ class Scan:
                 new = [n for n in new if n in value.__dict__] + [
                     n for n in value.__dict__ if n.startswith("__") and n not in done and n not in _MAKERS
                 ]
+            self._rank = rank + isinstance(value, type)
             for attribute in dict.fromkeys(new):
+                if isinstance(value, type) and attribute not in self._called and _is_method(value, attribute):
+                    continue
                 done.add(attribute)
                 found = self._attribute(value, table, name, attribute, depth) or found
         return found
@@ -269,6 +283,11 @@ class Scan:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def _is_method(cls: type, name: str) -> bool:
+    """Whether it is an ordinary method, which runs only where code names it."""
+    return isinstance(cls.__dict__[name], types.FunctionType) and not name.startswith("__")
 
 
 def _is_slot(cls: type, name: str) -> bool:
