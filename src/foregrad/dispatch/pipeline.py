@@ -21,6 +21,7 @@ from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
+from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
 from ..tracing.capture import Captured, capture_call
@@ -71,6 +72,8 @@ class Pipeline:
         partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
+        if self.keep_inference_input_mutations and joint.signature.is_inference:
+            partitioned = with_mutations_inside(partitioned)
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned))
 
@@ -100,7 +103,7 @@ class Pipeline:
 
         @functools.cache
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
-            module = without_tangents(backward, num_saved, mask)
+            module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile(self.bw_compiler, module, joint.name, "backward")
 
         return Compiled(
