@@ -9,12 +9,12 @@ import torch
 from torch.nn.modules import module as nn_module
 
 __all__ = [
+    "ATTENTION_FLAGS",
     "GLOBAL_HOOKS",
     "SWITCHES",
     "GlobalStateGuard",
     "TensorGuards",
     "Tree",
-    "attention_flags",
     "count_function_modes",
     "current_device",
     "dict_version",
@@ -33,6 +33,14 @@ function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
+# Which kernels `scaled_dot_product_attention` may choose from.
+ATTENTION_FLAGS: list[Callable[[], bool]] = [
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+]
+
 # Run around the call of every module.
 GLOBAL_HOOKS: list[dict[int, Any]] = [
     nn_module._global_backward_pre_hooks,
@@ -52,16 +60,6 @@ def current_device() -> Any:
     return getattr(function_mode(0), "device", None) if count_function_modes() else None
 
 
-def attention_flags() -> tuple[bool, ...]:
-    """Which kernels `scaled_dot_product_attention` may choose from."""
-    return (
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
-    )
-
-
 def global_state() -> dict[str, Any]:
     """What a `GlobalStateGuard` compares, for people: slow."""
     state: dict[str, Any] = {
@@ -76,7 +74,7 @@ def global_state() -> dict[str, Any]:
         "inference mode": is_inference(),
         "default device": current_device(),
         "filling of uninitialized memory": fills_uninitialized(),
-        "attention kernels": attention_flags(),
+        "attention kernels": [read() for read in ATTENTION_FLAGS],
         "attention fast path": torch.backends.mha.get_fastpath_enabled(),
     }
     for device in torch._C._autocast_supported_devices():

@@ -35,6 +35,6 @@ def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str]) -> list
     precision = torch_guards.matmul_precision()
     conditions.append(f"{bind('matmul_precision', torch_guards.matmul_precision)}() == {precision!r}")
     if any("softmax" in str(n.target) or "attention" in str(n.target) for n in joint.graph.nodes):
-        flags = torch_guards.attention_flags
-        conditions.append(f"{bind('attention_flags', flags)}() == {flags()}")
+        for number, read in enumerate(torch_guards.ATTENTION_FLAGS):
+            conditions.append(f"{bind(f'attention_kernel_{number}', read)}() is {read()}")
     return conditions
