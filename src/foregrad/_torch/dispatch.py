@@ -13,6 +13,7 @@ __all__ = [
     "TorchFunctionMode",
     "current_autograd_node",
     "force_view_tracking",
+    "kernel_switches",
     "next_sequence_nr",
 ]
 
@@ -58,3 +59,21 @@ def clear_autocast_cache() -> None:
 def single_threaded_backward() -> Any:
     """Context: a backward runs wholly on the thread that asked for it, whatever the device."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+def kernel_switches() -> tuple[Any, ...]:
+    """Settings of the process that the layout of an operator's result may depend on, besides its arguments."""
+    c = torch._C
+    return (
+        torch.get_default_dtype(),
+        c._get_default_device(),
+        torch.is_inference_mode_enabled(),
+        c._get_mkldnn_enabled(),
+        c._get_nnpack_enabled(),
+        c._get_cudnn_enabled(),
+        c._get_cudnn_deterministic(),
+        c._get_cudnn_benchmark(),
+        c._get_deterministic_algorithms(),
+        c._get_deterministic_algorithms_warn_only(),
+        c._get_deterministic_fill_uninitialized_memory(),
+    )

@@ -9,7 +9,9 @@ from torch._ops import OpOverload
 
 __all__ = [
     "OpOverload",
+    "depends_on_values",
     "has_composite_implicit_kernel",
+    "is_builtin",
     "mkldnn_rnn_layer_for_training",
     "overloads_of",
     "tag_inplace_view",
@@ -36,6 +38,16 @@ def tag_inplace_view(op: OpOverload) -> bool:
 
 def tag_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def depends_on_values(op: OpOverload) -> bool:
+    """Whether an operator's sizes or results can't be told from its arguments' metadata."""
+    return torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags
+
+
+def is_builtin(op: OpOverload) -> bool:
+    """Whether an operator is PyTorch's own: those live as long as the process and never change."""
+    return op.namespace in ("aten", "prims")
 
 
 def overloads_of(namespace: str, name: str) -> list[OpOverload]:

@@ -63,18 +63,30 @@ class Dispatcher:
         self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
         self._order = threading.Lock()  # held to set `_calls`, never while anything runs
         self._warned = False
+        self.entry = self._entry()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if engine.count_dispatch_modes() or engine.transforms_active() or _foreign_function_modes():
-            return self.function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
-        calls = self._calls
-        for call in calls:
-            result = call(args, kwargs)
-            if result is not MISS:
-                if call is not calls[0]:
-                    self._to_front(call)
-                return result
-        return self._compile_and_call(args, kwargs)
+        return self.entry(*args, **kwargs)
+
+    def _entry(self) -> Callable[..., Any]:
+        """What users call: one frame between them and the graph, with everything that it reads at hand."""
+        function, compile_and_call = self.function, self._compile_and_call
+        dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
+        transforms_active = engine.transforms_active
+
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            if dispatch_modes() or transforms_active() or (function_modes() and _foreign_function_modes()):
+                return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
+            calls = self._calls
+            for call in calls:
+                result = call(args, kwargs)
+                if result is not MISS:
+                    if call is not calls[0]:
+                        self._to_front(call)
+                    return result
+            return compile_and_call(args, kwargs)
+
+        return entry
 
     def source(self) -> str:
         """The rendered Python of every specialization."""

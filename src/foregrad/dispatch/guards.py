@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import TensorGuards
 from .._torch.pytree import registered_functions
-from .._torch.tensors import storage_key
+from .._torch.tensors import share_memory, storage_key
 from ..frontend.call import FlatCall
 from ..frontend.reads import Expected, Reads
 from ..frontend.sources import Source
@@ -24,9 +24,11 @@ from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
-from ..tracing.capture import Captured
 from .state import state_conditions
 from .watch import Watch
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
 
 __all__ = ["MISS", "GuardLines", "render_guards"]
 
@@ -38,6 +40,9 @@ class _Miss:
 
 MISS = _Miss()
 _TABLES = ("_parameters", "_buffers", "_modules")
+_FEW_PAIRS = (
+    12  # of inputs, one of them written to: up to here, asking about each pair takes less than sorting them out
+)
 _BY_VALUE = (slice, range, torch.device, torch.Size, complex, bytes)
 
 
@@ -305,6 +310,11 @@ class _Renderer:
             return
         real = [i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf)]
         keys = [storage_key(self._real(i)) for i in real]
+        pairs = [(i, j) for i in real for j in real if i < j and (i in written or j in written)]
+        if len(pairs) <= _FEW_PAIRS and len(set(keys)) == len(keys):
+            shares = self._bind("shares_memory", share_memory)
+            self._require(f"not ({' or '.join(f'{shares}({inputs[i]}, {inputs[j]})' for i, j in pairs)})")
+            return
         key = self._bind("storage_key", storage_key)
         memory = self.names.fresh("memories")
         self.lines.append(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in real)},)")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx
@@ -24,8 +24,11 @@ from ..graph.partitioned import Partitioned
 from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
-from ..tracing.capture import Captured, capture_call
+from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
 
 __all__ = ["Pipeline", "Product", "compiling"]
 
@@ -62,6 +65,12 @@ class Pipeline:
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
+        with paused_collection():
+            return self._build(call, name, config)
+
+    def _build(self, call: FlatCall, name: str, config: Config) -> Product:
+        from ..tracing.capture import capture_call  # late: a third of the time that importing foregrad would take
+
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         captured = capture_call(call, name=name, decompositions=self.decompositions, lifted=lifted)

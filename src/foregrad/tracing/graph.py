@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from .._torch.fakes import FakeTensorMode, new_fake
+from .._torch.graphs import GraphWriter
 from .._torch.modules import make_graph_module
 from ..graph.meta import NodeMeta, TensorSpec
 from .origin import Origin
@@ -34,7 +35,8 @@ class _Builder:
     def __init__(self, tape: Tape, fake_mode: FakeTensorMode) -> None:
         self.tape = tape
         self.fake_mode = fake_mode
-        self.graph = fx.Graph()
+        self.writer = GraphWriter()
+        self.graph = self.writer.graph
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
         self.origins: dict[int, Origin] = {}  # forward origin by autograd sequence number
@@ -45,9 +47,8 @@ class _Builder:
     ) -> fx.GraphModule:
         for prefix, entries in (("primals", primals), ("tangents", tangents)):
             for number, entry in enumerate(entries, 1):
-                node = self.graph.placeholder(f"{prefix}_{number}")
-                node.meta = self._meta(entry)
-                self.nodes[id(entry)] = node
+                name = self.writer.name(f"{prefix}_{number}")
+                self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
         for entry in self.tape.entries:
             if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
                 self.origins.setdefault(entry.sequence_nr, entry.origin)
@@ -64,11 +65,12 @@ class _Builder:
             self.constants += 1
             self.root.register_buffer(attribute, entry.constant, persistent=False)
             node = self.graph.get_attr(attribute)
+            node.meta = self._meta(entry)
         else:
             args = map_entries(entry.args, self._node)
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
-            node = self.graph.create_node("call_function", entry.target, args, kwargs, _name(entry.target))
-        node.meta = self._meta(entry)
+            name = self.writer.name(_name(entry.target))
+            node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         self.nodes[id(entry)] = node
 
     def _node(self, entry: Entry) -> fx.Node:
