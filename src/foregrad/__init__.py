@@ -6,7 +6,7 @@ from typing import Any
 
 from . import errors
 from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
-from .api import capture, compile, partition  # noqa: A004
+from .api import capture, compile, explain_recompiles, partition  # noqa: A004
 from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
 from .backends.registry import get_backend, list_backends, register_backend
 from .config import config
@@ -48,6 +48,7 @@ __all__ = [
     "device_from_inputs",
     "dtype_from_inputs",
     "errors",
+    "explain_recompiles",
     "fake_tensor_unsupported",
     "get_aot_compilation_context",
     "get_aot_graph_name",

@@ -13,6 +13,8 @@ from .backends import builtin  # noqa: F401 (puts the built-in backends into the
 from .backends.registry import get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
+from .dispatch.explain import Recompiles
+from .dispatch.module import Recipe, make_compiled_module
 from .dispatch.pipeline import Pipeline
 from .errors import UnsupportedError
 from .frontend.call import flatten_call
@@ -20,7 +22,7 @@ from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
 from .partitioners import default_partition, min_cut_rematerialization_partition
 
-__all__ = ["capture", "compile", "partition"]
+__all__ = ["capture", "compile", "explain_recompiles", "partition"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -85,7 +87,8 @@ def compile(
         backend=backend, partition=partition, memory_budget=memory_budget, decompositions=decompositions
     )
     if isinstance(fn_or_module, torch.nn.Module):
-        return compile_module(fn_or_module, pipeline)
+        again = functools.partial(compile, backend=backend, partition=partition, decompositions=decompositions)
+        return compile_module(fn_or_module, pipeline, again)
     return compile_function(fn_or_module, pipeline)
 
 
@@ -122,22 +125,22 @@ def compile_function(function: F, pipeline: Pipeline) -> F:
     return compiled  # type: ignore[no-any-return]
 
 
-def compile_module(module: torch.nn.Module, pipeline: Pipeline) -> torch.nn.Module:
-    """A module of the same class and with the same state, whose forward is compiled."""
+def compile_module(module: torch.nn.Module, pipeline: Pipeline, recipe: Recipe) -> torch.nn.Module:
+    """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies."""
     dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__)
-    cls = type(module)
+    return make_compiled_module(module, dispatcher, recipe)
 
-    def forward(_self: Any, *args: Any, **kwargs: Any) -> Any:
-        return dispatcher(*args, **kwargs)
 
-    functools.update_wrapper(forward, cls.forward)
-    compiled_class = type(
-        cls.__name__, (cls,), {"forward": forward, "foregrad": dispatcher, "__module__": cls.__module__}
-    )
-    compiled: torch.nn.Module = object.__new__(compiled_class)
-    # One state for both: what is set, moved, trained or loaded on one is so on the other.
-    object.__setattr__(compiled, "__dict__", module.__dict__)
-    return compiled
+def explain_recompiles(fn: Any) -> Recompiles:
+    """Every compilation of a compiled function or module so far, and why each was needed; `str()` of it is a report.
+
+    The same is logged as it happens, by the logger "foregrad.recompiles": at level INFO how a call differs from the
+    graph made last, at DEBUG how it differs from each. `TypeError` for what foregrad did not compile.
+    """
+    dispatcher = getattr(fn, "foregrad", None)
+    if not isinstance(dispatcher, Dispatcher):
+        raise TypeError(f"{fn!r} was not compiled by foregrad.compile")
+    return dispatcher.recompiles()
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:

@@ -1,6 +1,7 @@
 """What capture replaces in torch while it runs, on the capturing thread only. Checked on torch 2.13.0.
 
 * `torch.nn.Module.__call__`: to know which module is running.
+* `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 """
@@ -8,6 +9,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +22,7 @@ __all__ = ["Hooks", "patched"]
 
 
 class Hooks:
-    """What the patches call. `module_call(module, call)` and `region()` are context managers' factories."""
+    """What the patches call. `region()` makes a context manager; `read(module, name)` is told of attributes read."""
 
     def __init__(
         self,
@@ -27,17 +30,20 @@ class Hooks:
         leave_module: Callable[[], None],
         swap: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]],
         region: Callable[[], Any],
+        read: Callable[[torch.nn.Module, str], None] | None = None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
         self.swap = swap
         self.region = region
+        self.read = read
 
 
 _active = threading.local()
 _installed = 0
 _lock = threading.Lock()
 _original_call = torch.nn.Module.__call__
+_original_getattribute = object.__getattribute__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _original_hook = checkpoint_module._checkpoint_hook
 _original_reentrant = checkpoint_module.CheckpointFunction
@@ -52,6 +58,20 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_call(self, *args, **kwargs)
     finally:
         hooks.leave_module()
+
+
+# Not the function's reads: those that PyTorch's module code makes of a module's tables for every attribute, and ours.
+_MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
+_OUR_CODE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def _getattribute(self: torch.nn.Module, name: str) -> Any:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is not None and hooks.read is not None:
+        reader = sys._getframe(1).f_code.co_filename
+        if not (name == "__dict__" and reader == _MODULE_CODE) and not reader.startswith(_OUR_CODE):
+            hooks.read(self, name)
+    return _original_getattribute(self, name)
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,6 +109,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
     with _lock:
         if _installed == 0:
             torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
+            torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
@@ -102,6 +123,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             _installed -= 1
             if _installed == 0:
                 torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+                del torch.nn.Module.__getattribute__
                 torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]

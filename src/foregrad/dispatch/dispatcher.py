@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,26 +10,37 @@ from typing import Any
 
 from .._torch import engine
 from ..config import Config
-from ..errors import ForegradWarning, UnsupportedError
+from ..errors import ForegradWarning, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..graph.source import Names, compile_source, source_of
 from ..runtime.node import NodeSource
 from ..runtime.render import render_run
+from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
-from .pipeline import Pipeline, Product
+from .pipeline import Pipeline, Product, compiling
+from .watch import Watch
 
 __all__ = ["Dispatcher", "Specialization"]
 
-_capturing = threading.RLock()  # one capture at a time: the patches are per thread, warm caches are not
+_log = logging.getLogger("foregrad.recompiles")
 
 
 class Specialization:
     """One compiled graph with its guards: `call(args, kwargs)` returns the result, or `MISS`."""
 
-    def __init__(self, call: Callable[..., Any], node: NodeSource | None, product: Product) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        node: NodeSource | None,
+        product: Product,
+        watch: Watch,
+        fingerprint: Fingerprint,
+    ) -> None:
         self.call = call
         self.node = node
         self.product = product
+        self.watch = watch
+        self.fingerprint = fingerprint
 
     def source(self) -> str:
         """The rendered Python: guards, runtime, and the autograd node."""
@@ -47,7 +59,9 @@ class Dispatcher:
         self.config = config
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.specializations: list[Specialization] = []
-        self._calls: tuple[Callable[..., Any], ...] = ()
+        self.compilations: list[Recompile] = []
+        self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
+        self._order = threading.Lock()  # held to set `_calls`, never while anything runs
         self._warned = False
         self.entry = self._entry()
 
@@ -63,9 +77,12 @@ class Dispatcher:
         def entry(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes() or transforms_active() or (function_modes() and _foreign_function_modes()):
                 return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
-            for call in self._calls:
+            calls = self._calls
+            for call in calls:
                 result = call(args, kwargs)
                 if result is not MISS:
+                    if call is not calls[0]:
+                        self._to_front(call)
                     return result
             return compile_and_call(args, kwargs)
 
@@ -75,21 +92,59 @@ class Dispatcher:
         """The rendered Python of every specialization."""
         return "\n\n".join(s.source() for s in self.specializations)
 
+    def recompiles(self) -> Recompiles:
+        """Every compilation so far, and what each was for."""
+        return Recompiles(self.name, tuple(self.compilations))
+
+    # ---------------------------------------------------------------- the list of graphs
+
+    def _to_front(self, call: Callable[..., Any]) -> None:
+        if self._order.acquire(blocking=False):  # another thread does the like: its order is as good
+            try:
+                if call in self._calls:
+                    self._calls = (call, *(c for c in self._calls if c is not call))
+            finally:
+                self._order.release()
+
+    def _add(self, specialization: Specialization) -> None:
+        self.specializations.append(specialization)
+        with self._order:
+            self._calls = (specialization.call, *self._calls)
+
+    def _remove(self, specialization: Specialization) -> None:
+        self.specializations.remove(specialization)
+        with self._order:
+            self._calls = tuple(c for c in self._calls if c is not specialization.call)
+
+    # ---------------------------------------------------------------- compiling
+
     def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with _capturing:
-            for specialization in self.specializations:  # another thread may have made it meanwhile
-                result = specialization.call(args, kwargs)
+        with compiling:
+            for call in self._calls:  # another thread may have made it meanwhile
+                result = call(args, kwargs)
                 if result is not MISS:
                     return result
+            reasons = self._why(args, kwargs)
+            for specialization in list(self.specializations):
+                if specialization.watch.dead:
+                    self._remove(specialization)
+                specialization.watch.forget()  # lets go of parameters that were replaced
             if len(self.specializations) >= self.config.recompile_limit:
                 return self._past_the_limit(args, kwargs)
-            call = flatten_call(self.function, args, kwargs)
-            specialization = self.specialize(call)
-            self.specializations.append(specialization)
-            self._calls = tuple(s.call for s in self.specializations)
+            self._tell(reasons)
+            specialization = self.specialize(flatten_call(self.function, args, kwargs))
+            self._add(specialization)
+        result = specialization.call(args, kwargs)
+        if result is not MISS:
+            return result
+        # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
+        self._remove(specialization)
+        with compiling:
+            specialization = self.specialize(flatten_call(self.function, args, kwargs))
+            self._add(specialization)
         result = specialization.call(args, kwargs)
         if result is MISS:
-            return self._unguardable(args, kwargs, specialization)
+            self._unguardable(args, kwargs, specialization)
         return result
 
     def specialize(self, call: FlatCall) -> Specialization:
@@ -97,18 +152,35 @@ class Dispatcher:
         product = self.pipeline.build(call, self.name, self.config)
         names = Names(["args", "kwargs", "MISS"])
         captured = product.captured
-        guards = render_guards(call, captured.joint, captured.modules, names, captured.tensors)
+        guards = render_guards(call, captured, names)
         run = render_run(product.compiled, guards.inputs, names)
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
         function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")
-        return Specialization(function, run.node, product.without_tensors())
+        fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
+        return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
+
+    def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
+        """For each graph, why it is not right for a call."""
+        return tuple(s.fingerprint.difference(self.function, args, kwargs) for s in self.specializations)
+
+    def _tell(self, reasons: tuple[Difference, ...]) -> None:
+        """Remember why another graph is made, and tell who listens."""
+        entry = Recompile(len(self.compilations) + 1, reasons)
+        self.compilations.append(entry)
+        if reasons:
+            _log.info("%s is compiled again, graph %d: %s", self.name, entry.number, reasons[-1])
+            for number, reason in enumerate(reasons, 1):
+                _log.debug("%s: not graph %d: %s", self.name, number, reason)
 
     def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
         message = (
             f"`{self.name}` was compiled {len(self.specializations)} times, which is the limit; this call fits none of "
-            "them. Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+            f"them: {self.specializations[-1].fingerprint.difference(self.function, args, kwargs)}. "
+            if self.specializations
+            else f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
         )
+        message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
         if not self._warned:
@@ -116,12 +188,12 @@ class Dispatcher:
             warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=4)
         return self.function(*args, **kwargs)
 
-    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Any:
-        self.specializations.remove(specialization)
-        self._calls = tuple(s.call for s in self.specializations)
-        raise UnsupportedError(
-            f"the guards of `{self.name}` reject the very call they were made from: capturing it changed something "
-            "they look at (a global, an attribute, a module's mode). Move that change out of the compiled function."
+    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> None:
+        self._remove(specialization)
+        difference = specialization.fingerprint.difference(self.function, args, kwargs)
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
+            " Move that change out of the compiled function."
         )
 
 

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from .._torch import engine
+from .._torch.guards import TensorGuards
 from .._torch.pytree import registered_functions
 from .._torch.tensors import share_memory, storage_key
 from ..frontend.call import FlatCall
+from ..frontend.reads import Expected, Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
+from .state import state_conditions
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
 
 __all__ = ["MISS", "GuardLines", "render_guards"]
 
@@ -32,6 +39,7 @@ class _Miss:
 
 
 MISS = _Miss()
+_TABLES = ("_parameters", "_buffers", "_modules")
 _FEW_PAIRS = (
     12  # of inputs, one of them written to: up to here, asking about each pair takes less than sorting them out
 )
@@ -45,41 +53,43 @@ class GuardLines:
     lines: list[str]
     globals: dict[str, Any]
     inputs: list[str]
+    watch: Watch
 
 
-def render_guards(
-    call: FlatCall, joint: JointGraph, modules: Sequence[torch.nn.Module], names: Names, tensors: Sequence[Any]
-) -> GuardLines:
-    """Guards for `joint`, captured from `call`; `tensors` are the real inputs it was captured with."""
-    return _Renderer(call, joint, modules, names, tensors).render()
+def render_guards(call: FlatCall, captured: Captured, names: Names) -> GuardLines:
+    """Guards for what was captured from `call`."""
+    return _Renderer(call, captured, names).render()
 
 
 class _Renderer:
-    def __init__(
-        self,
-        call: FlatCall,
-        joint: JointGraph,
-        modules: Sequence[torch.nn.Module],
-        names: Names,
-        tensors: Sequence[Any],
-    ) -> None:
+    def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
         self.call = call
-        self.signature = joint.signature
-        self.joint = joint
-        self.modules = modules
+        self.joint = captured.joint
+        self.signature = captured.joint.signature
+        self.modules = captured.modules
+        self.reads = captured.reads
+        self.tensors = captured.tensors
         self.names = names
-        self.tensors = tensors
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {"MISS": MISS}
         self.leaves: list[str] = []
 
     def render(self) -> GuardLines:
         self._take_apart()
-        inputs = self._inputs()
-        self._global_state()
-        self._tensor_metadata(inputs)
+        inputs = [
+            self.names.fresh(_identifier(info)) if info.argument is None else "" for info in self.signature.inputs
+        ]
+        for index, info in enumerate(self.signature.inputs):
+            if info.argument is not None:
+                inputs[index] = self.leaves[info.argument]
+        static = self._in_tables()
+        self._read_closures(inputs, static)
+        self._tensor_metadata(inputs, static)
+        for condition in state_conditions(self.joint, self._bind):
+            self._require(condition)
+        watch = self._watched(inputs, static)
+        self._bases(inputs)
         self._relations(inputs)
-        self._modules()
         # A lookup that fails on the way is a difference too.
         body = ["    " + line for line in self.lines]
         lines = ["try:", *body, "except (KeyError, AttributeError, IndexError, TypeError, ValueError):"]
@@ -89,7 +99,7 @@ class _Renderer:
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
                 lines.append(f"{name} = {self._bind('whole_memory', _whole_memory)}({of}, {dtype})")
-        return GuardLines(lines, self.globals, inputs)
+        return GuardLines(lines, self.globals, inputs, watch)
 
     def _bind(self, wanted: str, value: Any) -> str:
         name = self.names.fresh(wanted)
@@ -179,59 +189,101 @@ class _Renderer:
         constant = self._bind("constant", value)
         if isinstance(value, _BY_VALUE) or type(value) in (int, float, str):
             return f"type({name}) is type({constant}) and {name} == {constant}"
+        if isinstance(value, torch.nn.Module):
+            self.globals[constant] = weakref.ref(value)  # the guard does not keep it
+            return f"{name} is {constant}()"
         return f"{name} is {constant}"
 
     # ---------------------------------------------------------------- inputs
 
-    def _inputs(self) -> list[str]:
-        """A variable for each input of the signature, reading those the function reached by itself."""
-        inputs: list[str] = []
+    def _in_tables(self) -> dict[int, tuple[dict[str, Any], str, str]]:
+        """The inputs that are parameters and buffers of modules: table, key, and their name."""
+        found = {}
+        for index, info in enumerate(self.signature.inputs):
+            source = info.source
+            if isinstance(source, Source) and len(source.steps) >= 2 and source.steps[-2][1] in _TABLES:
+                table = Source(source.slot, source.root, source.steps[:-1]).get()
+                if type(table) is dict:
+                    found[index] = (table, source.steps[-1][1], str(info.slot).partition(" ")[2])
+                    _note_way(self.reads, source)
+        return found
+
+    def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
+        """Tensors that the function reached by itself elsewhere: each read along its way from what stays the same."""
         roots: dict[int, str] = {}
-        for info in self.signature.inputs:
-            if info.argument is not None:
-                inputs.append(self.leaves[info.argument])
-            elif isinstance(info.source, Source):
-                root = roots.get(id(info.source.root))
-                if root is None:
-                    root = roots[id(info.source.root)] = self._bind("root", info.source.root)
-                name = self.names.fresh(_identifier(info))
-                self.lines.append(f"{name} = {info.source.expression(root)}")
-                inputs.append(name)
-            else:
-                inputs.append(self.names.fresh("memory" if isinstance(info.source, MemoryOf) else "base"))
+        for index, info in enumerate(self.signature.inputs):
+            if index in static or not isinstance(info.source, Source):
+                continue
+            start = info.source.root
+            root = roots.get(id(start))
+            if root is None and isinstance(start, torch.nn.Module):
+                root = roots[id(start)] = self._bind("root", weakref.ref(start)) + "()"
+            elif root is None:
+                root = roots[id(start)] = self._bind("root", start)
+            self.lines.append(f"{inputs[index]} = {info.source.expression(root)}")
+
+    def _bases(self, inputs: list[str]) -> None:
         for name, info in zip(inputs, self.signature.inputs, strict=True):
             if isinstance(info.source, BaseOf):
                 self.lines.append(f"{name} = {inputs[info.source.input]}._base")
-        return inputs
+        bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, BaseOf)]
+        self._check_tensors(bases, inputs)
 
-    def _global_state(self) -> None:
-        guard = engine.GlobalStateGuard()
-        self._require(f"{self._bind('global_state', guard)}.check()")
-        mode = torch.is_inference_mode_enabled()
-        self._require(f"{self._bind('is_inference', torch.is_inference_mode_enabled)}() is {mode}")
-
-    def _tensor_metadata(self, inputs: list[str]) -> None:
-        checked = [i for i, info in enumerate(self.signature.inputs) if not isinstance(info.source, MemoryOf)]
-        extra = [
+    def _tensor_metadata(self, inputs: list[str], static: dict[int, Any]) -> None:
+        here = [
             i
-            for i, leaf in enumerate(self.call.leaves)
-            if isinstance(leaf, torch.Tensor)
-            and self.call.first_of[i] == i
-            and not any(info.argument == i for info in self.signature.inputs)
+            for i, info in enumerate(self.signature.inputs)
+            if not isinstance(info.source, (MemoryOf, BaseOf)) and i not in static
         ]
-        for leaf in extra:  # an argument that the function also reaches by itself
-            same = next(i for i in checked if self.tensors[i] is self.call.leaves[leaf])
-            self._require(f"{self.leaves[leaf]} is {inputs[same]}")
+        self._check_tensors(here, inputs)
+
+    def _check_tensors(self, checked: list[int], inputs: list[str]) -> None:
+        """All metadata of these inputs, and that no two of them are one object."""
         tensors = [self.tensors[i] for i in checked]
         if not tensors:
             return
-        names = [inputs[i] for i in checked]
-        guard = engine.TensorGuards(
+        guard = TensorGuards(
             *tensors,
-            dynamic_dims_sizes=[list(t.shape) for t in tensors],
-            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[union-attr]
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[union-attr]
         )
-        self._require(f"{self._bind('tensors', guard)}.check({', '.join(names)})")
+        check = self._bind("tensors", guard.check)
+        self._require(f"{check}({', '.join(inputs[i] for i in checked)})")
+
+    def _real(self, index: int) -> torch.Tensor:
+        tensor = self.tensors[index]
+        assert tensor is not None  # a whole memory, which is no tensor of the user's
+        return tensor
+
+    def _watched(self, inputs: list[str], static: dict[int, Any]) -> Watch:
+        """What was read besides the arguments; sets the variables of parameters and buffers."""
+        roots = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.nn.Module)]
+        watch = Watch(self.reads, self.modules, list(static.values()), roots)
+        name, handles = self._bind("watch", watch), self._bind("handles", RemovableHandle)
+        check, objects, values = (self.names.fresh(n) for n in ("check", "objects", "values"))
+        self.lines += [
+            f"{check}, {objects}, {values} = {name}.now",
+            f"if not {check}({objects}):",
+            f"    if not {name}.refresh(): return MISS",
+            f"    {values} = {name}.now[2]",
+        ]
+        self._require(
+            f"{handles}.next_id == {name}.hooks_seen or {name}.hooks_unchanged()",
+        )
+        if static:
+            self._require(f"{self._bind('check_parameters', watch.check_tensors)}({values})")
+            targets = [inputs[i] for i in static]
+            self.lines.append(f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {values}")
+        self._arguments_reached_too(inputs)
+        return watch
+
+    def _arguments_reached_too(self, inputs: list[str]) -> None:
+        """Arguments that the function also reaches by itself."""
+        arguments = {info.argument for info in self.signature.inputs}
+        for i, leaf in enumerate(self.call.leaves):
+            if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i and i not in arguments:
+                same = next(j for j, tensor in enumerate(self.tensors) if tensor is leaf)
+                self._require(f"{self.leaves[i]} is {inputs[same]}")
 
     def _relations(self, inputs: list[str]) -> None:
         """Which inputs share memory, when some of it is written; offsets where the graph depends on them."""
@@ -248,7 +300,7 @@ class _Renderer:
                 ),
                 None,
             )
-            if base is None and self.tensors[index]._base is None:
+            if base is None and self._real(index)._base is None:
                 self._require(f"{inputs[index]}._base is None")
         written = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
         for index in sorted(written):
@@ -257,7 +309,7 @@ class _Renderer:
         if not written:
             return
         real = [i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf)]
-        keys = [storage_key(self.tensors[i]) for i in real]
+        keys = [storage_key(self._real(i)) for i in real]
         pairs = [(i, j) for i in real for j in real if i < j and (i in written or j in written)]
         if len(pairs) <= _FEW_PAIRS and len(set(keys)) == len(keys):
             shares = self._bind("shares_memory", share_memory)
@@ -272,12 +324,27 @@ class _Renderer:
             if first != position:
                 self._require(f"{memory}[{position}] == {memory}[{first}]")
 
-    def _modules(self) -> None:
-        if not self.modules:
-            return
-        modules = self._bind("modules", tuple(self.modules))
-        training = [m.training for m in self.modules]
-        self._require(f"[m.training for m in {modules}] == {self._bind('training', training)}")
+
+def _note_way(reads: Reads, source: Source) -> None:
+    """Note each step on the way to a table: should another object come to stand on it, the table is another."""
+    value = source.root
+    name = str(source.slot)
+    for kind, key in source.steps[:-1]:
+        if kind == "attr" and key in getattr(value, "__dict__", ()):
+            place, step = reads.place(vars(value), "dict", name, "attr"), vars(value)[key]
+            if key in _TABLES:
+                place.items.setdefault(key, Expected(step))
+            else:
+                reads.add(place, key, step)
+        elif kind == "attr":
+            step = getattr(value, key)
+            reads.add(reads.place(value, "object", name, "attr"), key, step)
+        else:
+            step = value[key]
+            if isinstance(value, (dict, list)):
+                holder = reads.place(value, "dict" if isinstance(value, dict) else "list", name, "item")
+                reads.add(holder, key, step)
+        value = step
 
 
 def _identifier(info: InputInfo) -> str:

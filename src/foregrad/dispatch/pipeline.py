@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx
@@ -16,6 +18,7 @@ from ..backends.boxed import as_boxed
 from ..config import Config
 from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
@@ -32,7 +35,7 @@ from .naming import graph_being_compiled
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-__all__ = ["Pipeline", "Product"]
+__all__ = ["Pipeline", "Product", "compiling"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -45,8 +48,9 @@ class Product:
     compiled: Compiled
 
     def without_tensors(self) -> Product:
-        """The same, holding on to none of the call's tensors."""
-        return dataclasses.replace(self, captured=dataclasses.replace(self.captured, tensors=()))
+        """The same, holding on to none of the call's tensors and modules."""
+        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads())
+        return dataclasses.replace(self, captured=captured)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +122,11 @@ class Pipeline:
         if strides is not None:
             _lay_out_saved(partitioned, strides)
 
+        @functools.cache
         def make_backward() -> Boxed:
             return _compile(self.bw_compiler, backward, joint.name, roles.backward())[0]
 
+        @functools.cache
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
             module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile(self.bw_compiler, module, joint.name, roles.backward())[0]
@@ -128,11 +134,29 @@ class Pipeline:
         return Compiled(
             partitioned,
             forward,
-            make_backward,
-            make_partial_backward,
+            _one_at_a_time(make_backward),
+            _one_at_a_time(make_partial_backward),
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
         )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Held while anything is captured or compiled: the patches are per thread, the caches and names are not. One lock for
+# both, so that no two threads can wait for each other.
+compiling = threading.RLock()
+
+
+def _one_at_a_time(make: F) -> F:
+    """`make` behind the lock: several threads that need a backward at once compile it once."""
+
+    @functools.wraps(make)
+    def locked(*args: Any) -> Any:
+        with compiling:
+            return make(*args)
+
+    return locked  # type: ignore[return-value]
 
 
 _EMPTY = fx.GraphModule(torch.nn.Module(), fx.Graph())

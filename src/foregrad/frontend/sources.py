@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+import weakref
 from collections import deque
 from typing import Any
 
@@ -24,13 +25,26 @@ _MAX_OBJECTS = 200_000
 _MAX_DEPTH = 24
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key)."""
+    """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
 
-    slot: Slot
-    root: Any = dataclasses.field(repr=False)
-    steps: tuple[tuple[str, Any], ...]
+    A root that is a module is not kept alive.
+    """
+
+    __slots__ = ("_root", "slot", "steps")
+
+    def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
+        self.slot = slot
+        self.steps = steps
+        self._root = weakref.ref(root) if isinstance(root, torch.nn.Module) else root
+
+    @property
+    def root(self) -> Any:
+        """Where to start; None when the module is no more."""
+        return self._root() if isinstance(self._root, weakref.ref) else self._root
+
+    def __repr__(self) -> str:
+        return f"Source({self.slot}, {self.steps})"
 
     def get(self) -> Any:
         """The object now."""

@@ -16,6 +16,8 @@ from .._torch.patches import Hooks, patched
 from .._torch.tensors import base_of, history_of, is_usable
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
+from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
@@ -39,13 +41,14 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), and the
-    modules whose code ran (their mode is part of the guards).
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
+    modules whose code ran, and what the function read besides tensors.
     """
 
     joint: JointGraph
     tensors: tuple[torch.Tensor | None, ...]
     modules: tuple[torch.nn.Module, ...]
+    reads: Reads
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,10 +110,9 @@ class _Capture:
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
+        self.reads = Reads()
+        self.scan = Scan(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
-        owner = getattr(call.function, "__self__", None)
-        if isinstance(owner, torch.nn.Module):
-            self.modules[id(owner)] = owner
         self.regions = itertools.count(1)
         self.lifting = Lifting(
             self.inputs.adopt,
@@ -130,7 +132,8 @@ class _Capture:
         recorder, inputs, call = self.recorder, self.inputs, self.call
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
-        hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region)
+        self._scan_roots()  # before the function can change them
+        hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region, self.reads.note)
         with (
             patched(hooks),
             force_view_tracking(self.replays_views),
@@ -166,7 +169,8 @@ class _Capture:
         self._separate_outputs(found)
         joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
-        return Captured(joint, tuple(tensors), tuple(self.modules.values()))
+        self._scan_what_ran()
+        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads)
 
     # ---------------------------------------------------------------- while the function runs
 
@@ -186,6 +190,28 @@ class _Capture:
             yield
         finally:
             self.recorder.recompute = before
+
+    # ---------------------------------------------------------------- what it reads besides tensors
+
+    def _scan_roots(self) -> None:
+        self.scan.visit(self.call.function, self.name)
+        for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
+            self.scan.visit(leaf, path)
+        self.scan.finish()
+
+    def _scan_what_ran(self) -> None:
+        """The code behind the attributes that were read on modules; names for the modules."""
+        reads, scan = self.reads, self.scan
+        for cls, name in list(reads.class_attributes):
+            scan.attribute_of_class(cls, name)
+        names: dict[int, str] = {}
+        for root, prefix in scan.modules.values():
+            for path, module in root.named_modules(prefix=prefix):
+                names.setdefault(id(module), path)
+        reads.name_modules(names)
+        for value, name in reads.objects_of_modules():
+            scan.visit(value, name)
+        scan.finish()
 
     # ---------------------------------------------------------------- afterwards
 

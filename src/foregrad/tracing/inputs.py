@@ -156,7 +156,8 @@ class Inputs:
 
     def _stand_in_alone(self, record: InputRecord) -> None:
         spec = record.spec
-        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        with torch.inference_mode(mode=record.real.is_inference()):
+            fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         self._set_stand_in(record, self._with_bits(fake, spec))
         record.initial = Value(record.stand_in, record.entry, spec)
         record.initial.storage.is_input = True

@@ -1,0 +1,146 @@
+"""PyTorch's C++ guards, and state of the thread that only private names tell. Checked on torch 2.13.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+__all__ = [
+    "ATTENTION_FLAGS",
+    "GLOBAL_HOOKS",
+    "SWITCHES",
+    "GlobalStateGuard",
+    "TensorGuards",
+    "Tree",
+    "count_function_modes",
+    "current_device",
+    "dict_version",
+    "fills_uninitialized",
+    "global_state",
+    "is_inference",
+    "matmul_precision",
+]
+
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
+GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
+
+dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
+is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
+matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
+# Which kernels `scaled_dot_product_attention` may choose from.
+ATTENTION_FLAGS: list[Callable[[], bool]] = [
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+]
+
+# Run around the call of every module.
+GLOBAL_HOOKS: list[dict[int, Any]] = [
+    nn_module._global_backward_pre_hooks,
+    nn_module._global_backward_hooks,
+    nn_module._global_forward_pre_hooks,
+    nn_module._global_forward_hooks,
+]
+
+# Switches that are variables of modules: (the module's variables, name, name for people).
+SWITCHES: list[tuple[dict[str, Any], str, str]] = [
+    (vars(torch.backends.mha), "_is_fastpath_enabled", "attention fast path"),
+]
+
+
+def current_device() -> Any:
+    """The device of `torch.set_default_device` or `with torch.device(...)`; None where there is none."""
+    return getattr(function_mode(0), "device", None) if count_function_modes() else None
+
+
+def global_state() -> dict[str, Any]:
+    """What a `GlobalStateGuard` compares, for people: slow."""
+    state: dict[str, Any] = {
+        "grad mode": torch.is_grad_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic algorithms: warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "number of threads": torch.get_num_threads(),
+        "torch functions": torch._C._is_torch_function_enabled(),
+        "float32 matmul precision": matmul_precision(),
+        "inference mode": is_inference(),
+        "default device": current_device(),
+        "filling of uninitialized memory": fills_uninitialized(),
+        "attention kernels": [read() for read in ATTENTION_FLAGS],
+        "attention fast path": torch.backends.mha.get_fastpath_enabled(),
+    }
+    for device in torch._C._autocast_supported_devices():
+        state[f"autocast of {device}"] = torch.is_autocast_enabled(device)
+        state[f"autocast dtype of {device}"] = torch.get_autocast_dtype(device)
+    return state
+
+
+class Tree:
+    """Checks on a tuple of objects, made once, run by one call into C++ (`check(objects)`)."""
+
+    def __init__(self, objects: tuple[Any, ...]) -> None:
+        from torch._dynamo.guards import GuardManagerType
+
+        self._kind = GuardManagerType.GUARD_MANAGER
+        self._root: Any = torch._C._dynamo.guards.RootGuardManager()
+        self._objects = objects
+        self.check: Callable[[tuple[Any, ...]], bool] = self._root.check
+
+    def of(self, index: int) -> Any:
+        """The node of the object at `index`."""
+        return self._root.tuple_getitem_manager(index, "", self._objects[index], self._kind)
+
+    def key(self, node: Any, holder: Any, key: Any) -> Any:
+        """The node of `holder[key]`, for dicts."""
+        return node.dict_getitem_manager(key, "", holder[key], self._kind)
+
+    def item(self, node: Any, holder: Any, index: int) -> Any:
+        """The node of `holder[index]`, for lists."""
+        return node.list_getitem_manager(index, "", holder[index], self._kind)
+
+    def attribute(self, node: Any, holder: Any, name: str) -> Any:
+        return node.getattr_manager(name, "", getattr(holder, name), self._kind)
+
+    @staticmethod
+    def unchanged(node: Any, holder: dict[Any, Any]) -> None:
+        """The dict has not been written to since now."""
+        node.add_dict_version_guard(holder, [], None)
+
+    @staticmethod
+    def lacks(node: Any, key: Any) -> None:
+        node.add_dict_contains_guard(False, key, [], None)
+
+    @staticmethod
+    def counts(node: Any, holder: Any) -> None:
+        if isinstance(holder, dict):
+            node.add_dict_length_check_guard(len(holder), [], None)
+        else:
+            node.add_length_check_guard(len(holder), [], None)
+
+    @staticmethod
+    def equals(node: Any, value: Any) -> None:
+        """Equal to `value` and of the same type."""
+        node.add_equals_match_guard(value, [], None)
+
+    @staticmethod
+    def is_(node: Any, value: Any) -> None:
+        """The same object, as long as that lives."""
+        node.add_id_match_guard(id(value), [], None)
+
+    @staticmethod
+    def type_is(node: Any, cls: type) -> None:
+        node.add_type_match_guard(id(cls), [], None)
+
+    @staticmethod
+    def tensor(node: Any, tensor: torch.Tensor) -> None:
+        """A tensor of the same class, keys, dtype, device, shape, strides and `requires_grad`."""
+        keys = torch._C._dispatch_keys(tensor)
+        node.add_tensor_match_guard(tensor, list(tensor.shape), list(tensor.stride()), "", [], None, type(tensor), keys)

@@ -1,0 +1,191 @@
+"""Why a compiled function was compiled again: what differs between a call and those it has graphs for.
+
+This is the slow second look at what the rendered guards decide. A `Fingerprint` remembers a call without its tensors;
+`difference()` names the first thing in which another call differs, by the user's name for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch.guards import global_state
+from ..frontend.call import FlatCall, flatten_call
+from ..frontend.reads import describe
+from ..frontend.sources import Source
+from ..graph.signature import Signature
+from .watch import Watch
+
+__all__ = ["Difference", "Fingerprint", "Recompile", "Recompiles"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that was one thing when a graph was captured, and is another now."""
+
+    name: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.before}, is {self.now}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recompile:
+    """One compilation: its number, from 1, and for each graph there was, why that was not right for the call."""
+
+    number: int
+    reasons: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        if not self.reasons:
+            return f"graph {self.number}: the first call"
+        lines = [f"  not graph {i}: {reason}" for i, reason in enumerate(self.reasons, 1)]
+        return "\n".join([f"graph {self.number}:", *lines])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recompiles:
+    """The compilations of one function, in order; `str()` of it is a report."""
+
+    name: str
+    entries: tuple[Recompile, ...]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __str__(self) -> str:
+        times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
+        return "\n".join([f"{self.name}: {times}", *map(str, self.entries)])
+
+
+class Fingerprint:
+    """A call as its graph's guards see it, in words."""
+
+    def __init__(self, call: FlatCall, signature: Signature, tensors: tuple[Any, ...], watch: Watch) -> None:
+        self.tree = call.tree
+        self.paths = [user_name(call.function, path) for path in call.paths]
+        self.leaves = [_facts(leaf) for leaf in call.leaves]
+        self.first_of = call.first_of
+        self.state = global_state()
+        self.watch = watch
+        self.sources = [
+            (str(info.slot), info.source, _facts(tensor))
+            for info, tensor in zip(signature.inputs, tensors, strict=True)
+            if isinstance(info.source, Source) and info.source.steps
+        ]
+
+    def difference(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
+        """The first difference between this call and one with these arguments, made now."""
+        call = flatten_call(function, args, kwargs)
+        return (
+            self._arguments(call)
+            or self._state()
+            or self._reads()
+            or self._closures()
+            or self._details(call)
+            or Difference("which arguments share memory", "one way", "another")
+        )
+
+    def _arguments(self, call: FlatCall) -> Difference | None:
+        if call.tree != self.tree:
+            ours, theirs = _names(self.paths), _names([user_name(call.function, path) for path in call.paths])
+            return Difference("the structure of the arguments", ours, theirs)
+        for index, (path, before, leaf) in enumerate(zip(self.paths, self.leaves, call.leaves, strict=True)):
+            found = _compare(path, before, _facts(leaf))
+            if found is not None:
+                return found
+            first = call.first_of[index]
+            if first != self.first_of[index]:
+                said = [
+                    "a tensor of its own" if i == index else f"the same tensor as {self.paths[i]}"
+                    for i in (self.first_of[index], first)
+                ]
+                return Difference(path, *said)
+        return None
+
+    def _details(self, call: FlatCall) -> Difference | None:
+        """Facts that matter to some graphs only, looked at when nothing else differs."""
+        for path, before, leaf in zip(self.paths, self.leaves, call.leaves, strict=True):
+            now = _facts(leaf)
+            for fact in _DETAILS:
+                if before.get(fact) != now.get(fact):
+                    return Difference(f"{path}.{fact}", before[fact], now[fact])
+        return None
+
+    def _state(self) -> Difference | None:
+        for name, now in global_state().items():
+            if now != self.state[name]:
+                return Difference(name, str(self.state[name]), str(now))
+        return None
+
+    def _reads(self) -> Difference | None:
+        found = self.watch.difference()
+        return None if found is None else Difference(*found)
+
+    def _closures(self) -> Difference | None:
+        for name, source, before in self.sources:
+            try:
+                now = source.get()
+            except (KeyError, AttributeError, IndexError, TypeError, ValueError):
+                return Difference(name, "there", "gone")
+            found = _compare(name, before, _facts(now))
+            if found is not None:
+                return found
+        return None
+
+
+def user_name(function: Callable[..., Any], path: str) -> str:
+    """`args[0]["x"]` by the parameter's own name."""
+    if not path.startswith("args["):
+        return path
+    number, _, rest = path[len("args[") :].partition("]")
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+        parameter = parameters[int(number)]
+    except (ValueError, TypeError, IndexError):
+        return path
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters[: int(number) + 1]):
+        return path
+    return parameter.name + rest
+
+
+def _facts(value: Any) -> dict[str, str]:
+    """What guards look at in a leaf, each as text."""
+    if not isinstance(value, torch.Tensor):
+        return {"": f"{describe(value)}", "type": type(value).__name__}
+    return {
+        "type": type(value).__name__,
+        "dtype": str(value.dtype),
+        "device": str(value.device),
+        "shape": str(tuple(value.shape)),
+        "requires_grad": str(value.requires_grad),
+        "stride()": str(value.stride()) if value.layout is torch.strided else "none",
+        "layout": str(value.layout),
+        "storage_offset()": str(value.storage_offset()) if value.layout is torch.strided else "none",
+        "is_inference()": str(value.is_inference()),
+        "is_leaf": str(value.is_leaf),
+        "is a view": str(value._base is not None),
+        "is_conj(), is_neg()": f"{value.is_conj()}, {value.is_neg()}",
+    }
+
+
+_DETAILS = ("storage_offset()", "is_leaf", "is a view")
+
+
+def _compare(name: str, before: dict[str, str], now: dict[str, str]) -> Difference | None:
+    if ("" in before) != ("" in now):
+        return Difference(name, before.get("", "a tensor"), now.get("", "a tensor"))
+    for fact, was in before.items():
+        if was != now[fact] and fact not in _DETAILS:
+            return Difference(f"{name}.{fact}" if fact else name, was, now[fact])
+    return None
+
+
+def _names(paths: list[str]) -> str:
+    return f"({', '.join(paths[:12])}{', ...' if len(paths) > 12 else ''})"

@@ -1,0 +1,87 @@
+"""A compiled module: a module of the same class over the same state, whose forward goes through a dispatcher.
+
+Both share one `__dict__`: what is set, moved, trained, loaded, hooked or frozen on one is so on the other. A forward
+that is put on the instance or the class later is called as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .dispatcher import Dispatcher
+
+__all__ = ["Recipe", "make_compiled_module"]
+
+Recipe = Callable[[torch.nn.Module], torch.nn.Module]
+_NONE = object()
+
+
+class _Forward:
+    """`forward` of a compiled module. It has a setter, so that Python asks it before the instance's `__dict__`."""
+
+    def __init__(self, module: torch.nn.Module, dispatcher: Dispatcher) -> None:
+        self.on_instance = vars(module).get("forward", _NONE)
+        self.base = type(module)
+        self.on_class = self.base.forward
+        self.compiled = _call_through(dispatcher, module.forward)
+        self.unbound = _call_through(dispatcher, self.on_class, skip_self=True)
+
+    def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
+        if instance is None:
+            return self.unbound
+        own = vars(instance).get("forward", _NONE)
+        if own is not self.on_instance:
+            return own if own is not _NONE else types.MethodType(self.on_class, instance)
+        if own is _NONE and self.base.forward is not self.on_class:
+            return types.MethodType(self.base.forward, instance)
+        return self.compiled
+
+    def __set__(self, instance: torch.nn.Module, value: Any) -> None:
+        vars(instance)["forward"] = value
+
+    def __delete__(self, instance: torch.nn.Module) -> None:
+        if vars(instance).pop("forward", _NONE) is _NONE:
+            raise AttributeError("forward")
+
+
+def _call_through(dispatcher: Dispatcher, like: Any, *, skip_self: bool = False) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return dispatcher(*args[skip_self:], **kwargs)
+
+    functools.update_wrapper(forward, like)
+    return forward
+
+
+def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe: Recipe) -> torch.nn.Module:
+    """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way: copies are made with it,
+    and pickles hold it.
+    """
+    cls = type(module)
+
+    def deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+        memo[id(self)] = copied = recipe(copy.deepcopy(module, memo))
+        return copied
+
+    body = {
+        "forward": _Forward(module, dispatcher),
+        "foregrad": dispatcher,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__copy__": lambda self: recipe(copy.copy(module)),
+        "__deepcopy__": deep_copy,
+        "__reduce_ex__": lambda self, protocol: (_compile_again, (recipe, module)),
+    }
+    compiled: torch.nn.Module = object.__new__(type(cls.__name__, (cls,), body))
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    return compiled
+
+
+def _compile_again(recipe: Recipe, module: torch.nn.Module) -> torch.nn.Module:
+    return recipe(module)

@@ -1,0 +1,40 @@
+"""The state of the thread and of the library that a capture was made under, as conditions of a guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._torch import guards as torch_guards
+from ..graph.joint import JointGraph
+
+__all__ = ["state_conditions"]
+
+
+def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str]) -> list[str]:
+    """Conditions that hold while the state is as it is now.
+
+    One C++ object sees to grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and
+    reduced precision, the number of threads. Whether new memory is filled matters only to deterministic algorithms,
+    and which attention kernels there are to choose from only to a graph that one may have been chosen for.
+    """
+    conditions = [
+        f"{bind('global_state', torch_guards.GlobalStateGuard())}.check()",
+        f"{bind('is_inference', torch_guards.is_inference)}() is {torch_guards.is_inference()}",
+    ]
+    device = torch_guards.current_device()
+    if device is None:
+        conditions.append(f"not {bind('count_function_modes', torch_guards.count_function_modes)}()")
+    else:
+        conditions.append(f"{bind('current_device', torch_guards.current_device)}() == {bind('device', device)}")
+    if torch.are_deterministic_algorithms_enabled():
+        fills = torch_guards.fills_uninitialized
+        conditions.append(f"{bind('fills_uninitialized', fills)}() is {fills()}")
+    precision = torch_guards.matmul_precision()
+    conditions.append(f"{bind('matmul_precision', torch_guards.matmul_precision)}() == {precision!r}")
+    if any("softmax" in str(n.target) or "attention" in str(n.target) for n in joint.graph.nodes):
+        for number, read in enumerate(torch_guards.ATTENTION_FLAGS):
+            conditions.append(f"{bind(f'attention_kernel_{number}', read)}() is {read()}")
+    return conditions

@@ -1,0 +1,229 @@
+"""`Watch`: whether what a function read besides its arguments is still what it was, in two calls into C++.
+
+Places that are seldom written to (the tables of modules, the globals of a library) are checked by the version that
+CPython keeps of each dict; a place that was written to is looked at again, item by item, and when nothing that
+matters has changed, is from its second time on checked by its items. So the cost is some ten nanoseconds for each
+place, whatever is in it, and a change is never missed: every doubt ends in the slow look.
+
+The parameters and buffers of modules are kept as a tuple, read again when one of the tables they are in was written
+to; their metadata, which can change without any table being written to, is checked on every call.
+
+A watch holds on to none of the user's objects but those tables and tensors, and lets go of these when one of the
+objects it knows by identity is gone: nothing can bring that back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
+from ..frontend.reads import ABSENT, Expected, Place, Reads, describe
+
+__all__ = ["Watch"]
+
+Check = Callable[[tuple[Any, ...]], bool]
+_PATIENCE = 2  # writes without a difference until a place is checked by its items
+
+
+def _never(objects: tuple[Any, ...]) -> bool:
+    return False
+
+
+class Watch:
+    """Over the places of `reads`, the hooks of `modules`, and `tensors`: (table, key, name) of parameters and buffers.
+
+    `now` is (check, what to hand it, the tensors); when `check` says no, `refresh()` says whether that matters.
+    """
+
+    def __init__(
+        self,
+        reads: Reads,
+        modules: Sequence[torch.nn.Module],
+        tensors: Sequence[tuple[dict[str, Any], str, str]],
+        roots: Sequence[Any] = (),
+    ) -> None:
+        self.now: tuple[Check, tuple[Any, ...], tuple[torch.Tensor, ...]]
+        self.dead = False
+        self.tables = list(tensors)
+        self.hook_tables: list[dict[int, Any]] = []
+        self.places = list(reads.places.values())
+        own = {id(place.holder) for place in self.places}
+        self._add_hooks(modules, own)
+        for table, key, name in SWITCHES:
+            if id(table) not in own:
+                place = Place(table, "dict", "", "key")
+                place.items[key] = Expected(table[key])
+                place.name, place.style, place.volatile = name, "self", _PATIENCE
+                self.places.append(place)
+        self.hooks_seen = RemovableHandle.next_id
+        self._refs: list[Any] = []
+        self._notice_ends(roots)
+        self._versions: list[int] = []
+        first = self._tensors()
+        self.check_tensors = _tensor_tree(first).check
+        self._rebuild(first)
+        if self.difference() is not None:  # the function changed it
+            self.forget()
+
+    def _add_hooks(self, modules: Sequence[torch.nn.Module], own: set[int]) -> None:
+        """Tables of hooks that are empty are only asked to stay so; in others, every hook matters."""
+        tables = [(table, "global hooks of modules") for table in GLOBAL_HOOKS]
+        for module in modules:
+            name = type(module).__name__
+            tables += [(table, f"hooks of {name}") for table in _hooks_of(module)]
+        for table, name in tables:
+            if not table:
+                self.hook_tables.append(table)
+            elif id(table) not in own:
+                place = Place(table, "dict", name, "item")
+                place.keys = tuple(table)
+                place.items = {key: Expected(value) for key, value in table.items()}
+                self.places.append(place)
+
+    # ---------------------------------------------------------------- the end of what is watched
+
+    def _notice_ends(self, roots: Sequence[Any]) -> None:
+        me = weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            watch = me()
+            if watch is not None:
+                watch.kill()
+
+        seen = set()
+        for place in self.places:
+            for expected in place.items.values():
+                if expected.kind == "same" and isinstance(expected.value, weakref.ref):
+                    value = expected.value()
+                    if value is not None and id(value) not in seen:
+                        seen.add(id(value))
+                        self._refs.append(weakref.ref(value, gone))
+        self._refs += [weakref.ref(root, gone) for root in roots]
+
+    def kill(self) -> None:
+        """Let go of everything: something the graph was made for is no more."""
+        self.dead = True
+        self.now = (_never, (), ())
+        self.tables, self.places, self.hook_tables = [], [], []
+
+    # ---------------------------------------------------------------- checking
+
+    def hooks_unchanged(self) -> bool:
+        """Asked when a hook was registered anywhere since the last time."""
+        counter = RemovableHandle.next_id
+        if any(self.hook_tables):
+            return False
+        self.hooks_seen = counter
+        return True
+
+    def refresh(self) -> bool:
+        """Look at every place; when nothing that matters differs, remember the state as it is now."""
+        if self.dead or self.difference() is not None:
+            return False
+        for place, version in zip(self.places, self._versions, strict=True):
+            if place.kind == "dict" and dict_version(place.holder) != version:
+                place.volatile += 1
+        tensors = self._tensors()
+        if len(set(map(id, tensors))) != len(tensors):
+            return False
+        self._rebuild(tensors)
+        return True
+
+    def forget(self) -> None:
+        """Drop the tensors; the next call reads them again."""
+        if not self.dead:
+            self.now = (_never, self.now[1], ())
+
+    def difference(self) -> tuple[str, str, str] | None:
+        """(path, what was there, what is there now) of something that differs."""
+        if self.dead:
+            return "an object the function reached", "alive", "gone"
+        for place in self.places:
+            found = place.difference()
+            if found is not None:
+                return found
+        for table in self.hook_tables:
+            if table:
+                return "hooks of a module", "none", describe(list(table.values()))
+        return None
+
+    def _tensors(self) -> tuple[Any, ...]:
+        return tuple(table.get(key) for table, key, _ in self.tables)
+
+    def _rebuild(self, tensors: tuple[Any, ...]) -> None:
+        holders = tuple(place.holder for place in self.places)
+        self._versions = [dict_version(h) if p.kind == "dict" else 0 for p, h in zip(self.places, holders, strict=True)]
+        tree = Tree(holders)
+        slow = [place for index, place in enumerate(self.places) if not _render_place(tree, index, place)]
+        check = tree.check
+        if slow:
+            fast = check
+
+            def check(objects: tuple[Any, ...]) -> bool:
+                return fast(objects) and all(place.difference() is None for place in slow)
+
+        self.now = (check, holders, tensors)
+
+
+def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:
+    tree = Tree(tensors)
+    for index, tensor in enumerate(tensors):
+        tree.tensor(tree.of(index), tensor)
+    return tree
+
+
+def _render_place(tree: Tree, index: int, place: Place) -> bool:
+    """Add the check of one place; False when it can only be done in Python."""
+    holder = place.holder
+    if place.kind == "dict" and (place.volatile < _PATIENCE or place.keys is not None):
+        tree.unchanged(tree.of(index), holder)
+        return True
+    if place.copy is not None or place.kind == "set" or (place.kind == "object" and _has_holes(place)):
+        return False
+    node = tree.of(index)
+    if place.keys is not None:
+        tree.counts(node, holder)
+    for key, expected in place.items.items():
+        now = place.look(key)
+        if now is ABSENT:
+            tree.lacks(node, key)
+            continue
+        if place.kind == "dict":
+            item = tree.key(node, holder, key)
+        elif place.kind == "list":
+            item = tree.item(node, holder, key)
+        else:
+            item = tree.attribute(node, holder, key)
+        if expected.kind == "tensor":
+            tree.type_is(item, expected.value)
+        elif expected.kind == "equal" and _is_simple(now):
+            tree.equals(item, now)
+        else:
+            tree.is_(item, now)
+            expected.pin(now)
+    return True
+
+
+def _has_holes(place: Place) -> bool:
+    return any(expected.kind == "absent" for expected in place.items.values())
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether being of one type and equal is being the same."""
+    if type(value) is float:
+        return value not in (0.0, value + 1.0)  # not zero, which has two signs, nor NaN or infinite
+    return value is None or type(value) in (int, bool, str, bytes, torch.dtype, torch.device)
+
+
+def _hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
+    return [
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    ]

@@ -1,0 +1,114 @@
+"""The reasons given for compiling again: the user's name, what was there, what is there."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+
+def reason(fn, first, change, second):
+    f = foregrad.compile(fn, backend="eager")
+    f(*first)
+    change()
+    f(*second)
+    report = foregrad.explain_recompiles(f)
+    assert len(report) == 2
+    return str(report.entries[1].reasons[0])
+
+
+def nothing():
+    pass
+
+
+X = torch.ones(2, 3)
+
+
+def masked(x, options):
+    return x * options["mask"] * options["scale"]
+
+
+def starred(*args):
+    return args[0]["mask"] * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "first", "second", "said"),
+    [
+        (lambda x: x * 2, (X,), (X[:1],), "x.shape was (2, 3), is (1, 3)"),
+        (lambda x: x * 2, (X,), (X.double(),), "x.dtype was torch.float32, is torch.float64"),
+        (lambda x: x * 2, (X,), (X.clone().requires_grad_(),), "x.requires_grad was False, is True"),
+        (lambda x: x * 2, (X,), (torch.ones(3, 2).t(),), "x.stride() was (3, 1), is (1, 2)"),
+        (lambda x, n: x * n, (X, 1), (X, 2), "n was 1, is 2"),
+        (lambda x, n: x * n, (X, 1), (X, X), "n was 1, is a tensor"),
+        (masked, (X, {"mask": X, "scale": 1}), (X, {"mask": X[:1], "scale": 1}), 'options["mask"].shape was (2, 3)'),
+        (starred, ({"mask": X},), ({"mask": X[:1]},), 'args[0]["mask"].shape was (2, 3), is (1, 3)'),
+        (lambda x, y: x * y, (X, X.clone()), (X, X), "y was a tensor of its own, is the same tensor as x"),
+    ],
+)
+def test_arguments_are_named(fn, first, second, said):
+    assert reason(fn, first, nothing, second).replace("'", '"').startswith(said)
+
+
+def test_attributes_of_modules_are_named():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    model.add_module("dropout", nn.Dropout(0.5))
+
+    def change():
+        model.dropout.p = 0.25
+
+    assert reason(model, (X,), change, (X,)) == "self.dropout.p was 0.5, is 0.25"
+
+
+def test_contexts_are_named():
+    f = foregrad.compile(lambda x: x * 2, backend="eager")
+    f(X)
+    with torch.no_grad():
+        f(X)
+    with torch.autocast("cpu", torch.float16):
+        f(X)
+    first, second = [str(entry.reasons[0]) for entry in foregrad.explain_recompiles(f).entries[1:]]
+    assert first == "grad mode was True, is False"
+    assert "autocast of cpu was False, is True" in second
+
+
+def test_closed_over_values_are_named():
+    scale = 2
+
+    def f(x):
+        return x * scale
+
+    def change():
+        nonlocal scale
+        scale = 3
+
+    assert reason(f, (X,), change, (X,)) == "scale was 2, is 3"
+
+
+def test_parameters_are_named():
+    model = nn.Linear(3, 3)
+
+    def change():
+        model.weight.requires_grad_(False)
+
+    assert reason(model, (X,), change, (X,)) == "parameter weight.requires_grad was True, is False"
+
+
+def test_recompiles_are_logged(caplog):
+    f = foregrad.compile(lambda x: x * 2, backend="eager")
+    with caplog.at_level(logging.INFO, logger="foregrad.recompiles"):
+        f(X)
+        assert not caplog.records
+        f(X[:1])
+    assert [record.getMessage() for record in caplog.records] == [
+        "<lambda> is compiled again, graph 2: x.shape was (2, 3), is (1, 3)"
+    ]
+
+
+def test_only_what_foregrad_compiled_is_explained():
+    with pytest.raises(TypeError, match="not compiled by foregrad"):
+        foregrad.explain_recompiles(nothing)
