@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,11 +14,9 @@ from ..graph.source import Names, compile_source, source_of
 from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from .guards import MISS, render_guards
-from .pipeline import Pipeline, Product
+from .pipeline import Pipeline, Product, capturing
 
 __all__ = ["Dispatcher", "Specialization"]
-
-_capturing = threading.RLock()  # one capture at a time: the patches are per thread, warm caches are not
 
 
 class Specialization:
@@ -64,7 +61,7 @@ class Dispatcher:
         return "\n\n".join(s.source() for s in self.specializations)
 
     def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with _capturing:
+        with capturing:
             for specialization in self.specializations:  # another thread may have made it meanwhile
                 result = specialization.call(args, kwargs)
                 if result is not MISS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +20,14 @@ from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import Boxed, Compiled
+from ..runtime.compiled import Boxed, Compiled, Derived
+from ..tracing.again import Derivable
 from ..tracing.capture import Captured, capture_call
 from .naming import graph_being_compiled
 
-__all__ = ["Pipeline", "Product"]
+__all__ = ["Pipeline", "Product", "capturing"]
 
+capturing = threading.RLock()  # one capture at a time: the patches are per thread, warm caches are not
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
@@ -59,7 +62,9 @@ class Pipeline:
         """Capture, partition, compile."""
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
-        captured = capture_call(call, name=name, decompositions=self.decompositions, lifted=lifted)
+        captured = capture_call(
+            call, name=name, decompositions=self.decompositions, lifted=lifted, higher_order=config.higher_order
+        )
         joint = captured.joint
         if config.check:
             joint.check()
@@ -68,7 +73,7 @@ class Pipeline:
         if config.check and not joint.signature.is_inference:
             partitioned.check()
         # Each half to its compiler; the backward only when it is first needed.
-        return Product(captured, self.compile(partitioned))
+        return Product(captured, self.compile(partitioned, captured.derivable, config))
 
     def split(self, joint: JointGraph) -> Partitioned:
         """The two halves; for a function without gradients the joint graph is the forward."""
@@ -80,8 +85,10 @@ class Pipeline:
         )
         return Partitioned(joint, forward, backward)
 
-    def compile(self, partitioned: Partitioned) -> Compiled:
-        """The halves compiled; backward lazily."""
+    def compile(
+        self, partitioned: Partitioned, derivable: Derivable | None = None, config: Config | None = None
+    ) -> Compiled:
+        """The halves compiled; backward lazily, and so its derivatives where it is `derivable`."""
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
@@ -97,6 +104,11 @@ class Pipeline:
             module = without_tangents(backward, num_saved, mask)
             return _compile(self.bw_compiler, module, joint.name, "backward")
 
+        def make_derived(pattern: tuple[int, ...]) -> Derived:
+            assert derivable is not None
+            assert config is not None
+            return self.derive(partitioned, derivable, pattern, config)
+
         return Compiled(
             partitioned,
             forward,
@@ -104,7 +116,21 @@ class Pipeline:
             make_partial_backward,
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
+            make_derived=None if derivable is None else make_derived,
         )
+
+    def derive(
+        self, partitioned: Partitioned, derivable: Derivable, pattern: tuple[int, ...], config: Config
+    ) -> Derived:
+        """The backward of a compiled function through the same stages, starting from what its forward saves."""
+        written = frozenset(update.input for update in partitioned.joint.signature.updates)
+        with capturing, torch.enable_grad():
+            derivative = derivable.differentiate(partitioned.forward, partitioned.saved_nodes, written, pattern)
+            if config.check:
+                derivative.joint.check()
+            split = self.split(derivative.joint)
+            compiled = self.compile(split, derivative.derivable, config)
+        return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
 
 _EMPTY = fx.GraphModule(torch.nn.Module(), fx.Graph())

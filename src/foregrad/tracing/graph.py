@@ -69,6 +69,7 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             node = self.graph.create_node("call_function", entry.target, args, kwargs, _name(entry.target))
         node.meta = self._meta(entry)
+        entry.name = node.name
         self.nodes[id(entry)] = node
 
     def _node(self, entry: Entry) -> fx.Node:
