@@ -48,7 +48,12 @@ class Dispatcher:
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if engine.count_dispatch_modes() or engine.transforms_active() or _foreign_function_modes():
+        if (
+            engine.count_dispatch_modes()
+            or engine.transforms_active()
+            or engine.forward_ad_active()
+            or _foreign_function_modes()
+        ):
             return self.function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
         for call in self._calls:
             result = call(args, kwargs)
