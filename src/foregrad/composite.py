@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ._torch.engine import transforms_active
-from .api import compile
+from .api import compile as compile_
 from .frontend.tree import flatten
 
 __all__ = ["hessian_vector_product", "value_and_grad"]
@@ -28,7 +28,7 @@ def value_and_grad(
     create_graph: bool = False,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """`fn` and its gradient in one call: `value, gradient = value_and_grad(fn)(*args, **kwargs)`.
+    """A function that returns the value of `fn` and its gradient, `value, gradient`, from one graph.
 
     Args:
         fn: returns one real number as a tensor (any shape of one element), with `has_aux` a pair of that and anything.
@@ -62,7 +62,7 @@ def value_and_grad(
         return ((value, aux) if has_aux else value), packed(gradients)
 
     both.__name__ = both.__qualname__ = f"value_and_grad of {variables.name}"
-    compiled: Callable[..., Any] = compile(both, **settings)
+    compiled: Callable[..., Any] = compile_(both, **settings)
     return compiled
 
 
@@ -73,7 +73,7 @@ def hessian_vector_product(
     create_graph: bool = False,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """The product of the Hessian of `fn` with a vector: `product = hessian_vector_product(fn)(*args, vector)`.
+    """A function of `(*args, vector)` that returns the product of the Hessian of `fn` at `args` with the vector.
 
     Reverse over reverse (Pearlmutter, 1994): the gradient of the gradient's product with the vector.
 
@@ -82,8 +82,8 @@ def hessian_vector_product(
         argnums, create_graph, settings: as for `value_and_grad`.
 
     Returns:
-        A function of the arguments of `fn` and, last, a vector of the structure that the gradient has; it returns
-        the product in that structure.
+        A function of the arguments of `fn` and, last, a vector of the structure that the gradient has; its result has
+        that structure too.
     """
     variables = _Variables(fn, argnums)
 
@@ -111,7 +111,7 @@ def hessian_vector_product(
         return packed(products)
 
     product.__name__ = product.__qualname__ = f"hessian_vector_product of {variables.name}"
-    compiled: Callable[..., Any] = compile(product, **settings)
+    compiled: Callable[..., Any] = compile_(product, **settings)
     return compiled
 
 

@@ -19,6 +19,7 @@ from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
+from ..passes.keep import also_saved
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled, Derived
 from ..tracing.again import Derivable
@@ -72,6 +73,8 @@ class Pipeline:
         partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
+        if captured.derivable is not None:
+            partitioned = also_saved(partitioned, captured.derivable.read_again)
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned, captured.derivable, config))
 
@@ -128,7 +131,7 @@ class Pipeline:
             derivative = derivable.differentiate(partitioned.forward, partitioned.saved_nodes, written, pattern)
             if config.check:
                 derivative.joint.check()
-            split = self.split(derivative.joint)
+            split = also_saved(self.split(derivative.joint), derivative.derivable.read_again)
             compiled = self.compile(split, derivative.derivable, config)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 

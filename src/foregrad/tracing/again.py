@@ -29,7 +29,20 @@ from .outputs import memory_root
 from .session import Session, run_engine
 from .tape import Entry, Tape, entries_in, map_entries
 
-__all__ = ["ABSENT", "CONSTANT", "VARIABLE", "Derivable", "Derivative", "Place"]
+__all__ = ["ABSENT", "CONSTANT", "VARIABLE", "Derivable", "Derivative", "Place", "read_again"]
+
+aten = torch.ops.aten
+
+# Operators whose first argument is read by their derivative only when that is to be differentiated: it then starts
+# from the matrix, otherwise from its factors.
+_READ_AGAIN = {
+    aten._linalg_solve_ex.default,
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten._linalg_eigh.default,
+    aten._linalg_svd.default,
+    aten.linalg_eig.default,
+}
 
 # What a tangent of the backward to be differentiated is.
 ABSENT, CONSTANT, VARIABLE = 0, 1, 2  # did not come in; came without requiring grad; requires grad
@@ -64,7 +77,8 @@ class Derivable:
 
     `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
     `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
-    it gets none) and its slot. `random`: the random operators of its graph, by node name.
+    it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
+    whose values eager keeps for a second derivative alone.
     """
 
     session: Session
@@ -75,6 +89,7 @@ class Derivable:
     leaves: tuple[torch.Tensor | None, ...]
     input_slots: tuple[Slot, ...]
     random: dict[str, Entry]
+    read_again: frozenset[str]
 
     def differentiate(
         self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int], pattern: tuple[int, ...]
@@ -232,6 +247,7 @@ class _Differentiation:
             tuple(leaves),
             tuple(slots),
             random,
+            read_again(tape),
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
 
@@ -342,6 +358,15 @@ class _Cut:
             if copy.has_effect:
                 random.append((copy, first))
         return tape, random
+
+
+def read_again(tape: Tape) -> frozenset[str]:
+    """The nodes made from a tape whose values only a second derivative reads."""
+    return frozenset(
+        entry.args[0].name
+        for entry in tape.entries
+        if entry.target in _READ_AGAIN and isinstance(entry.args[0], Entry) and entry.args[0].name is not None
+    )
 
 
 def _not_own(entries: list[Entry]) -> frozenset[int]:

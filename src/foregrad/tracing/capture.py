@@ -21,7 +21,7 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
-from .again import Derivable
+from .again import Derivable, read_again
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
@@ -304,6 +304,7 @@ class _Capture:
             tuple(r.leaf if r.leaf is not None and r.leaf.requires_grad else None for r in records),
             tuple(r.slot for r in records),
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
+            read_again(self.recorder.tape),
         )
 
 

@@ -47,6 +47,7 @@ class _Builder:
             for number, entry in enumerate(entries, 1):
                 node = self.graph.placeholder(f"{prefix}_{number}")
                 node.meta = self._meta(entry)
+                entry.name = node.name
                 self.nodes[id(entry)] = node
         for entry in self.tape.entries:
             if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
