@@ -315,7 +315,7 @@ def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
     # Autocast belongs to the forward: eager's backward usually runs outside its region.
-    with disable_autocast():
+    with disable_autocast(), torch.autograd.set_detect_anomaly(False):
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
 
 

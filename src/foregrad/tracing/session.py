@@ -64,6 +64,7 @@ class Session:
                 single_threaded_backward(),
                 fresh_autocast_cache(),
                 disable_autocast(),
+                torch.autograd.set_detect_anomaly(False),  # nothing can be nan here
                 self.lifting,
                 recorder,
             ):
