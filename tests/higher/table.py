@@ -97,7 +97,10 @@ TABLE: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]
     "attention": (attention, lambda: (leaf(2, 3), leaf(2, 3), leaf(2, 3))),
     "lstm cell": (lstm_cell, lambda: (leaf(2, 2), leaf(2, 2), leaf(4, 8))),
     "loop": (looped, lambda: (leaf(2, 2), leaf(2, 2))),
-    "solve": (lambda a, b: torch.linalg.solve(a @ a.mT + torch.eye(3, dtype=a.dtype), b), lambda: (leaf(3, 3), leaf(3))),
+    "solve": (
+        lambda a, b: torch.linalg.solve(a @ a.mT + torch.eye(3, dtype=a.dtype), b),
+        lambda: (leaf(3, 3), leaf(3)),
+    ),
     "determinant": (lambda a: torch.linalg.det(a @ a.mT + torch.eye(2, dtype=a.dtype)), lambda: (leaf(2, 2),)),
     "inverse": (lambda a: torch.linalg.inv(a @ a.mT + torch.eye(2, dtype=a.dtype)), lambda: (leaf(2, 2),)),
     "gather scatter": (lambda x: torch.zeros(3, dtype=x.dtype).index_add(0, M, x[M] ** 3), lambda: (leaf(6),)),
@@ -108,5 +111,8 @@ TABLE: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]
     "detached part": (lambda x: x * x * x.detach().exp(), lambda: (leaf(3),)),
     "inner gradient": (inner_gradient, lambda: (leaf(2, 3), leaf(3, 2))),
     "inner gradients": (inner_twice, lambda: (leaf(2),)),
-    "checkpointed": (lambda x, w: checkpoint(looped, x, w, use_reentrant=False).exp(), lambda: (leaf(2, 2), leaf(2, 2))),
+    "checkpointed": (
+        lambda x, w: checkpoint(looped, x, w, use_reentrant=False).exp(),
+        lambda: (leaf(2, 2), leaf(2, 2)),
+    ),
 }

@@ -69,6 +69,17 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.data_ptr(), a.shape, a.stride()) != (b.data_ptr(), b.shape, b.stride())
 
 
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements are in one place that no kernel checks for, as after unfold."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < span:
+                return 0 not in tensor.stride()
+            span += stride * (size - 1)
+    return False
+
+
 def _full_of_twos(tensor: torch.Tensor) -> str:
     """A source that fits anything."""
     return f"torch.full({tuple(tensor.shape)}, 2, dtype={tensor.dtype})"

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "has_composite_implicit_kernel", "overloads_of", "tag_inplace_view", "tag_random"]
+__all__ = [
+    "OpOverload",
+    "has_composite_implicit_kernel",
+    "mkldnn_rnn_layer_for_training",
+    "overloads_of",
+    "tag_inplace_view",
+    "tag_random",
+]
+
+
+def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
+    """`aten.mkldnn_rnn_layer` with the workspace that its backward reads, which the kernel only fills in grad mode."""
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(*args)
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:

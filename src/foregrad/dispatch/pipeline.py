@@ -20,6 +20,7 @@ from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..passes.keep import also_saved
+from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled, Derived
 from ..tracing.again import Derivable
@@ -73,6 +74,8 @@ class Pipeline:
         partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
+        if self.keep_inference_input_mutations and joint.signature.is_inference:
+            partitioned = with_mutations_inside(partitioned)
         if captured.derivable is not None:
             partitioned = also_saved(partitioned, captured.derivable.read_again)
         # Each half to its compiler; the backward only when it is first needed.
@@ -104,7 +107,7 @@ class Pipeline:
             return _compile(self.bw_compiler, backward, joint.name, "backward")
 
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
-            module = without_tangents(backward, num_saved, mask)
+            module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile(self.bw_compiler, module, joint.name, "backward")
 
         def make_derived(pattern: tuple[int, ...]) -> Derived:

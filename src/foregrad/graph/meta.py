@@ -84,6 +84,12 @@ class TensorSpec:
                 span += stride * (size - 1)
         return False
 
+    def holds(self, part: TensorSpec) -> bool:
+        """Whether this is a stretch of memory without gaps or overlaps in which all elements of `part` are."""
+        start, first = self.offset * self.dtype.itemsize, part.offset * part.dtype.itemsize
+        dense = self.nbytes == self.numel * self.dtype.itemsize
+        return bool(dense and start <= first and first + part.nbytes <= start + self.nbytes)
+
     def same_layout(self, other: TensorSpec) -> bool:
         """Whether both have the same shape, strides and dtype (device and offset aside)."""
         return self.shape == other.shape and self.stride == other.stride and self.dtype is other.dtype

@@ -188,6 +188,9 @@ class _Renderer:
         name = self._view(base, info.steps, info.path)
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
+        if info.history is not None:
+            write = self.bind("write_with_history", write_with_history)
+            self.lines.append(f"{write}({name}, {self.outputs[info.history]})")
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

@@ -26,6 +26,7 @@ from ..graph.signature import InputInfo, Signature
 from ..graph.slots import Grad, Saved, Slot, Tangent
 from .graph import build_module
 from .outputs import memory_root
+from .reach import reached_from
 from .session import Session, run_engine
 from .tape import Entry, Tape, entries_in, map_entries
 
@@ -235,6 +236,7 @@ class _Differentiation:
             metadata_writes=(),
             outputs=(),
             output_spec=None,
+            reached_from=self._reached(sources, leaves),
         )
         name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
         joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error)
@@ -250,6 +252,13 @@ class _Differentiation:
             read_again(tape),
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
+
+    def _reached(self, sources: list[_Output], leaves: list[torch.Tensor | None]) -> tuple[frozenset[int], ...]:
+        """For each input the outputs that lead to it, where there are several."""
+        fakes = [output.fake for output in sources]
+        if len(fakes) < 2 or any(fake.grad_fn is None for fake in fakes):
+            return ()
+        return tuple(reached_from(fakes, leaves))
 
     def _variables(self) -> list[torch.Tensor]:
         leaves: list[Any] = [self.origin.leaves[i] for i in self.sinks]

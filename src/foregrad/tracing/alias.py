@@ -56,18 +56,19 @@ class View:
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
 
-    __slots__ = ("generation", "is_input", "is_written_anywhere", "last_scatter", "root")
+    __slots__ = ("generation", "is_input", "is_touched", "is_written_anywhere", "last_scatter", "root")
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
         self.generation = 0
         self.is_input = is_input
+        self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
         self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
     def is_written(self) -> bool:
-        return self.generation > 0
+        return self.generation > 0 or self.is_touched
 
 
 class Value:
@@ -153,6 +154,13 @@ class Value:
         """This value becomes `new`, and with it everything that shares its memory."""
         storage = self.storage
         self.is_written_through = True
+        if self.spec.numel == 0:
+            storage.is_touched = True
+            at = self
+            while at.parent is not None:
+                at = at.parent
+                at.is_written_through = True
+            return
         if self.parent is None:
             new = self._laid_out(emit, new)
         else:
@@ -174,7 +182,9 @@ class Value:
         by_layout = view.op is aten.as_strided.default and not view.is_member
         if by_layout:
             storage.is_written_anywhere = True
-        if (by_layout and not _holds(parent, self.spec)) or (parent.spec.overlaps_itself and not is_bijection(view.op)):
+        if (by_layout and not parent.spec.holds(self.spec)) or (
+            parent.spec.overlaps_itself and not is_bijection(view.op)
+        ):
             self._write_past(emit, parent, new)
             return
         base = parent.read(emit)
@@ -196,7 +206,7 @@ class Value:
                 f"a write through a view of a tensor {parent.spec} that it goes past, or that has several elements in "
                 "one place, can't be captured; write to a contiguous copy instead."
             )
-        if not _holds(above, self.spec):
+        if not above.spec.holds(self.spec):
             self._write_past(emit, above, new)
             return
         above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
@@ -208,15 +218,6 @@ class Value:
             return new
         assert self.original is not None
         return emit(aten.copy.default, self.original, new, spec=self.spec)
-
-
-def _holds(value: Value, spec: TensorSpec) -> bool:
-    """Whether `value` is a stretch of memory without gaps or overlaps that has all of the elements of `spec` in it."""
-    own = value.spec
-    itemsize = own.dtype.itemsize
-    start, end = own.offset * itemsize, own.offset * itemsize + own.nbytes
-    first, last = spec.offset * spec.dtype.itemsize, spec.offset * spec.dtype.itemsize + spec.nbytes
-    return bool(own.nbytes == own.numel * itemsize and start <= first and last <= end)
 
 
 def _same_view(a: View, b: View) -> bool:

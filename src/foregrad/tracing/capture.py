@@ -27,6 +27,7 @@ from .inputs import InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
+from .reach import reached_from
 from .recorder import Recorder
 from .session import Session, fresh_autocast_cache, make_tangent
 from .tape import Entry
@@ -71,11 +72,17 @@ def capture_call(
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     lifted = list(lifted)
-    shared_bases = False
+    shared_bases, replays_views = False, True
     whole: set[int] = set()
     while True:
         run = _Capture(
-            call, name, decompositions or {}, shared_bases=shared_bases, whole=whole, higher_order=higher_order
+            call,
+            name,
+            decompositions or {},
+            shared_bases=shared_bases,
+            replays_views=replays_views,
+            whole=whole,
+            higher_order=higher_order,
         )
         try:
             captured = run.run(lifted)
@@ -84,7 +91,7 @@ def capture_call(
                 lifted.append((found.tensor, found.source))
             continue
         if captured is None:
-            shared_bases = True
+            shared_bases, replays_views = run.needs_bases, run.replays_views
             continue
         return captured
 
@@ -97,12 +104,15 @@ class _Capture:
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
         shared_bases: bool,
+        replays_views: bool,
         whole: set[int],
         higher_order: bool,
     ) -> None:
         self.call = call
         self.higher_order = higher_order
         self.name = name
+        self.replays_views = replays_views
+        self.needs_bases = shared_bases
         self.fake_mode = _fake_mode_of(call)
         self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole)
         self.origins = Origins(_run_function.__code__)
@@ -114,23 +124,40 @@ class _Capture:
             self.modules[id(owner)] = owner
         self.regions = itertools.count(1)
         self.lifting = Lifting(
-            self.inputs.adopt, self.recorder.writes.replaced_by, lambda: user_line(self.origins.here())
+            self.inputs.adopt,
+            self.inputs.check_detach,
+            self.recorder.taken_as_data,
+            self.recorder.writes.replaced_by,
+            lambda: user_line(self.origins.here()),
         )
         self.backward_error: Exception | None = None
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function, or None when it must be captured again with common bases (see `Inputs`)."""
+        """The captured function, or None when it must be captured again, with what is set by then.
+
+        That is with common bases (see `Inputs`), or with views that autograd does not replay: it replays the operator
+        that made them, not the changes of their sizes since.
+        """
         recorder, inputs, call = self.recorder, self.inputs, self.call
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
         hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region)
-        with patched(hooks), force_view_tracking(), single_threaded_backward(), fresh_autocast_cache():
+        with (
+            patched(hooks),
+            force_view_tracking(self.replays_views),
+            single_threaded_backward(),
+            fresh_autocast_cache(),
+        ):
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
                 result = _run_function(call.function, args, kwargs)
             self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
             if not inputs.shared_bases and self._needs_bases():
+                self.needs_bases = True
+                return None
+            if self.replays_views and recorder.writes.has_resized_views:
+                self.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
             paths = out_tree.paths("out")
@@ -140,11 +167,12 @@ class _Capture:
             rootless: list[int] = []
             differentiable = found.carrying_gradients()
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
+            reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward_error is None and not any(gradients):
                 rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
-        records, joint = self._joint(found, differentiable, rootless, tangents, gradients, out_tree)
+        records, joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
         return Captured(joint, tuple(tensors), tuple(self.modules.values()), derivable)
@@ -207,7 +235,7 @@ class _Capture:
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad]
+        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf)]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
             sources = [found.fakes[i] for i in differentiable]
@@ -226,6 +254,14 @@ class _Capture:
                 if gradient is not None:
                     gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
         return [gradients.get(id(r)) for r in records]
+
+    def _reached(self, outputs: list[Any]) -> dict[int, frozenset[int]]:
+        """For each record, which outputs lead to it, when there are several."""
+        if len(outputs) < 2:
+            return {}
+        records = self.inputs.records
+        found = reached_from(outputs, [r.leaf for r in records])
+        return {id(r): positions for r, positions in zip(records, found, strict=True)}
 
     def _separate_outputs(self, found: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
@@ -246,6 +282,7 @@ class _Capture:
         rootless: list[int],
         tangents: list[tuple[torch.Tensor, Entry]],
         gradients: list[Entry | None],
+        reached: dict[int, frozenset[int]],
         out_tree: Any,
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs = self.inputs
@@ -274,6 +311,7 @@ class _Capture:
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(rootless),
+            reached_from=tuple(reached.get(id(r), frozenset()) for r in records) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),

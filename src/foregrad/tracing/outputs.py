@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, is_usable, is_view, version_of
+from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -24,7 +24,7 @@ from ..graph.signature import (
 from ..graph.slots import Base, Output, Slot, Updated
 from .alias import Value, View
 from .inputs import InputRecord, Inputs
-from .opinfo import op_info
+from .opinfo import CUTS, op_info
 from .recorder import Recorder
 from .tape import Entry
 
@@ -74,14 +74,18 @@ class _BaseOutput:
 
 
 def _carries_gradients(fake: torch.Tensor) -> bool:
-    return fake.requires_grad and fake.grad_fn is not None
+    return fake.requires_grad and history_of(fake) is not None
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
     found = Analysis()
+    through_bases = _written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
-        _updates(recorder, found, index, record)
+        if id(record) in through_bases:
+            _metadata(recorder, found, index, record)
+        else:
+            _updates(recorder, found, index, record, id(record) in through_bases.values())
     stand_ins = [inputs.records[i].stand_in for i in found.replaced]
     tensors = _tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
     bases = _bases(recorder, inputs, found, tensors)
@@ -97,31 +101,60 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 # -------------------------------------------------------------------- inputs that were written
 
 
-def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> None:
-    stand_in, initial = record.stand_in, record.initial
-    writes = [w for w in recorder.writes.metadata_log if w[0] == id(stand_in)]
-    current = recorder.values[id(stand_in)]
-    storage = initial.storage
+def _written_through_bases(inputs: Inputs) -> dict[int, int]:
+    """{record: the record of the tensor it is a view of}, where writing to that gives the view its new history too."""
+    through: dict[int, int] = {}
+    for record in inputs.records:
+        stand_in = record.stand_in
+        base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
+        if base is not None and _is_written(record) and _differentiable_write(record) and _differentiable_write(base):
+            through[id(record)] = id(base)
+    return through
+
+
+def _is_written(record: InputRecord) -> bool:
+    initial, storage = record.initial, record.initial.storage
     in_group = initial.parent is not None
-    written = (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+    return (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+
+
+def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> bool:
+    """Note changes of the input's sizes; whether it was replaced by another tensor."""
+    writes = [w for w in recorder.writes.metadata_log if w[0] == id(record.stand_in)]
+    current = recorder.values[id(record.stand_in)]
+    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
+        found.replaced.append(index)
+        return True
+    for _, op, args, kwargs, grad_enabled in writes:
+        found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
+    return False
+
+
+def _updates(
+    recorder: Recorder, found: Analysis, index: int, record: InputRecord, is_written_through_views: bool
+) -> None:
+    stand_in, initial = record.stand_in, record.initial
+    current = recorder.values[id(stand_in)]
+    written = _is_written(record) or is_written_through_views
     counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
     differentiable = written and _differentiable_write(record)
-    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not storage:
-        if differentiable:
-            raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
-            )
-        found.replaced.append(index)
-    else:
-        for _, op, args, kwargs, grad_enabled in writes:
-            found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
+    resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
+    if _metadata(recorder, found, index, record) and differentiable:
+        raise UnsupportedMutationError(
+            f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
+        )
     if not written:
-        if counted and (index in found.replaced or not writes):
+        if counted and (index in found.replaced or not resized):
             found.counted.append(index)
         return
     if differentiable and current.spec.numel != record.spec.numel:
         raise UnsupportedMutationError(
             f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
+        )
+    if differentiable and current.spec.overlaps_itself:
+        raise UnsupportedMutationError(
+            f"{record.slot} has several elements in one place and is written with gradients flowing through; "
+            "write to a copy and return it instead."
         )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
@@ -258,11 +291,17 @@ def _tensor_output(
     value = recorder.value_of(leaf)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path)
-        is_leaf = leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
-        return dataclasses.replace(alias, leaf=True) if is_leaf else alias
+        if not leaf.requires_grad or not is_usable(leaf):
+            return alias
+        if leaf.is_leaf:
+            return dataclasses.replace(alias, leaf=True)
+        if any(step.op in CUTS for step in alias.steps):  # a history of its own
+            own = found.add(Output(path), value.read(recorder.emit), value.spec, leaf)
+            return dataclasses.replace(alias, history=own)
+        return alias
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
-        return GraphOutput(path, existing, leaf=leaf.requires_grad and leaf.grad_fn is None)
+        return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
     for index in found.replaced:
         current = recorder.values[id(inputs.records[index].stand_in)]
         if value is not current and current in _chain(value):

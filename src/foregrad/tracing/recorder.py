@@ -21,7 +21,7 @@ from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLa
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info
+from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
 from .origin import Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
@@ -127,7 +127,8 @@ class Recorder(TorchDispatchMode):
             out = self._fakes_like(constant)
         if info.is_view:
             return self._view(info, args, kwargs, out)
-        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), info.is_random)
+        target = IN_GRAD_MODE.get(func, func) if torch.is_grad_enabled() else func
+        entry = self.entry(target, self.to_entries(args), self.to_entries(kwargs), info.is_random)
         entry.value = constant
         return self.bind_results(entry, out)
 
@@ -168,6 +169,12 @@ class Recorder(TorchDispatchMode):
             value.generation = -1
             self.values[id(item)] = value
         return out
+
+    def taken_as_data(self, tensor: torch.Tensor) -> None:
+        """`tensor` came from `.data`: unlike a detached tensor, it has a version counter of its own."""
+        view = self.value_of(tensor).view
+        if view is not None:
+            view.op = take_data
 
     # ---------------------------------------------------------------- entries
 

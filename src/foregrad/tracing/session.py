@@ -33,7 +33,13 @@ class Session:
         self.recorder = recorder
         self.known = known
         self.numbering = Numbering(recorder.tape)
-        self.lifting = Lifting(self._adopt, recorder.writes.replaced_by, lambda: f"the backward of `{name}`")
+        self.lifting = Lifting(
+            self._adopt,
+            lambda _detached: None,
+            recorder.taken_as_data,
+            recorder.writes.replaced_by,
+            lambda: f"the backward of `{name}`",
+        )
         self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
         recorder.adopt = self._adopt
         recorder.writes.past_the_edges = lambda _root: None
