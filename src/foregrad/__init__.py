@@ -9,6 +9,7 @@ from .aot import aot_function, aot_module, aot_module_simplified, compiled_funct
 from .api import capture, compile, explain_recompiles, partition  # noqa: A004
 from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
 from .backends.registry import get_backend, list_backends, register_backend
+from .composite import hessian_vector_product, value_and_grad
 from .config import config
 from .dispatch.naming import (
     get_aot_compilation_context,
@@ -54,6 +55,7 @@ __all__ = [
     "get_aot_graph_name",
     "get_backend",
     "get_graph_being_compiled",
+    "hessian_vector_product",
     "list_backends",
     "make_boxed_compiler",
     "make_boxed_func",
@@ -65,6 +67,7 @@ __all__ = [
     "register_backend",
     "set_model_name",
     "ts_compile",
+    "value_and_grad",
 ]
 
 

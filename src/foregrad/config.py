@@ -33,6 +33,10 @@ class Config:
     error_on_recompile_limit: bool = False
     """Raise at the limit instead."""
 
+    higher_order: bool = True
+    """Keep what it takes to differentiate a compiled function again (create_graph=True): the fake tensors that it was
+    captured with, and of inputs that are not leaves their histories."""
+
 
 def _from_environment() -> Config:
     values: dict[str, Any] = {}

@@ -14,6 +14,7 @@ __all__ = [
     "count_function_modes",
     "direct_apply",
     "disable_autocast",
+    "forward_ad_active",
     "is_any_autocast_enabled",
     "keeps_graph",
     "transforms_active",
@@ -32,6 +33,11 @@ GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The C++ apply of a Function, without the Python one around it (which looks for functorch transforms)."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+def forward_ad_active(_module: Any = torch.autograd.forward_ad) -> bool:
+    """Whether a level of dual tensors is open (`torch.autograd.forward_ad.dual_level`)."""
+    return _module._current_level >= 0  # type: ignore[no-any-return]
 
 
 def default_device_is_the_mode() -> bool:

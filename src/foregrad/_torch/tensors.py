@@ -12,6 +12,8 @@ __all__ = [
     "base_of",
     "copy_creation_meta",
     "history_of",
+    "is_inside_transform",
+    "is_symbolic_zero",
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
@@ -82,6 +84,16 @@ def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The view of `base` that `view` is of its own base, whatever the two tensors' kinds."""
     again: torch.Tensor = view._view_func_unsafe(base)
     return again
+
+
+def is_inside_transform(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one that a torch.func transform wraps around another."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_symbolic_zero(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all zeros and has no memory."""
+    return tensor._is_zerotensor()
 
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:

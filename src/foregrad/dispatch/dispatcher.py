@@ -72,10 +72,15 @@ class Dispatcher:
         """What users call: one frame between them and the graph, with everything that it reads at hand."""
         function, compile_and_call = self.function, self._compile_and_call
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
-        transforms_active = engine.transforms_active
+        transforms_active, dual_level = engine.transforms_active, engine.forward_ad_active
 
         def entry(*args: Any, **kwargs: Any) -> Any:
-            if dispatch_modes() or transforms_active() or (function_modes() and _foreign_function_modes()):
+            if (
+                dispatch_modes()
+                or transforms_active()
+                or dual_level()
+                or (function_modes() and _foreign_function_modes())
+            ):
                 return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
             calls = self._calls
             for call in calls:

@@ -26,13 +26,15 @@ from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
+from ..passes.keep import also_saved
 from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import Boxed, Compiled
+from ..runtime.compiled import Boxed, Compiled, Derived
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 
 if TYPE_CHECKING:
+    from ..tracing.again import Derivable
     from ..tracing.capture import Captured
 
 __all__ = ["Pipeline", "Product", "compiling"]
@@ -81,7 +83,7 @@ class Pipeline:
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         table = self.decompositions() if callable(self.decompositions) else self.decompositions
-        captured = capture_call(call, name=name, decompositions=table, lifted=lifted)
+        captured = capture_call(call, name=name, decompositions=table, lifted=lifted, higher_order=config.higher_order)
         joint = captured.joint
         if config.check:
             joint.check()
@@ -91,8 +93,10 @@ class Pipeline:
             partitioned.check()
         if self.keep_inference_input_mutations and joint.signature.is_inference:
             partitioned = with_mutations_inside(partitioned)
+        if captured.derivable is not None:
+            partitioned = also_saved(partitioned, captured.derivable.read_again)
         # Each half to its compiler; the backward only when it is first needed.
-        return Product(captured, self.compile(partitioned))
+        return Product(captured, self.compile(partitioned, captured.derivable, config))
 
     def split(self, joint: JointGraph) -> Partitioned:
         """The two halves; for a function without gradients the joint graph is the forward."""
@@ -108,8 +112,10 @@ class Pipeline:
         )
         return Partitioned(joint, forward, backward)
 
-    def compile(self, partitioned: Partitioned) -> Compiled:
-        """The halves compiled; backward lazily."""
+    def compile(
+        self, partitioned: Partitioned, derivable: Derivable | None = None, config: Config | None = None
+    ) -> Compiled:
+        """The halves compiled; backward lazily, and so its derivatives where it is `derivable`."""
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
@@ -131,6 +137,11 @@ class Pipeline:
             module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile(self.bw_compiler, module, joint.name, roles.backward())[0]
 
+        def make_derived(pattern: tuple[int, ...]) -> Derived:
+            assert derivable is not None
+            assert config is not None
+            return self.derive(partitioned, derivable, pattern, config)
+
         return Compiled(
             partitioned,
             forward,
@@ -138,7 +149,21 @@ class Pipeline:
             _one_at_a_time(make_partial_backward),
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
+            make_derived=None if derivable is None else make_derived,
         )
+
+    def derive(
+        self, partitioned: Partitioned, derivable: Derivable, pattern: tuple[int, ...], config: Config
+    ) -> Derived:
+        """The backward of a compiled function through the same stages, starting from what its forward saves."""
+        written = frozenset(update.input for update in partitioned.joint.signature.updates)
+        with compiling, torch.enable_grad():
+            derivative = derivable.differentiate(partitioned.forward, partitioned.saved_nodes, written, pattern)
+            if config.check:
+                derivative.joint.check()
+            split = also_saved(self.split(derivative.joint), derivative.derivable.read_again)
+            compiled = self.compile(split, derivative.derivable, config)
+        return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

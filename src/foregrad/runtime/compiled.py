@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..graph.partitioned import Partitioned
 
-__all__ = ["Compiled"]
+if TYPE_CHECKING:
+    from ..tracing.again import Derivative
+
+__all__ = ["Compiled", "Derived"]
 
 Boxed = Callable[[list[Any]], list[Any]]
 
@@ -20,7 +23,8 @@ class Compiled:
     `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask)` gives the backward
     for the case that only the tangents at True positions came in: it takes only those, and returns as many gradients.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself.
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern)` captures and compiles the
+    backward for tangents of this pattern as a function that is itself differentiable; None: not kept for that.
     """
 
     partitioned: Partitioned
@@ -29,3 +33,12 @@ class Compiled:
     make_partial_backward: Callable[[tuple[bool, ...]], Boxed]
     disable_autocast: bool
     needs_grad_mode: bool = False
+    make_derived: Callable[[tuple[int, ...]], Derived] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Derived:
+    """The backward of a compiled function as a compiled function of its own."""
+
+    derivative: Derivative
+    compiled: Compiled

@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source
 from .compiled import Compiled
+from .higher import differentiable_backward, needs_trail, trails_of
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -94,6 +94,11 @@ class _NodeRenderer:
             lines.append(f"    ctx.save_for_backward({', '.join(tensors)})")
         if sizes:
             lines.append(f"    ctx.sizes = [{', '.join(sizes)}]")
+        trails = [primals[i] for i in needs_trail(self.compiled, self.taken)]
+        if trails:
+            self.globals["trails_of"] = trails_of
+            leaves = " and ".join(f"{name}.is_leaf" for name in trails)
+            lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
         lines.append("    ctx.set_materialize_grads(False)")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
@@ -112,7 +117,7 @@ class _NodeRenderer:
             index = int(node.name.rpartition("_")[2]) - 1 if node.name.startswith("primals_") else -1
             if any(u.input == index for u in self.signature.updates):
                 return f"{name}.clone()"
-            return name
+            return self.primals[index] if index in self.taken else name  # the very input, with its history
         schema = getattr(node.target, "_schema", None)
         if schema is not None and any(r.alias_info is not None for r in schema.returns):
             return f"{name}.detach()"
@@ -129,7 +134,7 @@ class _NodeRenderer:
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,
-            "differentiable_backward": _higher_order,
+            "differentiable_backward": differentiable_backward(self.compiled, self.taken, make_node),
         }
         lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
         missing = " or ".join(f"{t} is None" for t in tangents)
@@ -218,10 +223,3 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         return (None, *(gradients[i] for i in taken))
 
     return partial_backward
-
-
-def _higher_order(ctx: Any, *tangents: Any) -> Any:
-    raise UnsupportedError(
-        "a compiled function was differentiated twice (create_graph=True), which is not supported yet. "
-        "Compute the inner gradient inside the compiled function with torch.autograd.grad(..., create_graph=True)."
-    )

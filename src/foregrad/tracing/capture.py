@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view_tracking, single_threaded_backward
-from .._torch.fakes import FakeTensor, FakeTensorMode, new_fake
+from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward
+from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.tensors import base_of, history_of, is_usable
 from ..errors import ForegradError, UnsupportedSideEffectError
@@ -21,9 +22,8 @@ from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
-from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
-from .alias import Value
+from .again import Derivable, read_again
 from .collection import paused_collection
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
@@ -32,6 +32,7 @@ from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
 from .reach import reached_from
 from .recorder import Recorder
+from .session import Session, fresh_autocast_cache, make_tangent
 from .tape import Entry
 
 __all__ = ["Captured", "capture_call"]
@@ -42,13 +43,14 @@ aten = torch.ops.aten
 @dataclasses.dataclass(frozen=True, slots=True)
 class Captured:
     """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
-    modules whose code ran, and what the function read besides tensors.
+    modules whose code ran, what the function read besides tensors, and what it takes to differentiate it again.
     """
 
     joint: JointGraph
     tensors: tuple[torch.Tensor | None, ...]
     modules: tuple[torch.nn.Module, ...]
     reads: Reads
+    derivable: Derivable | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +67,11 @@ def capture_call(
     name: str = "function",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     lifted: Sequence[tuple[torch.Tensor, Source]] = (),
+    higher_order: bool = True,
 ) -> Captured:
     """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
+
+    `higher_order`: keep what it takes to differentiate the function again.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
@@ -75,7 +80,13 @@ def capture_call(
     whole: set[int] = set()
     while True:
         run = _Capture(
-            call, name, decompositions or {}, shared_bases=shared_bases, replays_views=replays_views, whole=whole
+            call,
+            name,
+            decompositions or {},
+            shared_bases=shared_bases,
+            replays_views=replays_views,
+            whole=whole,
+            higher_order=higher_order,
         )
         try:
             with paused_collection():
@@ -100,8 +111,10 @@ class _Capture:
         shared_bases: bool,
         replays_views: bool,
         whole: set[int],
+        higher_order: bool,
     ) -> None:
         self.call = call
+        self.higher_order = higher_order
         self.name = name
         self.replays_views = replays_views
         self.needs_bases = shared_bases
@@ -138,7 +151,7 @@ class _Capture:
             patched(hooks),
             force_view_tracking(self.replays_views),
             single_threaded_backward(),
-            _fresh_autocast_cache(),
+            fresh_autocast_cache(),
         ):
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
@@ -161,16 +174,17 @@ class _Capture:
             found = analyze(recorder, inputs, out_leaves, paths)
             rootless: list[int] = []
             differentiable = found.carrying_gradients()
-            tangents = [self._tangent(found.specs[i]) for i in differentiable]
+            tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward_error is None and not any(gradients):
                 rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
-        joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
+        records, joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
-        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads)
+        derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
+        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, derivable)
 
     # ---------------------------------------------------------------- while the function runs
 
@@ -249,15 +263,6 @@ class _Capture:
                     f"`{self.name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
                 )
 
-    def _tangent(self, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
-        stride = spec.stride if _is_dense(spec) else _contiguous(spec.shape)
-        spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
-        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
-        entry = Entry(None, spec=spec)
-        self.recorder.tape.append(entry)
-        self.recorder.values[id(fake)] = Value(fake, entry, spec)
-        return fake, entry
-
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
@@ -268,7 +273,7 @@ class _Capture:
             recorder.in_backward = True
             try:
                 with self.lifting, recorder:
-                    results = _run_backward(sources, [r.leaf for r in sinks], tangents)
+                    results = _run_backward(sources, [r.leaf for r in sinks], tangents, keep=self.higher_order)
                 for record, gradient in zip(sinks, results, strict=True):
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
@@ -309,7 +314,7 @@ class _Capture:
         gradients: list[Entry | None],
         reached: dict[int, frozenset[int]],
         out_tree: Any,
-    ) -> JointGraph:
+    ) -> tuple[list[InputRecord], JointGraph]:
         inputs = self.inputs
         outputs: list[Entry | None] = [*found.entries, *gradients]
         records = list(inputs.records)
@@ -348,7 +353,27 @@ class _Capture:
             counted=tuple(found.counted),
             shared_memory=tuple(shared),
         )
-        return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)
+        return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)
+
+    def _derivable(self, found: Analysis, records: list[InputRecord], joint: JointGraph) -> Derivable:
+        """The capture as it stands, to be gone on with; it holds on to no real tensor."""
+        known = {id(r.real): (weakref.ref(r.real), r.stand_in) for r in self.inputs.records}
+        for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
+            for key, value in record.real.__dict__.items():
+                if record.stand_in.__dict__.get(key) is value:
+                    del record.stand_in.__dict__[key]
+        differentiable = joint.signature.differentiable
+        return Derivable(
+            Session(self.name, self.recorder, known),
+            tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
+            tuple(found.slots[i] for i in differentiable),
+            joint.signature.tangent_specs,
+            tuple(r.entry for r in records),
+            tuple(r.leaf if r.leaf is not None and r.leaf.requires_grad else None for r in records),
+            tuple(r.slot for r in records),
+            {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
+            read_again(self.recorder.tape),
+        )
 
 
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -356,10 +381,10 @@ def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _run_backward(outputs: Any, leaves: Any, tangents: Any) -> Any:
+def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
     # Autocast belongs to the forward: eager's backward usually runs outside its region.
-    with disable_autocast():
-        return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+    with disable_autocast(), torch.autograd.set_detect_anomaly(False):
+        return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
 
 
 def _fake_mode_of(call: FlatCall) -> FakeTensorMode:
@@ -394,35 +419,3 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
 
 def _module_name(call: FlatCall, module: torch.nn.Module) -> str:
     return type(module).__name__
-
-
-@contextlib.contextmanager
-def _fresh_autocast_cache() -> Iterator[None]:
-    """Autocast remembers casts of parameters: keep the fakes' and the real ones' apart."""
-    clear_autocast_cache()
-    try:
-        yield
-    finally:
-        clear_autocast_cache()
-
-
-def _is_dense(spec: TensorSpec) -> bool:
-    """Non-overlapping and without gaps."""
-    expected = 1
-    for stride, size in sorted(zip(spec.stride, spec.shape, strict=True)):
-        if size == 0:
-            return True
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -49,6 +49,7 @@ class _Builder:
             for number, entry in enumerate(entries, 1):
                 name = self.writer.name(f"{prefix}_{number}")
                 self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
+                entry.name = name
         for entry in self.tape.entries:
             if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
                 self.origins.setdefault(entry.sequence_nr, entry.origin)
@@ -71,6 +72,7 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             name = self.writer.name(_name(entry.target))
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
+        entry.name = node.name
         self.nodes[id(entry)] = node
 
     def _node(self, entry: Entry) -> fx.Node:

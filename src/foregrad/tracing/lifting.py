@@ -13,6 +13,7 @@ import torch
 
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
+from .._torch.tensors import is_inside_transform
 from ..errors import UnsupportedSideEffectError
 
 __all__ = ["Lifting"]
@@ -65,7 +66,7 @@ class Lifting(TorchFunctionMode):
 
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if type(value) is FakeTensor else self.adopt(value)
+            return value if type(value) is FakeTensor or is_inside_transform(value) else self.adopt(value)
         cls = type(value)
         if cls is list or cls is tuple:
             if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):

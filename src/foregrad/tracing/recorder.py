@@ -16,6 +16,7 @@ import torch
 from .._torch.dispatch import TorchDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
 from .._torch.fakes import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode, fake_device, new_fake
 from .._torch.ops import OpOverload
+from .._torch.tensors import is_symbolic_zero
 from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
@@ -327,7 +328,19 @@ class Recorder(TorchDispatchMode):
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return (self.constant(args[0]), *args[1:]), kwargs
+        zeros = [a for a in args if isinstance(a, torch.Tensor) and is_symbolic_zero(a)]
+        if zeros:
+            device = next((fake_device(a) for a in args if type(a) is FakeTensor), torch.device("cpu"))
+            args = tuple(self._zeros(a, device) if any(a is z for z in zeros) else a for a in args)
         return tuple(self._adopted(a) for a in args), {k: self._adopted(a) for k, a in kwargs.items()}
+
+    def _zeros(self, zero: torch.Tensor, device: torch.device) -> FakeTensor:
+        """What stands for a tensor of zeros without memory, as derivatives of derivatives bring in."""
+        spec = TensorSpec(tuple(zero.shape), zero.stride(), zero.dtype, device)
+        entry = self.emit(aten.zeros.default, list(spec.shape), kwargs={"dtype": spec.dtype, "device": device})
+        fake = self.fake_of(entry.spec)  # type: ignore[arg-type]
+        self.values[id(fake)] = Value(fake, entry, entry.spec)  # type: ignore[arg-type]
+        return fake
 
     def _adopted(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

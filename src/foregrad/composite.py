@@ -1,0 +1,182 @@
+"""A function and its derivative as one compiled graph: `value_and_grad`, `hessian_vector_product`.
+
+The derivative is taken while capturing, so a call runs one graph and no autograd engine, and what forward and
+derivative have in common is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._torch.engine import transforms_active
+from .api import compile as compile_
+from .frontend.tree import flatten
+
+__all__ = ["hessian_vector_product", "value_and_grad"]
+
+Pack = Callable[[Sequence[torch.Tensor]], Any]
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] | None = 0,
+    has_aux: bool = False,
+    *,
+    create_graph: bool = False,
+    **settings: Any,
+) -> Callable[..., Any]:
+    """A function that returns the value of `fn` and its gradient, `value, gradient`, from one graph.
+
+    Args:
+        fn: returns one real number as a tensor (any shape of one element), with `has_aux` a pair of that and anything.
+            A module is called as it is.
+        argnums: the positional argument to differentiate by, or several. An argument may be a container of tensors.
+            None: by the parameters of the module `fn` that require grad.
+        has_aux: what comes back is `((value, aux), gradient)`.
+        create_graph: results can be differentiated again by autograd; without it they are constants, as those of
+            `torch.autograd.grad` are. Inside a torch.func transform they always can.
+        settings: as for `compile`.
+
+    Returns:
+        A function. The gradient has the structure of the argument, a tuple of these for several, a dict by name for
+        parameters; it is zero where the value does not depend on an input.
+
+    Raises `TypeError` for an argument that has no gradient, `ValueError` for a value of more than one element.
+    """
+    variables = _Variables(fn, argnums)
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        keep = create_graph or transforms_active()
+        with torch.enable_grad():
+            args, leaves, packed = variables.of(args, keep)
+            value, aux = _split(fn(*args, **kwargs), has_aux)
+            _check_value(value)
+            gradients = torch.autograd.grad(
+                value, leaves, torch.ones_like(value), create_graph=keep, materialize_grads=True
+            )
+        if not keep:
+            value, aux = value.detach(), _detached(aux)
+        return ((value, aux) if has_aux else value), packed(gradients)
+
+    both.__name__ = both.__qualname__ = f"value_and_grad of {variables.name}"
+    compiled: Callable[..., Any] = compile_(both, **settings)
+    return compiled
+
+
+def hessian_vector_product(
+    fn: Callable[..., Any],
+    argnums: int | Sequence[int] | None = 0,
+    *,
+    create_graph: bool = False,
+    **settings: Any,
+) -> Callable[..., Any]:
+    """A function of `(*args, vector)` that returns the product of the Hessian of `fn` at `args` with the vector.
+
+    Reverse over reverse (Pearlmutter, 1994): the gradient of the gradient's product with the vector.
+
+    Args:
+        fn: returns one real number as a tensor.
+        argnums, create_graph, settings: as for `value_and_grad`.
+
+    Returns:
+        A function of the arguments of `fn` and, last, a vector of the structure that the gradient has; its result has
+        that structure too.
+    """
+    variables = _Variables(fn, argnums)
+
+    def product(*args: Any, **kwargs: Any) -> Any:
+        keep = create_graph or transforms_active()
+        if not args:
+            raise TypeError("the last positional argument is the vector")
+        vector = flatten(args[-1])[0]
+        with torch.enable_grad():
+            args, leaves, packed = variables.of(args[:-1], keep)
+            value = fn(*args, **kwargs)
+            _check_value(value)
+            gradients = torch.autograd.grad(
+                value, leaves, torch.ones_like(value), create_graph=True, materialize_grads=True
+            )
+            if len(vector) != len(gradients):
+                raise TypeError(f"the vector has {len(vector)} tensors, the gradient {len(gradients)}")
+            pairs = [(g, v) for g, v in zip(gradients, vector, strict=True) if g.requires_grad]
+            if pairs:
+                products = torch.autograd.grad(
+                    [g for g, _ in pairs], leaves, [v for _, v in pairs], create_graph=keep, materialize_grads=True
+                )
+            else:
+                products = tuple(torch.zeros_like(leaf) for leaf in leaves)
+        return packed(products)
+
+    product.__name__ = product.__qualname__ = f"hessian_vector_product of {variables.name}"
+    compiled: Callable[..., Any] = compile_(product, **settings)
+    return compiled
+
+
+class _Variables:
+    """Which tensors are differentiated by, and in which structure their gradients come back."""
+
+    def __init__(self, fn: Any, argnums: int | Sequence[int] | None) -> None:
+        self.fn = fn
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+        if argnums is None and not isinstance(fn, torch.nn.Module):
+            raise TypeError(f"argnums=None is for a module, by whose parameters to differentiate; {self.name} is none")
+        self.single = isinstance(argnums, int)
+        self.argnums: tuple[int, ...] | None = None
+        if argnums is not None:
+            self.argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def of(self, args: tuple[Any, ...], keep: bool) -> tuple[tuple[Any, ...], list[torch.Tensor], Pack]:
+        """The arguments to call `fn` with, the tensors among them to differentiate by, and what packs gradients."""
+        if self.argnums is None:
+            parameters = {name: p for name, p in self.fn.named_parameters() if p.requires_grad}
+            return args, list(parameters.values()), lambda found: dict(zip(parameters, found, strict=True))
+        new, variables, trees = list(args), [], []
+        for number in self.argnums:
+            if not -len(args) <= number < len(args):
+                raise TypeError(f"argnums has {number}, `{self.name}` was called with {len(args)} arguments")
+            leaves, tree = flatten(args[number])
+            for leaf in leaves:
+                if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+                    what = f"a tensor of {leaf.dtype}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                    raise TypeError(f"argument {number} of `{self.name}` holds {what}, which has no gradient")
+            fresh = [_variable(leaf, keep) for leaf in leaves]
+            new[number] = tree.unflatten(fresh)
+            variables += fresh
+            trees.append((tree, len(leaves)))
+
+        def packed(gradients: Sequence[torch.Tensor]) -> Any:
+            left = iter(gradients)
+            parts = [tree.unflatten([next(left) for _ in range(count)]) for tree, count in trees]
+            return parts[0] if self.single else tuple(parts)
+
+        return tuple(new), variables, packed
+
+
+def _variable(leaf: torch.Tensor, keep: bool) -> torch.Tensor:
+    """The tensor to differentiate by in place of an argument; with its history only if that is to be kept."""
+    if keep and leaf.requires_grad:
+        return leaf.view_as(leaf)
+    return leaf.detach().requires_grad_()
+
+
+def _split(result: Any, has_aux: bool) -> tuple[Any, Any]:
+    if not has_aux:
+        return result, None
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError("with has_aux=True the function returns a pair (value, aux)")
+    return result
+
+
+def _detached(value: Any) -> Any:
+    leaves, tree = flatten(value)
+    return tree.unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+
+
+def _check_value(value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"the function returns a {type(value).__name__}, not a tensor")
+    if value.numel() != 1 or value.is_complex():
+        raise ValueError(f"the function returns {tuple(value.shape)} of {value.dtype}, not one real number")

@@ -1,0 +1,49 @@
+"""Saving more than the backward reads: what only a second derivative needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from .._torch.modules import make_graph_module
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.partitioned import Partitioned
+
+__all__ = ["also_saved"]
+
+
+def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
+    """The same halves, the forward saving the tensors at the nodes called `names` too, where it has them."""
+    saved = {node.name for node in partitioned.saved_nodes}
+    wanted = set(names) - saved
+    more = [n for n in partitioned.forward.graph.nodes if n.name in wanted and isinstance(spec_of(n), TensorSpec)]
+    if not more:
+        return partitioned
+    signature = partitioned.joint.signature
+    tensors = signature.num_forward_outputs + len(partitioned.saved_tensors)
+    forward, backward = fx.Graph(), fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in partitioned.forward.graph.nodes:
+        if node.op == "output":
+            kept = [None if n is None else made[n] for n in node.args[0]]
+            forward.output([*kept[:tensors], *(made[n] for n in more), *kept[tensors:]])
+        else:
+            made[node] = forward.node_copy(node, made.__getitem__)
+            made[node].meta = node.meta
+    before_tangents = len(saved)
+    made = {}
+    for number, node in enumerate(partitioned.backward.graph.nodes):
+        if number == before_tangents:
+            for kept_node in more:
+                backward.placeholder(kept_node.name).meta = kept_node.meta
+        if node.op == "output":
+            backward.output([None if n is None else made[n] for n in node.args[0]])
+        else:
+            made[node] = backward.node_copy(node, made.__getitem__)
+            made[node].meta = node.meta
+    return Partitioned(
+        partitioned.joint,
+        make_graph_module(partitioned.forward, forward, "Forward"),
+        make_graph_module(partitioned.backward, backward, "Backward"),
+    )

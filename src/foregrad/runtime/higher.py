@@ -1,0 +1,195 @@
+"""The backward of a compiled function when it must itself be differentiable (`create_graph=True`).
+
+Each pattern of tangents (which came in, which require grad) gets a compiled function of its own on first use. It is
+given the saved values, the tangents, and the inputs for their histories: a leaf is found through its gradient
+accumulator, other inputs are among the saved values or leave a tensor without memory behind (`trail_of`). So a
+function that nobody differentiates twice keeps nothing for it but those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch import engine
+from ..errors import UnsupportedError
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.slots import Param
+from ..graph.source import Names, compile_source
+from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
+from .compiled import Compiled, Derived
+
+if TYPE_CHECKING:
+    from ..tracing.again import Place
+
+__all__ = ["differentiable_backward", "needs_trail", "trails_of"]
+
+Node = Callable[[Compiled, list[int], Names], Any]
+
+
+def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
+    """The inputs whose history no saved tensor and no parameter tells."""
+    if compiled.make_derived is None:
+        return []
+    signature = compiled.partitioned.joint.signature
+    kept = saved_inputs(compiled)
+    return [i for i in taken if i not in kept and not isinstance(signature.inputs[i].slot, Param)]
+
+
+def saved_inputs(compiled: Compiled) -> dict[int, int]:
+    """Inputs that are saved as they are: their positions among the saved values."""
+    written = {update.input for update in compiled.partitioned.joint.signature.updates}
+    forward = compiled.partitioned.forward
+    number = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
+    saved = compiled.partitioned.saved_nodes
+    return {number[n]: at for at, n in enumerate(saved) if n in number and number[n] not in written}
+
+
+def trails_of(*inputs: torch.Tensor) -> list[torch.Tensor | None]:
+    """For each input that is no leaf, a tensor of its shape and history that holds none of its memory."""
+    return [None if x.is_leaf else _trail_of(x) for x in inputs]
+
+
+def _trail_of(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        trail: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)  # to autograd, no view
+    trail.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return trail
+
+
+def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Node) -> Callable[..., Any]:
+    """`run(ctx, *tangents)`: the gradients of the inputs, with a history."""
+    if compiled.make_derived is None:
+        return _refuse
+    make_derived = compiled.make_derived
+    runs: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def run(ctx: Any, *tangents: Any) -> Any:
+        pattern = tuple(ABSENT if t is None else VARIABLE if t.requires_grad else CONSTANT for t in tangents)
+        if not any(pattern):
+            return (None,) * (len(taken) + 1)
+        found = runs.get(pattern)
+        if found is None:
+            derived = make_derived(pattern)
+            found = runs[pattern] = _Renderer(compiled, taken, derived, pattern).render(make_node)
+        return found(ctx, tangents)
+
+    return run
+
+
+def _refuse(ctx: Any, *tangents: Any) -> Any:
+    raise UnsupportedError(
+        "a compiled function was differentiated twice (create_graph=True), but what that takes was not kept. "
+        "Compile it with foregrad.config.higher_order = True."
+    )
+
+
+class _Renderer:
+    """Renders the lines between a node's backward and the derived function that computes it."""
+
+    def __init__(self, compiled: Compiled, taken: list[int], derived: Derived, pattern: tuple[int, ...]) -> None:
+        self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
+        self.signature = compiled.partitioned.joint.signature
+        self.inner = derived.compiled.partitioned.joint.signature
+        self.globals: dict[str, Any] = {"laid_out": _laid_out, "keeps_graph": engine.keeps_graph}
+        self.lines = ["def differentiable_backward(ctx, tangents):"]
+        saved = compiled.partitioned.saved_nodes
+        self.saved = [f"saved_{i}" for i in range(len(saved))]
+        self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in saved]
+        self.tangents = [f"tangents_{i + 1}" for i in range(len(pattern))]
+        self.kept = saved_inputs(compiled)
+        self.trails = needs_trail(compiled, taken)
+
+    def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
+        self._take_apart()
+        names = [
+            self._feed(place, info.spec)
+            for place, info in zip(self.derived.derivative.feeds, self.inner.inputs, strict=True)
+        ]
+        outputs = [f"out_{i}" for i in range(self.inner.num_forward_outputs)]
+        self._line("if not keeps_graph():")
+        self._line("    ctx.maybe_clear_saved_tensors()")
+        if self.inner.is_inference:
+            self.globals |= {"forward_graph": self.derived.compiled.forward, "no_grad": torch.no_grad}
+            self.globals["no_autocast"] = engine.disable_autocast
+            self._line("with no_grad(), no_autocast():")
+            self._line(f"    {_unpacked(outputs)}forward_graph([{', '.join(names)}])")
+        else:
+            self._call_node(make_node, names, outputs)
+        gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
+        self._line(f"return {', '.join(['None', *gradients])}")
+        return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
+
+    def _line(self, text: str) -> None:
+        self.lines.append("    " + text)
+
+    def _take_apart(self) -> None:
+        self._line(f"{', '.join(self.tangents)}, = tangents")
+        tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
+        sizes = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if not is_tensor]
+        if tensors:
+            self._line(f"{', '.join(tensors)}, = ctx.saved_tensors")
+        if sizes:
+            self._line(f"{', '.join(sizes)}, = ctx.sizes")
+
+    def _feed(self, place: Place, spec: TensorSpec) -> str:
+        if place.kind == "input":
+            return self._input(place.index)
+        name = self.saved[place.index] if place.kind == "saved" else self.tangents[place.index]
+        if place.kind == "saved" and not self.is_tensor[place.index]:
+            return name
+        stride = repr(tuple(spec.stride))
+        self._line(f"if {name}.stride() != {stride}:")
+        self._line(f"    {name} = laid_out({name}, {stride})")
+        return name
+
+    def _input(self, index: int) -> str:
+        """An input of the function: the saved tensor, the leaf, or its trail."""
+        if index in self.kept:
+            return self.saved[self.kept[index]]
+        name = f"primals_{index + 1}"
+        self.globals["history"] = _history
+        trail = self.trails.index(index) if index in self.trails else None
+        self._line(f"{name} = history(ctx, {self.taken.index(index)}, {trail})")
+        return name
+
+    def _call_node(self, make_node: Node, names: list[str], outputs: list[str]) -> None:
+        inner = self.inner
+        taken = [i for i, info in enumerate(inner.inputs) if info.requires_grad]
+        self.globals["apply"] = make_node(self.derived.compiled, taken, Names()).apply
+        rest = [name for i, name in enumerate(names) if i not in taken]
+        plain = [name for i, name in enumerate(outputs) if i not in inner.differentiable]
+        carried = [outputs[i] for i in inner.differentiable]
+        self._line(f"others = [{', '.join(rest)}]")
+        self._line(f"{', '.join(carried)} = apply(others, {', '.join(names[i] for i in taken)})")
+        if plain:
+            self._line(f"{_unpacked(plain)}others")
+
+    def _gradient(self, place: Place | None, outputs: list[str]) -> str:
+        if place is None:
+            return "None"
+        return outputs[place.index] if place.kind == "output" else self.tangents[place.index]
+
+
+def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
+    """A tensor with the history of the input at `position` among the node's; its values may be anybody's."""
+    node = ctx.next_functions[position][0]
+    if trail is not None and hasattr(ctx, "trails") and ctx.trails[trail] is not None:
+        return ctx.trails[trail]  # type: ignore[no-any-return]
+    leaf = getattr(node, "variable", None)
+    if not isinstance(leaf, torch.Tensor):
+        raise UnsupportedError(
+            "a compiled function was differentiated with create_graph=True, and one of its parameters is not a leaf. "
+            "Pass that tensor as an argument."
+        )
+    return leaf
+
+
+def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _unpacked(names: list[str]) -> str:
+    return f"{', '.join(names)}, = " if names else ""

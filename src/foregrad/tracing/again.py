@@ -1,0 +1,394 @@
+"""Differentiating a captured function once more: the capture goes on where it stopped.
+
+The fakes that a capture ran on keep their autograd history, so the backward of a backward needs no second run of the
+user's function: eager's own engine is run over the fakes with `create_graph`, the recorder still writing to the same
+tape. Whatever eager differentiates, stops at (detach, no_grad) or refuses is thereby treated as eager does, at any
+order. The new graph starts from the values that the graph before it saves, matched by value number: it computes
+nothing again that was kept, and draws no random number a second time.
+
+Known weakness: a value that neither was saved nor can be computed from what was is refused by name. That takes a
+partitioner that saves other values than those which the operators' derivatives read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import ForegradError, UnsupportedError
+from ..graph.joint import JointGraph
+from ..graph.meta import TensorSpec
+from ..graph.signature import InputInfo, Signature
+from ..graph.slots import Grad, Saved, Slot, Tangent
+from ..graph.tangents import ABSENT, VARIABLE
+from .graph import build_module
+from .outputs import memory_root
+from .reach import reached_from
+from .session import Session, run_engine
+from .tape import Entry, Tape, entries_in, map_entries
+
+__all__ = ["Derivable", "Derivative", "Place", "read_again"]
+
+aten = torch.ops.aten
+
+# Operators whose first argument is read by their derivative only when that is to be differentiated: it then starts
+# from the matrix, otherwise from its factors.
+_READ_AGAIN = {
+    aten._linalg_solve_ex.default,
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten._linalg_eigh.default,
+    aten._linalg_svd.default,
+    aten.linalg_eig.default,
+}
+
+# What a tangent of the backward to be differentiated is.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value is: `kind` is "input", "saved", "tangent" or "output", `index` the position among these."""
+
+    kind: str
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Derivative:
+    """The backward of a function as a function of its own, with a backward.
+
+    `feeds`: where each of its inputs is found: an input of the function differentiated (for its history, and for its
+    value where that was saved), a saved value or a tangent. `gradients`: for each input of the function
+    differentiated, the output or the tangent that is its gradient, or None.
+    """
+
+    joint: JointGraph
+    derivable: Derivable
+    feeds: tuple[Place, ...]
+    gradients: tuple[Place | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Derivable:
+    """A captured function that can be differentiated again.
+
+    `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
+    `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
+    it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
+    whose values eager keeps for a second derivative alone.
+    """
+
+    session: Session
+    outputs: tuple[torch.Tensor, ...]
+    output_slots: tuple[Slot, ...]
+    tangent_specs: tuple[TensorSpec, ...]
+    inputs: tuple[Entry, ...]
+    leaves: tuple[torch.Tensor | None, ...]
+    input_slots: tuple[Slot, ...]
+    random: dict[str, Entry]
+    read_again: frozenset[str]
+
+    def differentiate(
+        self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int], pattern: tuple[int, ...]
+    ) -> Derivative:
+        """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each).
+
+        `forward` is the function's forward graph and `saved` the nodes of it that are saved; inputs at `written` are
+        saved as copies of what they were. Raises `UnsupportedError` for a value that is not at hand any more, and
+        what eager raises for a derivative that does not exist.
+        """
+        return _Differentiation(self, forward, saved, written, pattern).run()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Output:
+    fake: torch.Tensor
+    entry: Entry
+    spec: TensorSpec
+    slot: Slot
+
+
+class _Differentiation:
+    def __init__(
+        self,
+        origin: Derivable,
+        forward: fx.GraphModule,
+        saved: Sequence[fx.Node],
+        written: frozenset[int],
+        pattern: tuple[int, ...],
+    ) -> None:
+        self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
+        self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
+        self.pattern = pattern
+        self.sinks = [i for i, leaf in enumerate(origin.leaves) if leaf is not None]
+        self.start = len(self.recorder.tape.entries)
+        self.middle = self.start
+        self.backward_error: Exception | None = None
+        self.outputs: list[_Output] = []
+        self._find_saved(forward, saved, written)
+
+    def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int]) -> None:
+        """The value number of each saved value, and which inputs are at hand with their values."""
+        numbering = self.session.numbering
+        numbering.extend()
+        numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
+        positions = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
+        self.saved: list[tuple[Place, int]] = []
+        self.valued: set[int] = set()  # inputs whose own value was kept
+        for index, node in enumerate(saved):
+            position = positions.get(node)
+            if position in self.sinks and position not in written:
+                self.valued.add(position)
+            elif node in numbers:
+                self.saved.append((Place("saved", index), numbers[node]))
+
+    def run(self) -> Derivative:
+        origin, session, given = self.origin, self.session, self.given
+        leaves: list[Any] = [origin.leaves[i] for i in self.sinks]
+        self.tangents = [
+            session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
+        ]
+        fakes = [fake for fake, _ in self.tangents]
+        with session.recording():
+            found = run_engine([origin.outputs[i] for i in given], leaves, fakes, create_graph=True)
+        gradients = self._results(found)
+        sources = [output for output in self.outputs if output.fake.requires_grad]
+        seeds = [session.tangent(output.spec) for output in sources]
+        self.middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
+        second = self._second(sources, self._variables(), [fake for fake, _ in seeds])
+        if self.backward_error is None and not any(second):
+            sources, seeds = [], []
+        return self._derivative(gradients, sources, [entry for _, entry in seeds], second)
+
+    def _results(self, found: Sequence[torch.Tensor | None]) -> list[Place | None]:
+        """Where each input's gradient is; those that are no tangent become outputs."""
+        tangents = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
+        known: dict[int, Place] = dict(tangents)
+        gradients: list[Place | None] = [None] * len(self.origin.inputs)
+        for position, fake in zip(self.sinks, found, strict=True):
+            if fake is None:
+                continue
+            if id(fake) not in known:
+                value = self.recorder.value_of(fake)
+                entry = value.read(self.recorder.emit)
+                known[id(fake)] = Place("output", len(self.outputs))
+                self.outputs.append(_Output(fake, entry, value.spec, Grad(self.origin.input_slots[position])))
+            gradients[position] = known[id(fake)]
+        return gradients
+
+    def _second(self, sources: list[_Output], variables: list[Any], seeds: list[torch.Tensor]) -> list[Entry | None]:
+        """For each variable the entry of its gradient, or None."""
+        if not sources or not variables:
+            return [None] * len(variables)
+        try:
+            with self.session.recording():
+                found = run_engine([output.fake for output in sources], variables, seeds, create_graph=False)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            self.backward_error = error
+            return [None] * len(variables)
+        recorder = self.recorder
+        return [None if g is None else recorder.value_of(g).read(recorder.emit) for g in found]
+
+    # ---------------------------------------------------------------- the graph
+
+    def _derivative(
+        self,
+        gradients: list[Place | None],
+        sources: list[_Output],
+        seeds: list[Entry],
+        second: list[Entry | None],
+    ) -> Derivative:
+        origin, numbering = self.origin, self.session.numbering
+        numbering.extend()
+        cut = _Cut(self, seeds)
+        entries = [cut.copy(output.entry) for output in self.outputs]
+        second_copies = [None if e is None else cut.copy(e) for e in second]
+        for entry in self.recorder.tape.entries[self.start :]:
+            if entry.has_effect:
+                cut.copy(entry)
+        inputs, feeds, slots, originals, leaves = cut.inputs()
+        of_variable: dict[int, Entry | None] = dict(zip((id(v) for v in self._variables()), second_copies, strict=True))
+        returned = [of_variable.get(id(leaf)) if leaf is not None else None for leaf in leaves]
+        tape, random_originals = cut.tape()
+        recorder = self.recorder
+        module = build_module(tape, inputs, cut.seeds, [*entries, *returned], recorder.fake_mode, "JointGraph")
+        outputs = tuple(self.outputs)
+        differentiable = tuple(i for i, output in enumerate(outputs) if output in sources)
+        random = {copy.name: original for copy, original in random_originals if copy.name is not None}
+        signature = Signature(
+            inputs=tuple(
+                InputInfo(slot, entry.spec, leaf is not None, False)  # type: ignore[arg-type]
+                for slot, entry, leaf in zip(slots, inputs, leaves, strict=True)
+            ),
+            graph_outputs=tuple(output.slot for output in outputs),
+            graph_output_specs=tuple(output.spec for output in outputs),
+            differentiable=differentiable,
+            tangent_specs=tuple(entry.spec for entry in seeds),  # type: ignore[misc]
+            gradients=tuple(entry is not None for entry in returned),
+            runtime_views=_not_own(entries),
+            updates=(),
+            metadata_writes=(),
+            outputs=(),
+            output_spec=None,
+            reached_from=self._reached(sources, leaves),
+        )
+        name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
+        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error)
+        derivable = Derivable(
+            self.session,
+            tuple(outputs[i].fake for i in differentiable),
+            tuple(outputs[i].slot for i in differentiable),
+            signature.tangent_specs,
+            tuple(originals),
+            tuple(leaves),
+            tuple(slots),
+            random,
+            read_again(tape),
+        )
+        return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
+
+    def _reached(self, sources: list[_Output], leaves: list[torch.Tensor | None]) -> tuple[frozenset[int], ...]:
+        """For each input the outputs that lead to it, where there are several."""
+        fakes = [output.fake for output in sources]
+        if len(fakes) < 2 or any(fake.grad_fn is None for fake in fakes):
+            return ()
+        return tuple(reached_from(fakes, leaves))
+
+    def _variables(self) -> list[torch.Tensor]:
+        leaves: list[Any] = [self.origin.leaves[i] for i in self.sinks]
+        return [*leaves, *(fake for fake, _ in self.tangents if fake.requires_grad)]
+
+
+class _Cut:
+    """The part of the tape between what is at hand and what is wanted, copied, with its inputs."""
+
+    def __init__(self, work: _Differentiation, seeds: list[Entry]) -> None:
+        self.work = work
+        self.numbering = work.session.numbering
+        origin = work.origin
+        self.copies: dict[int, Entry] = {}  # by number
+        self.used: set[int] = set()
+        self.sources: list[tuple[Place, Slot, Entry, torch.Tensor | None, Entry]] = []
+        self.seeds = [self._input(entry) for entry in seeds]
+        for i in work.sinks:
+            entry = origin.inputs[i]
+            own = self._input(entry) if i in work.valued else Entry(None, spec=entry.spec)
+            self.sources.append((Place("input", i), origin.input_slots[i], entry, origin.leaves[i], own))
+        for (fake, entry), i in zip(work.tangents, work.given, strict=True):
+            leaf = fake if fake.requires_grad else None
+            self.sources.append((Place("tangent", i), Tangent(origin.output_slots[i]), entry, leaf, self._input(entry)))
+        self.saved: dict[int, tuple[Place, Slot, Entry, None, Entry]] = {}
+        for place, number in work.saved:
+            first = self.numbering.first[number]
+            if number not in self.copies:
+                slot = Saved(first.name or f"value {place.index}")
+                self.saved[number] = (place, slot, first, None, self._input(first))
+
+    def _input(self, entry: Entry) -> Entry:
+        copy = Entry(None, spec=entry.spec)
+        self.copies[self.numbering.of(entry)] = copy
+        return copy
+
+    def copy(self, wanted: Entry) -> Entry:
+        """The copy of an entry and of all it needs."""
+        numbering, copies, used = self.numbering, self.copies, self.used
+        stack = [numbering.of(wanted)]
+        while stack:
+            number = stack[-1]
+            used.add(number)
+            if number in copies:
+                stack.pop()
+                continue
+            entry = numbering.first[number]
+            needed = [numbering.of(e) for e in (*entries_in(entry.args), *entries_in(entry.kwargs))]
+            used.update(needed)
+            missing = [n for n in needed if n not in copies]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            copies[number] = self._copied(entry)
+        return copies[numbering.of(wanted)]
+
+    def _copied(self, entry: Entry) -> Entry:
+        work = self.work
+        if entry.constant is None and (entry.target is None or (entry.has_effect and not self._is_new(entry))):
+            raise UnsupportedError(self._missing(entry))
+        copy = Entry(entry.target, map_entries(entry.args, self._of), map_entries(entry.kwargs, self._of), entry.spec)
+        copy.constant, copy.has_effect = entry.constant, entry.has_effect
+        copy.origin, copy.sequence_nr, copy.recompute = entry.origin, entry.sequence_nr, entry.recompute
+        copy.is_backward = self._position(entry) >= work.middle
+        return copy
+
+    def _of(self, entry: Entry) -> Entry:
+        return self.copies[self.numbering.of(entry)]
+
+    def _position(self, entry: Entry) -> int:
+        return self.numbering.position(self.numbering.of(entry))
+
+    def _is_new(self, entry: Entry) -> bool:
+        return self._position(entry) >= self.work.start
+
+    def _missing(self, entry: Entry) -> str:
+        origin, name = self.work.origin, self.work.session.name
+        what = "a random number"
+        for known, slot in zip(origin.inputs, origin.input_slots, strict=True):
+            if known is entry:
+                what = f"the value of {slot}"
+        return (
+            f"`{name}` was differentiated with create_graph=True, and its second derivative needs {what}, which the "
+            "partition in use does not save. Compile it with partition='default', or compute the inner gradient "
+            "inside the compiled function with torch.autograd.grad(..., create_graph=True)."
+        )
+
+    def inputs(self) -> tuple[list[Entry], list[Place], list[Slot], list[Entry], list[torch.Tensor | None]]:
+        """The graph's inputs: placeholders, where they are found, slots, entries on the tape, leaves."""
+        rows = [*self.sources, *(row for number, row in self.saved.items() if number in self.used)]
+        return (
+            [row[4] for row in rows],
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [row[2] for row in rows],
+            [row[3] for row in rows],
+        )
+
+    def tape(self) -> tuple[Tape, list[tuple[Entry, Entry]]]:
+        """The copies in the order of the tape, and the random ones with what they are copies of."""
+        tape, random = Tape(), []
+        for number in sorted(self.copies):
+            copy, first = self.copies[number], self.numbering.first[number]
+            tape.append(copy)
+            if copy.has_effect:
+                random.append((copy, first))
+        return tape, random
+
+
+def read_again(tape: Tape) -> frozenset[str]:
+    """The nodes made from a tape whose values only a second derivative reads."""
+    return frozenset(
+        entry.args[0].name
+        for entry in tape.entries
+        if entry.target in _READ_AGAIN and isinstance(entry.args[0], Entry) and entry.args[0].name is not None
+    )
+
+
+def _not_own(entries: list[Entry]) -> frozenset[int]:
+    """Outputs in memory that an input or an earlier output is in: autograd is not to see them as views."""
+    taken: set[int] = set()
+    shared = set()
+    for index, entry in enumerate(entries):
+        root = memory_root(entry)
+        if root is not entry or root.target is None or id(root) in taken:
+            shared.add(index)
+        taken.add(id(root))
+    return frozenset(shared)
+
+
+def _is_gradient(origin: Derivable) -> bool:
+    return any(isinstance(slot, Grad) for slot in origin.output_slots)

@@ -1,0 +1,108 @@
+"""Value numbers: equal for entries of a tape, or nodes of a graph made from it, that hold the same value.
+
+A tape has no mutation, so the same operator on the same values gives the same value (Cocke's value numbering, in one
+pass). Random operators are each a value of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from .tape import Entry, Tape
+
+__all__ = ["Numbering"]
+
+
+class Numbering:
+    """Numbers of the entries of `tape`; call `extend` after entries were added."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.first: list[Entry] = []  # by number: the entry it was first seen at
+        self._positions: list[int] = []  # by number: where on the tape that is
+        self._by_key: dict[Any, int] = {}
+        self._by_entry: dict[int, int] = {}
+        self._done = 0
+
+    def extend(self) -> None:
+        entries = self.tape.entries
+        for position in range(self._done, len(entries)):
+            entry = entries[position]
+            key = _entry_key(entry, self._by_entry)
+            number = self._by_key.setdefault(key, len(self.first))
+            if number == len(self.first):
+                self.first.append(entry)
+                self._positions.append(position)
+            self._by_entry[id(entry)] = number
+        self._done = len(entries)
+
+    def of(self, entry: Entry) -> int:
+        return self._by_entry[id(entry)]
+
+    def position(self, number: int) -> int:
+        """Where on the tape a value was first made."""
+        return self._positions[number]
+
+    def of_nodes(
+        self, module: fx.GraphModule, primals: Sequence[Entry], random: Mapping[str, Entry]
+    ) -> dict[fx.Node, int]:
+        """The numbers of a module's nodes, where they have one. `primals`: what its placeholders are, in order;
+        `random`: entries by the name of the node that was made of them.
+        """
+        numbers: dict[fx.Node, int] = {}
+        placeholders = iter(primals)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                number: int | None = self.of(next(placeholders))
+            elif node.op == "get_attr":
+                number = self._by_key.get(("constant", id(getattr(module, node.target, None))))
+            elif node.op == "call_function":
+                number = self._of_call(node, numbers, random)
+            else:
+                continue
+            if number is not None:
+                numbers[node] = number
+        return numbers
+
+    def _of_call(self, node: fx.Node, numbers: Mapping[fx.Node, int], random: Mapping[str, Entry]) -> int | None:
+        entry = random.get(node.name)
+        if entry is not None and entry.has_effect and entry.target is node.target:
+            return self.of(entry)
+        try:
+            return self._by_key.get((node.target, _frozen(node.args, numbers), _frozen(node.kwargs, numbers)))
+        except KeyError:
+            return None  # made from something that is not on the tape
+
+
+def _entry_key(entry: Entry, numbers: Mapping[int, int]) -> Any:
+    if entry.constant is not None:
+        return "constant", id(entry.constant)
+    if entry.target is None or entry.has_effect:
+        return "own", id(entry)
+    return entry.target, _frozen(entry.args, numbers), _frozen(entry.kwargs, numbers)
+
+
+def _frozen(value: Any, numbers: Any) -> Any:
+    """Something hashable, equal for equal arguments; entries and nodes become their numbers."""
+    if isinstance(value, Entry):
+        return "#", numbers[id(value)]
+    if isinstance(value, fx.Node):
+        return "#", numbers[value]
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item, numbers) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _frozen(item, numbers)) for key, item in value.items())
+    if isinstance(value, float):
+        return float, value.hex()  # 0.0 is not -0.0, and nan is nan
+    if isinstance(value, complex):
+        return complex, value.real.hex(), value.imag.hex()
+    if isinstance(value, slice):
+        return slice, value.start, value.stop, value.step
+    try:
+        hash(value)
+    except TypeError:
+        return "object", id(value)
+    return type(value), value

@@ -1,0 +1,139 @@
+"""What is kept of a capture so that it can go on later: to differentiate the function once more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view_tracking, single_threaded_backward
+from .._torch.fakes import FakeTensor, new_fake
+from .._torch.patches import Hooks, patched
+from ..errors import UnsupportedError
+from ..graph.meta import TensorSpec
+from .alias import Value
+from .lifting import Lifting
+from .numbering import Numbering
+from .recorder import Recorder
+from .tape import Entry
+
+__all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
+
+
+class Session:
+    """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
+
+    `known`: for the id of each real tensor that the function used, a weak reference to it and its stand-in.
+    """
+
+    def __init__(self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]]) -> None:
+        self.name = name
+        self.recorder = recorder
+        self.known = known
+        self.numbering = Numbering(recorder.tape)
+        self.lifting = Lifting(
+            self._adopt,
+            lambda _detached: None,
+            recorder.taken_as_data,
+            recorder.writes.replaced_by,
+            lambda: f"the backward of `{name}`",
+        )
+        self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
+        recorder.adopt = self._adopt
+        recorder.writes.past_the_edges = lambda _root: None
+        recorder.origins.root = run_engine.__code__
+
+    def _adopt(self, real: torch.Tensor) -> torch.Tensor:
+        if isinstance(real, FakeTensor):
+            return real
+        reference, stand_in = self.known.get(id(real), (None, None))
+        if reference is None or reference() is not real or stand_in is None:
+            raise UnsupportedError(
+                f"the backward of `{self.name}` uses a tensor {TensorSpec.of(real)} that its forward did not use, so "
+                "it can't be differentiated again. Use that tensor in the forward and ctx.save_for_backward."
+            )
+        return stand_in
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context: what runs on fakes goes on the tape, as part of a backward."""
+        recorder = self.recorder
+        recorder.recompute = None
+        recorder.in_backward = True
+        try:
+            # Autocast belongs to the forward: eager's backward usually runs outside its region.
+            with (
+                patched(self.hooks),
+                force_view_tracking(),
+                single_threaded_backward(),
+                fresh_autocast_cache(),
+                disable_autocast(),
+                torch.autograd.set_detect_anomaly(False),  # nothing can be nan here
+                self.lifting,
+                recorder,
+            ):
+                yield
+        finally:
+            recorder.in_backward = False
+
+    def tangent(self, spec: TensorSpec, *, requires_grad: bool = False) -> tuple[torch.Tensor, Entry]:
+        """A new fake gradient for an output of this spec, and its entry."""
+        fake, entry = make_tangent(self.recorder, spec)
+        return fake.requires_grad_(requires_grad), entry
+
+
+def run_engine(
+    outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any], *, create_graph: bool
+) -> Sequence[torch.Tensor | None]:
+    """Gradients of fakes, which can be asked for again. The frame of this function ends the user's part of a stack."""
+    if not outputs or not leaves:
+        return [None] * len(leaves)
+    found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        outputs, leaves, tangents, allow_unused=True, retain_graph=True, create_graph=create_graph
+    )
+    return found
+
+
+def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
+    """A fake that comes in from outside, laid out as `spec` is, or contiguously where that has gaps or overlaps."""
+    stride = spec.stride if _is_dense(spec) else _contiguous(spec.shape)
+    spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
+    fake = new_fake(recorder.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
+    entry = Entry(None, spec=spec)
+    recorder.tape.append(entry)
+    recorder.values[id(fake)] = Value(fake, entry, spec)
+    return fake, entry
+
+
+@contextlib.contextmanager
+def fresh_autocast_cache() -> Iterator[None]:
+    """Autocast remembers casts of parameters: keep the fakes' and the real ones' apart."""
+    clear_autocast_cache()
+    try:
+        yield
+    finally:
+        clear_autocast_cache()
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    """Non-overlapping and without gaps."""
+    expected = 1
+    for stride, size in sorted(zip(spec.stride, spec.shape, strict=True)):
+        if size == 0:
+            return True
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
