@@ -164,11 +164,12 @@ def aot_module_simplified(
     name = type(mod).__name__
     product = pipeline.build(call, name, config.value)
     signature = product.captured.joint.signature
-    names = Names(["args"])
+    names = Names(["args", "call_module"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
-    run = render_run(product.compiled, variables, names)
+    run = render_run(product.compiled, variables, names, diverged="return call_module(*args)")
     body = "\n".join("    " + line for line in (*lines, *run.lines))
-    forward = compile_source(f"def forward(*args):\n{body}\n", "forward", {**globals_, **run.globals}, label=name)
+    globals_ |= run.globals | {"call_module": call_module}
+    forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
     forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
     forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
     forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]

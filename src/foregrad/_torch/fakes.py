@@ -19,6 +19,7 @@ __all__ = [
     "FakeTensorMode",
     "UnsupportedOperatorException",
     "fake_device",
+    "fake_grouped_mm",
     "new_fake",
     "new_fake_over",
 ]
@@ -59,6 +60,26 @@ def new_fake_over(
         meta = torch.empty(0, dtype=dtype, device="meta")
         meta.set_(storage, offset, shape, stride)
     return FakeTensor(mode, meta, device)
+
+
+def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`aten._grouped_mm` on fakes: what torch has for them takes bfloat16 alone, the CPU's kernel other floats too."""
+    func = torch.ops.aten._grouped_mm.default
+    dtype = args[0].dtype
+    if dtype is torch.bfloat16 or args[1].dtype is not dtype:
+        return mode.dispatch(func, (), args, kwargs)
+    with torch._C._DisableTorchDispatch():
+        lowered = [
+            mode.dispatch(torch.ops.aten.empty_strided.default, (), (t.shape, t.stride()), _half_on(t))
+            for t in args[:2]
+        ]
+    out = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
+    wanted = kwargs.get("out_dtype") or dtype
+    return new_fake(mode, out.shape, out.stride(), wanted, fake_device(args[0]))
+
+
+def _half_on(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": torch.bfloat16, "device": fake_device(tensor)}
 
 
 def meta_storage(nbytes: int) -> torch.UntypedStorage:

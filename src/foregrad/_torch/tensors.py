@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["base_of", "is_view", "is_wrapper_subclass", "storage_key", "version_of", "view_again"]
+__all__ = ["base_of", "is_view", "is_wrapper_subclass", "storage_key", "version_of", "view_again", "whole_memory"]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -43,3 +43,11 @@ def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
         return True
     return is_traceable_wrapper_subclass(tensor)
+
+
+def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of the memory that `tensor` lives in, flat."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        whole = torch.empty(0, dtype=dtype, device=tensor.device)
+        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

@@ -15,6 +15,7 @@ from ..graph.source import Names, compile_source, source_of
 from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from .guards import MISS, render_guards
+from .paths import Paths
 from .pipeline import Pipeline, Product
 
 __all__ = ["Dispatcher", "Specialization"]
@@ -29,6 +30,7 @@ class Specialization:
         self.call = call
         self.node = node
         self.product = product
+        self.decides = bool(product.captured.joint.signature.decisions)
 
     def source(self) -> str:
         """The rendered Python: guards, runtime, and the autograd node."""
@@ -49,35 +51,46 @@ class Dispatcher:
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._warned = False
+        self._paths = Paths(self.name, config)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if engine.count_dispatch_modes() or engine.transforms_active() or _foreign_function_modes():
             return self.function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
-        for call in self._calls:
+        tried = self._calls
+        for call in tried:
             result = call(args, kwargs)
             if result is not MISS:
                 return result
-        return self._compile_and_call(args, kwargs)
+        return self._compile_and_call(args, kwargs, tried)
 
     def source(self) -> str:
         """The rendered Python of every specialization."""
         return "\n\n".join(s.source() for s in self.specializations)
 
-    def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _compile_and_call(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
+    ) -> Any:
         with _capturing:
-            for specialization in self.specializations:  # another thread may have made it meanwhile
-                result = specialization.call(args, kwargs)
+            for call in self._calls:  # another thread may have made it meanwhile
+                result = call(args, kwargs) if call not in tried else MISS
                 if result is not MISS:
                     return result
+            if self._paths.at_limit(self.specializations):
+                if self._paths.past_limit(self.specializations):
+                    self._calls = tuple(s.call for s in self.specializations if not s.decides)
+                return self.function(*args, **kwargs)
             if len(self.specializations) >= self.config.recompile_limit:
                 return self._past_the_limit(args, kwargs)
-            call = flatten_call(self.function, args, kwargs)
-            specialization = self.specialize(call)
+            specialization = self.specialize(flatten_call(self.function, args, kwargs))
             self.specializations.append(specialization)
             self._calls = tuple(s.call for s in self.specializations)
         result = specialization.call(args, kwargs)
         if result is MISS:
-            return self._unguardable(args, kwargs, specialization)
+            self._remove(specialization)
+            if specialization.decides:  # a backend that rounds otherwise, or an error that eager raises too
+                self._paths.diverged += 1
+                return self.function(*args, **kwargs)
+            return self._unguardable()
         return result
 
     def specialize(self, call: FlatCall) -> Specialization:
@@ -104,9 +117,12 @@ class Dispatcher:
             warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=4)
         return self.function(*args, **kwargs)
 
-    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Any:
-        self.specializations.remove(specialization)
-        self._calls = tuple(s.call for s in self.specializations)
+    def _remove(self, specialization: Specialization) -> None:
+        with _capturing:
+            self.specializations.remove(specialization)
+            self._calls = tuple(s.call for s in self.specializations)
+
+    def _unguardable(self) -> Any:
         raise UnsupportedError(
             f"the guards of `{self.name}` reject the very call they were made from: capturing it changed something "
             "they look at (a global, an attribute, a module's mode). Move that change out of the compiled function."

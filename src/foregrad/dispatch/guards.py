@@ -15,7 +15,7 @@ import torch
 
 from .._torch import engine
 from .._torch.pytree import registered_functions
-from .._torch.tensors import storage_key
+from .._torch.tensors import storage_key, whole_memory
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
@@ -85,7 +85,7 @@ class _Renderer:
             if isinstance(info.source, MemoryOf):
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
-                lines.append(f"{name} = {self._bind('whole_memory', _whole_memory)}({of}, {dtype})")
+                lines.append(f"{name} = {self._bind('whole_memory', whole_memory)}({of}, {dtype})")
         return GuardLines(lines, self.globals, inputs)
 
     def _bind(self, wanted: str, value: Any) -> str:
@@ -295,11 +295,3 @@ def _offset_dependent(joint: JointGraph) -> set[int]:
     for _, group in joint.signature.shared_memory:
         found.update(group)
     return found
-
-
-def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of the memory that `tensor` lives in, flat."""
-    storage = tensor.untyped_storage()
-    with torch.no_grad():
-        whole = torch.empty(0, dtype=dtype, device=tensor.device)
-        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

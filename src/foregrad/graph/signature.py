@@ -16,6 +16,7 @@ __all__ = [
     "AliasOutput",
     "BaseOf",
     "ConstantOutput",
+    "DecisionInfo",
     "GraphOutput",
     "InputInfo",
     "InputOutput",
@@ -87,6 +88,20 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DecisionInfo:
+    """A value that decided which way the program went: the graph is right only while `output` gives it again.
+
+    `output` is a graph output: a tensor of one element, or a plain number where `is_tensor` is False. `where` is
+    the user's line.
+    """
+
+    output: int
+    value: Any
+    where: str
+    is_tensor: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ViewStep:
     """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
 
@@ -151,6 +166,8 @@ class Signature:
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
+    * `decisions`: graph outputs to look at before anything that the call did may be seen.
+    * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
@@ -169,6 +186,8 @@ class Signature:
     replacements: tuple[tuple[int, OutputInfo], ...] = ()
     counted: tuple[int, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
+    decisions: tuple[DecisionInfo, ...] = ()
+    generators: tuple[Any, ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -25,6 +25,7 @@ from ..graph.signature import (
 )
 from ..graph.source import Names
 from .compiled import Compiled
+from .decisions import decision_lines
 from .node import NodeSource, make_node
 from .pack import pack_expression
 
@@ -40,14 +41,18 @@ class RunLines:
     node: NodeSource | None
 
 
-def render_run(compiled: Compiled, inputs: list[str], names: Names) -> RunLines:
-    """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs."""
-    return _Renderer(compiled, inputs, names).render()
+def render_run(compiled: Compiled, inputs: list[str], names: Names, diverged: str = "return MISS") -> RunLines:
+    """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
+
+    `diverged` is the statement for a call in which a decision comes out otherwise than when it was captured.
+    """
+    return _Renderer(compiled, inputs, names, diverged).render()
 
 
 class _Renderer:
-    def __init__(self, compiled: Compiled, inputs: list[str], names: Names) -> None:
+    def __init__(self, compiled: Compiled, inputs: list[str], names: Names, diverged: str) -> None:
         self.compiled = compiled
+        self.diverged = diverged
         self.signature: Signature = compiled.partitioned.joint.signature
         self.inputs = inputs
         self.names = names
@@ -69,6 +74,8 @@ class _Renderer:
         else:
             self.lines += marks
             self._training()
+        if signature.decisions:
+            self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
         self._updates(differentiable=True)  # in the sizes they have after the call

@@ -22,6 +22,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
 from .alias import Value
+from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
@@ -99,6 +100,7 @@ class _Capture:
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
+        self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind)
         self.modules: dict[int, torch.nn.Module] = {}
         owner = getattr(call.function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
@@ -135,6 +137,7 @@ class _Capture:
                 differentiable, tangents = [], []  # gradients flow to nothing outside
                 found.mark_leaves()
         self._separate_outputs(found)
+        found.add_decisions(recorder.decisions.made)
         joint = self._joint(found, differentiable, tangents, gradients, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         return Captured(joint, tuple(tensors), tuple(self.modules.values()))
@@ -225,6 +228,9 @@ class _Capture:
                     gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
         return [gradients.get(id(r)) for r in records]
 
+    def _forward_entries(self) -> list[Entry]:
+        return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
+
     def _separate_outputs(self, found: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
         recorder = self.recorder
@@ -280,6 +286,8 @@ class _Capture:
             replacements=tuple(found.replacements),
             counted=tuple(found.counted),
             shared_memory=tuple(shared),
+            decisions=tuple(found.decisions),
+            generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
         )
         return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
-from .._torch.tensors import base_of, is_view, storage_key, version_of, view_again
+from .._torch.tensors import base_of, is_view, storage_key, version_of, view_again, whole_memory
 from ..errors import ForegradWarning
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.sources import Source, find_sources
@@ -127,6 +127,16 @@ class Inputs:
             self._join(record, shared)
         self._register(record)
         return record.stand_in
+
+    def real_behind(self, entry: Entry) -> torch.Tensor | None:
+        """The real tensor that an input's entry stands for; None when it is no input's."""
+        for record in self.records:
+            if record.entry is entry:
+                return record.real
+        for whole, _ in self.memory:
+            if whole.entry is entry:
+                return whole_memory(whole.real, whole.spec.dtype)
+        return None
 
     def _source_of(self, real: torch.Tensor) -> Source:
         if self._sources is None:

@@ -14,6 +14,7 @@ import torch
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from ..errors import UnsupportedSideEffectError
+from .functions import READERS
 
 __all__ = ["Lifting"]
 
@@ -45,6 +46,9 @@ class Lifting(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
+        reader = READERS.get(func)
+        if reader is not None:
+            return reader(func, args, kwargs)
         return func(*args, **kwargs)
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

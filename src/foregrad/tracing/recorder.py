@@ -14,13 +14,21 @@ from typing import Any
 import torch
 
 from .._torch.dispatch import TorchDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
-from .._torch.fakes import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode, fake_device, new_fake
+from .._torch.fakes import (
+    DATA_DEPENDENT_ERRORS,
+    FakeTensor,
+    FakeTensorMode,
+    fake_device,
+    fake_grouped_mm,
+    new_fake,
+)
 from .._torch.ops import OpOverload
 from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info
+from .decisions import Decisions
+from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors
 from .origin import Origins, user_line
 from .tape import Entry, Tape
 from .writes import Writes
@@ -75,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self.recompute: Any = None  # the tag of the checkpointed region being recorded
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
         self.writes = Writes(self)
+        self.decisions: Decisions
 
     # ---------------------------------------------------------------- dispatch
 
@@ -110,6 +119,8 @@ class Recorder(TorchDispatchMode):
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
         try:
+            if func is aten._grouped_mm.default:
+                return fake_grouped_mm(self.fake_mode, args, kwargs)
             return self.fake_mode.dispatch(func, (), args, kwargs)
         except ValueError as error:
             if func is aten.view.default:
@@ -122,10 +133,16 @@ class Recorder(TorchDispatchMode):
         try:
             out = self.run_fake(func, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
-            constant = self._evaluate(func, args, kwargs, error)
+            found, constant = evaluate(self, func, args, kwargs)
+            if not found:
+                return self._decided(func, args, kwargs, error)
             if not isinstance(constant, (torch.Tensor, tuple, list)):
                 return constant  # a number: the program is specialized to it
             out = self._fakes_like(constant)
+        except (RuntimeError, NotImplementedError) as error:
+            if self.in_backward or info.is_view or info.is_random or not returns_tensors(func):
+                raise
+            return self._run_for_real(func, args, kwargs, error)
         if info.is_view:
             return self._view(info, args, kwargs, out)
         entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), info.is_random)
@@ -258,7 +275,9 @@ class Recorder(TorchDispatchMode):
     def _fakes_like(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.fake_of(TensorSpec.of(value))
-        return type(value)(self._fakes_like(item) for item in value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._fakes_like(item) for item in value)
+        return value
 
     def _specs_of(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor):
@@ -281,16 +300,29 @@ class Recorder(TorchDispatchMode):
             return type(value)(self._adopted(item) for item in value)
         return value
 
-    def _evaluate(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-        found, result = evaluate(self, func, args, kwargs)
-        if found:
-            return result
+    def _decided(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """An operator whose result's size, or number, depends on values of the inputs: what it is in this call."""
         where = user_line(self.origins.here())
-        raise UnsupportedDataDependentError(
-            f"`{func}` at {where} needs the values of a tensor that depends on the inputs, to decide a size or a "
-            "Python branch. Use torch.where or masking in place of the branch, compute the number outside and pass "
-            "it as an argument, or keep that part outside the compiled function."
-        ) from error
+        entry_args, entry_kwargs = self.to_entries(args), self.to_entries(kwargs)
+        try:
+            if func is aten._local_scalar_dense.default:
+                return self.decisions.item(entry_args[0], where)
+            entry = self.entry(func, entry_args, entry_kwargs, is_random=False)
+            if not returns_tensors(func):
+                return self.decisions.number(entry, where)
+            out = self._fakes_like(self.decisions.sized(entry, where, self.emit))
+        except UnsupportedDataDependentError as unsupported:
+            raise unsupported from error
+        return self.bind_results(entry, out)
+
+    def _run_for_real(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
+        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), is_random=False)
+        try:
+            real = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
+        except UnsupportedDataDependentError:
+            raise error from None
+        return self.bind_results(entry, self._fakes_like(real))
 
 
 def _is_real(value: Any) -> bool:
