@@ -81,6 +81,6 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)
-    index = device.index if device.index is not None else module.current_device()
-    generator: torch.Generator = module.default_generators[index]
+    index: int | None = device.index
+    generator: torch.Generator = module.default_generators[module.current_device() if index is None else index]
     return generator

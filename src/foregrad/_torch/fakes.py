@@ -68,18 +68,10 @@ def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[st
     dtype = args[0].dtype
     if dtype is torch.bfloat16 or args[1].dtype is not dtype:
         return mode.dispatch(func, (), args, kwargs)
-    with torch._C._DisableTorchDispatch():
-        lowered = [
-            mode.dispatch(torch.ops.aten.empty_strided.default, (), (t.shape, t.stride()), _half_on(t))
-            for t in args[:2]
-        ]
-    out = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
+    lowered = [new_fake(mode, t.shape, t.stride(), torch.bfloat16, fake_device(t)) for t in args[:2]]
+    out: Any = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
     wanted = kwargs.get("out_dtype") or dtype
     return new_fake(mode, out.shape, out.stride(), wanted, fake_device(args[0]))
-
-
-def _half_on(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": torch.bfloat16, "device": fake_device(tensor)}
 
 
 def meta_storage(nbytes: int) -> torch.UntypedStorage:

@@ -33,9 +33,9 @@ def decision_lines(
     raised = bind("unless_diverged", raise_unless_diverged)
     lines = [*save, "try:", *("    " + line for line in run)]
     lines += ["except Exception as error:", f"    {raised}(error)", *("    " + line for line in fallback)]
-    for info in signature.decisions:
-        condition = _differs(outputs[info.output], info, bind)
-        lines.append(f"if {condition}:  # {info.where}")
+    for decision in signature.decisions:
+        condition = _differs(outputs[decision.output], decision, bind)
+        lines.append(f"if {condition}:  # {decision.where}")
         lines += ["    " + line for line in fallback]
     return lines
 

@@ -90,8 +90,7 @@ class Decisions:
         entry.spec = _specs_of(result)
         index, first = _first_tensor(result)
         part = entry if index is None else emit(operator.getitem, entry, index)
-        size = emit(aten.sym_numel.default, part, spec=())
-        size.spec = None
+        size = emit(aten.sym_numel.default, part)
         self._add(Decided(size, first.numel(), where, is_tensor=False))
         return result
 
