@@ -14,6 +14,7 @@ from .dispatch.naming import (
     get_graph_being_compiled,
     set_model_name,
 )
+from .dispatch.shapes import mark_dynamic
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
 from .partitioners import default_partition, min_cut_rematerialization_partition
@@ -40,6 +41,7 @@ __all__ = [
     "list_backends",
     "make_boxed_compiler",
     "make_boxed_func",
+    "mark_dynamic",
     "min_cut_rematerialization_partition",
     "nop",
     "partition",

@@ -74,13 +74,11 @@ def aot_function(
         static_argnums: refused (`RuntimeError`), as in PyTorch.
         keep_inference_input_mutations: without gradients, leave the writes to inputs in the graph as `copy_`.
         inference_compiler: for calls without gradients; by default `fw_compiler`.
-        dynamic: True is refused for now.
+        dynamic: whether the sizes of arguments are symbolic from the beginning.
     """
     del num_params_buffers, hasher_type
     if static_argnums is not None:
         raise RuntimeError("static_argnums is not taken any more: plain values are part of the guards by themselves.")
-    if dynamic:
-        raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
     pipeline = _pipeline(
         fw_compiler,
         bw_compiler,
@@ -89,7 +87,7 @@ def aot_function(
         decompositions,
         keep_inference_input_mutations=keep_inference_input_mutations,
     )
-    return compile_function(fn, pipeline)
+    return compile_function(fn, pipeline, dynamic=dynamic)
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:

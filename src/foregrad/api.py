@@ -63,7 +63,9 @@ def compile(
         partition: "default" (save what the backward needs), "min_cut" (save least), or a function with the
             signature of `default_partition`.
         memory_budget: not supported yet; raises `UnsupportedError`.
-        dynamic: None or False; symbolic sizes (True) are not supported yet and raise `UnsupportedError`.
+        dynamic: which sizes of arguments the graphs are not specialized to. None: those that differed between two
+            captures, so that a function called with many lengths compiles twice. True: all from the beginning.
+            False: none but those of `mark_dynamic`.
         decompositions: operators to replace while capturing, `{operator: function}`.
 
     Returns:
@@ -80,8 +82,6 @@ def compile(
         )
     if memory_budget is not None:
         raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
-    if dynamic:
-        raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
     chosen = get_backend(backend)
     pipeline = Pipeline(
         chosen.fw_compiler,
@@ -91,13 +91,13 @@ def compile(
         decompositions if decompositions is not None else chosen.decomposition_table(),
     )
     if isinstance(fn_or_module, torch.nn.Module):
-        return compile_module(fn_or_module, pipeline)
-    return compile_function(fn_or_module, pipeline)
+        return compile_module(fn_or_module, pipeline, dynamic=dynamic)
+    return compile_function(fn_or_module, pipeline, dynamic=dynamic)
 
 
-def compile_function(function: F, pipeline: Pipeline) -> F:
+def compile_function(function: F, pipeline: Pipeline, *, dynamic: bool | None = False) -> F:
     """`function` behind a dispatcher, looking like itself."""
-    dispatcher = Dispatcher(function, pipeline, config.value)
+    dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic)
 
     @functools.wraps(function)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -107,9 +107,9 @@ def compile_function(function: F, pipeline: Pipeline) -> F:
     return compiled  # type: ignore[return-value]
 
 
-def compile_module(module: torch.nn.Module, pipeline: Pipeline) -> torch.nn.Module:
+def compile_module(module: torch.nn.Module, pipeline: Pipeline, *, dynamic: bool | None = False) -> torch.nn.Module:
     """A module of the same class and with the same state, whose forward is compiled."""
-    dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__)
+    dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__, dynamic=dynamic)
     cls = type(module)
 
     def forward(_self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "fake_grouped_mm",
     "new_fake",
     "new_fake_over",
+    "symbolic_fake",
 ]
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -72,6 +73,19 @@ def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[st
     out: Any = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
     wanted = kwargs.get("out_dtype") or dtype
     return new_fake(mode, out.shape, out.stride(), wanted, fake_device(args[0]))
+
+
+def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator whose kernel reads sizes as plain numbers, on fakes of symbolic sizes: by its reference in Python.
+
+    `NotImplemented` for every other operator.
+    """
+    if func is not torch.ops.aten.constant_pad_nd.default:
+        return NotImplemented
+    from torch import _refs
+
+    with mode:
+        return _refs.constant_pad_nd(*args, **kwargs)
 
 
 def meta_storage(nbytes: int) -> torch.UntypedStorage:

@@ -17,6 +17,7 @@ from ..runtime.render import render_run
 from .guards import MISS, render_guards
 from .paths import Paths
 from .pipeline import Pipeline, Product
+from .shapes import SizesSeen, check_marked
 
 __all__ = ["Dispatcher", "Specialization"]
 
@@ -42,7 +43,13 @@ class Dispatcher:
     """The compiled form of `function`: callable with its arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str | None = None
+        self,
+        function: Callable[..., Any],
+        pipeline: Pipeline,
+        config: Config,
+        name: str | None = None,
+        *,
+        dynamic: bool | None = False,
     ) -> None:
         self.function = function
         self.pipeline = pipeline
@@ -51,6 +58,7 @@ class Dispatcher:
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._warned = False
+        self._sizes = SizesSeen(dynamic)
         self._paths = Paths(self.name, config)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,11 +103,14 @@ class Dispatcher:
 
     def specialize(self, call: FlatCall) -> Specialization:
         """Capture, partition, compile and render for this call."""
+        call = self._sizes.observe(call)
         product = self.pipeline.build(call, self.name, self.config)
         names = Names(["args", "kwargs", "MISS"])
         captured = product.captured
+        if call.dynamic:
+            check_marked(call, captured.joint, self.name)
         guards = render_guards(call, captured.joint, captured.modules, names, captured.tensors)
-        run = render_run(product.compiled, guards.inputs, names)
+        run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
         function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")

@@ -22,6 +22,7 @@ from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
+from .shapes import size_lines, static_or_none
 
 __all__ = ["MISS", "GuardLines", "render_guards"]
 
@@ -37,11 +38,15 @@ _BY_VALUE = (slice, range, torch.device, torch.Size, complex, bytes)
 
 @dataclasses.dataclass(slots=True)
 class GuardLines:
-    """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i."""
+    """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i.
+
+    `symbols` has the variable of each symbolic size.
+    """
 
     lines: list[str]
     globals: dict[str, Any]
     inputs: list[str]
+    symbols: dict[Any, str]
 
 
 def render_guards(
@@ -69,24 +74,32 @@ class _Renderer:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {"MISS": MISS}
         self.leaves: list[str] = []
+        self.symbols: dict[Any, str] = {}
 
     def render(self) -> GuardLines:
         self._take_apart()
         inputs = self._inputs()
         self._global_state()
         self._tensor_metadata(inputs)
+        if self.signature.symbols:
+            reads, conditions, self.symbols = size_lines(self.joint, inputs, self.names, self._bind)
+            self.lines += [*reads, f"if not ({' and '.join(conditions)}): return MISS"]
         self._relations(inputs)
         self._modules()
         # A lookup that fails on the way is a difference too.
         body = ["    " + line for line in self.lines]
-        lines = ["try:", *body, "except (KeyError, AttributeError, IndexError, TypeError, ValueError):"]
+        lines = [
+            "try:",
+            *body,
+            "except (KeyError, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):",
+        ]
         lines.append("    return MISS")
         for name, info in zip(inputs, self.signature.inputs, strict=True):
             if isinstance(info.source, MemoryOf):
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
                 lines.append(f"{name} = {self._bind('whole_memory', whole_memory)}({of}, {dtype})")
-        return GuardLines(lines, self.globals, inputs)
+        return GuardLines(lines, self.globals, inputs, self.symbols)
 
     def _bind(self, wanted: str, value: Any) -> str:
         name = self.names.fresh(wanted)
@@ -225,8 +238,8 @@ class _Renderer:
         names = [inputs[i] for i in checked]
         guard = engine.TensorGuards(
             *tensors,
-            dynamic_dims_sizes=[list(t.shape) for t in tensors],
-            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+            dynamic_dims_sizes=[static_or_none(self.signature.inputs[i].spec.shape) for i in checked],
+            dynamic_dims_strides=[static_or_none(self.signature.inputs[i].spec.stride) for i in checked],
         )
         self._require(f"{self._bind('tensors', guard)}.check({', '.join(names)})")
 

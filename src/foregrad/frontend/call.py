@@ -18,13 +18,17 @@ __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlatCall:
-    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i."""
+    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i.
+
+    `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
+    """
 
     function: Callable[..., Any]
     leaves: tuple[Any, ...]
     tree: Tree
     paths: tuple[str, ...]
     first_of: tuple[int, ...]
+    dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""

@@ -28,6 +28,7 @@ class JointGraph:
     signature: Signature
     fake_mode: Any
     backward_error: Exception | None = None
+    symbols: Any = None  # the SymbolTable behind symbolic sizes, when there are any
 
     @property
     def graph(self) -> fx.Graph:

@@ -24,6 +24,7 @@ __all__ = [
     "MetadataWrite",
     "OutputInfo",
     "Signature",
+    "SizeSymbol",
     "Update",
     "ViewStep",
 ]
@@ -102,6 +103,15 @@ class DecisionInfo:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SizeSymbol:
+    """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`."""
+
+    symbol: Any
+    input: int
+    dim: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ViewStep:
     """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
 
@@ -168,6 +178,7 @@ class Signature:
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
+    * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
@@ -188,6 +199,7 @@ class Signature:
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()
+    symbols: tuple[SizeSymbol, ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -8,11 +8,13 @@ mutations back, taking views. `RunLines` is put by dispatch behind the guards in
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .._torch import engine
+from .._torch.symbols import concrete, expression_text, is_symbolic
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
     AliasOutput,
@@ -41,17 +43,27 @@ class RunLines:
     node: NodeSource | None
 
 
-def render_run(compiled: Compiled, inputs: list[str], names: Names, diverged: str = "return MISS") -> RunLines:
+def render_run(
+    compiled: Compiled,
+    inputs: list[str],
+    names: Names,
+    diverged: str = "return MISS",
+    symbols: Mapping[Any, str] | None = None,
+) -> RunLines:
     """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
 
-    `diverged` is the statement for a call in which a decision comes out otherwise than when it was captured.
+    `symbols` has the variable of each symbolic size. `diverged` is the statement for a call in which a decision
+    comes out otherwise than when it was captured.
     """
-    return _Renderer(compiled, inputs, names, diverged).render()
+    return _Renderer(compiled, inputs, names, diverged, symbols or {}).render()
 
 
 class _Renderer:
-    def __init__(self, compiled: Compiled, inputs: list[str], names: Names, diverged: str) -> None:
+    def __init__(
+        self, compiled: Compiled, inputs: list[str], names: Names, diverged: str, symbols: Mapping[Any, str]
+    ) -> None:
         self.compiled = compiled
+        self.symbols = symbols
         self.diverged = diverged
         self.signature: Signature = compiled.partitioned.joint.signature
         self.inputs = inputs
@@ -175,7 +187,7 @@ class _Renderer:
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
-            return repr(value) if value is None or type(value) in (bool, int, str) else self.bind("constant", value)
+            return self._literal(value)
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, GraphOutput):
@@ -231,14 +243,18 @@ class _Renderer:
             return repr(value)
         if isinstance(value, (list, tuple)):
             items = ", ".join(map(self._literal, value))
+            if isinstance(value, torch.Size):
+                return f"{self.bind('Size', torch.Size)}([{items}])"
             return f"[{items}]" if isinstance(value, list) else f"({items},)"
+        if is_symbolic(value):
+            return f"({expression_text(value, self.symbols, self.bind)})"
         return self.bind("constant", value)
 
 
 def _overlaps_itself(spec: TensorSpec) -> bool:
     """Whether two elements are in one place, as after expand."""
     span = 1
-    for stride, size in sorted(zip(spec.stride, spec.shape, strict=True)):
+    for stride, size in sorted(zip(map(concrete, spec.stride), map(concrete, spec.shape), strict=True)):
         if size > 1:
             if stride < span:
                 return True

@@ -29,6 +29,7 @@ from .lifting import Lifting
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
 from .recorder import Recorder
+from .symbols import SizeSymbols
 from .tape import Entry
 
 __all__ = ["Captured", "capture_call"]
@@ -95,8 +96,9 @@ class _Capture:
     ) -> None:
         self.call = call
         self.name = name
-        self.fake_mode = _fake_mode_of(call)
-        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole)
+        self.symbols = SizeSymbols() if call.dynamic else None
+        self.fake_mode = _fake_mode_of(call, self.symbols)
+        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
@@ -268,6 +270,7 @@ class _Capture:
             outputs,
             self.fake_mode,
             "JointGraph",
+            self.symbols,
         )
         number = {id(r): i for i, r in enumerate(records)}
         shared_of = {whole: members[0] for whole, members in shared}
@@ -288,8 +291,10 @@ class _Capture:
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
+            symbols=self.symbols.signature({id(r.entry): i for i, r in enumerate(records)}) if self.symbols else (),
         )
-        return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)
+        table = self.symbols.table if self.symbols else None
+        return JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
 
 
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -303,11 +308,11 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any) -> Any:
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
 
 
-def _fake_mode_of(call: FlatCall) -> FakeTensorMode:
+def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
-    return FakeTensorMode()
+    return FakeTensorMode() if symbols is None else FakeTensorMode(shape_env=symbols.table.env)
 
 
 def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:

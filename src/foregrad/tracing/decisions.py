@@ -19,6 +19,7 @@ import torch
 
 from .._torch.dispatch import default_generator, plain_execution
 from .._torch.fakes import FakeTensor
+from .._torch.symbols import concrete, map_symbolic
 from ..errors import UnsupportedDataDependentError
 from ..graph.meta import TensorSpec
 from .tape import Entry, Tape, entries_in, map_entries
@@ -216,8 +217,8 @@ class _Prefix:
 
     def _call(self, entry: Entry) -> Any:
         assert entry.target is not None
-        args = map_entries(entry.args, self._known)
-        kwargs = map_entries(entry.kwargs, self._known)
+        args = map_symbolic(map_entries(entry.args, self._known), concrete)
+        kwargs = map_symbolic(map_entries(entry.kwargs, self._known), concrete)
         if not entry.has_effect:
             return entry.target(*args, **kwargs)
         generators = _generators(entry)

@@ -11,8 +11,10 @@ from torch import fx
 
 from .._torch.fakes import FakeTensorMode, new_fake
 from .._torch.modules import make_graph_module
+from .._torch.symbols import map_symbolic
 from ..graph.meta import NodeMeta, TensorSpec
 from .origin import Origin
+from .symbols import SizeNodes, SizeSymbols
 from .tape import Entry, Tape, map_entries
 
 __all__ = ["build_module"]
@@ -25,13 +27,16 @@ def build_module(
     outputs: Sequence[Entry | None],
     fake_mode: FakeTensorMode,
     name: str,
+    symbols: SizeSymbols | None = None,
 ) -> fx.GraphModule:
     """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need."""
-    return _Builder(tape, fake_mode).build(primals, tangents, outputs, name)
+    return _Builder(tape, fake_mode, symbols).build(primals, tangents, outputs, name)
 
 
 class _Builder:
-    def __init__(self, tape: Tape, fake_mode: FakeTensorMode) -> None:
+    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbols: SizeSymbols | None) -> None:
+        self.symbols = symbols
+        self.sizes: SizeNodes | None = None
         self.tape = tape
         self.fake_mode = fake_mode
         self.graph = fx.Graph()
@@ -48,6 +53,8 @@ class _Builder:
                 node = self.graph.placeholder(f"{prefix}_{number}")
                 node.meta = self._meta(entry)
                 self.nodes[id(entry)] = node
+        if self.symbols is not None:
+            self.sizes = SizeNodes(self.graph, self.symbols.table, self.nodes)
         for entry in self.tape.entries:
             if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
                 self.origins.setdefault(entry.sequence_nr, entry.origin)
@@ -67,6 +74,8 @@ class _Builder:
         else:
             args = map_entries(entry.args, self._node)
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
+            if self.sizes is not None:
+                args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
             node = self.graph.create_node("call_function", entry.target, args, kwargs, _name(entry.target))
         node.meta = self._meta(entry)
         self.nodes[id(entry)] = node

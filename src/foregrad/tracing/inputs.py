@@ -16,6 +16,7 @@ from ..graph.meta import TensorSpec
 from ..graph.slots import Closure, Input, SharedMemory, Slot
 from .alias import Value, View
 from .recorder import Recorder
+from .symbols import SizeSymbols
 from .tape import Entry
 
 __all__ = ["InputRecord", "Inputs"]
@@ -69,8 +70,17 @@ class _StandIn(torch.autograd.Function):
 class Inputs:
     """All inputs of one capture. Call `add_arguments` first; `adopt` then finds stand-ins for the tensors met."""
 
-    def __init__(self, call: FlatCall, fake_mode: FakeTensorMode, *, shared_bases: bool, whole: set[int]) -> None:
+    def __init__(
+        self,
+        call: FlatCall,
+        fake_mode: FakeTensorMode,
+        *,
+        shared_bases: bool,
+        whole: set[int],
+        symbols: SizeSymbols | None = None,
+    ) -> None:
         self.call = call
+        self.symbols = symbols
         self.fake_mode = fake_mode
         self.shared_bases = shared_bases
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
@@ -101,12 +111,22 @@ class Inputs:
             self.records.append(record)
             recorder.tape.append(record.entry)
             if id(record) not in in_group:
+                self._with_symbols(record)
                 self._stand_in_alone(record)
         for group in groups:
             self._stand_in_group(group)
         for record in new:
             self._register(record)
         return [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
+
+    def _with_symbols(self, record: InputRecord) -> None:
+        """Symbols for the sizes of an argument that may vary."""
+        if self.symbols is None or record.argument is None or isinstance(record.real, torch.nn.Parameter):
+            return
+        dims = self.call.dynamic.get(record.argument)
+        if dims:
+            record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry)
+            record.entry.spec = record.spec
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""

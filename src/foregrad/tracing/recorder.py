@@ -21,6 +21,7 @@ from .._torch.fakes import (
     fake_device,
     fake_grouped_mm,
     new_fake,
+    symbolic_fake,
 )
 from .._torch.ops import OpOverload
 from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
@@ -77,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self.origins = origins
         self.adopt = adopt
         self.decompositions = decompositions
+        self.is_symbolic = fake_mode.shape_env is not None
         self.tape = Tape()
         self.values: dict[int, Value] = {}
         self.in_backward = False
@@ -121,6 +123,10 @@ class Recorder(TorchDispatchMode):
         try:
             if func is aten._grouped_mm.default:
                 return fake_grouped_mm(self.fake_mode, args, kwargs)
+            if self.is_symbolic:
+                out = symbolic_fake(self.fake_mode, func, args, kwargs)
+                if out is not NotImplemented:
+                    return out
             return self.fake_mode.dispatch(func, (), args, kwargs)
         except ValueError as error:
             if func is aten.view.default:
