@@ -253,6 +253,7 @@ def test_decisions_are_named_in_the_print():
     assert "test_branches.py" in decision.where
     assert "if x.sum() > 0" in str(joint.signature.graph_outputs[decision.output])
     joint.check()
+    assert "decided at" in str(joint)
 
 
 def test_without_guards_a_wrong_way_runs_the_module():

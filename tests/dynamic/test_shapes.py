@@ -271,3 +271,22 @@ def test_the_print_shows_the_symbols():
     source = compiled.foregrad.source()
     assert ".size(0)" in source
     assert "2 <= " in source
+
+
+def test_a_compiler_that_wants_one_size_after_all():
+    """A backward is compiled late: conditions that its compiler makes then can't be checked any more."""
+
+    def fixed(module, example_inputs):
+        size = int(example_inputs[0].shape[1])
+
+        def run(values):
+            assert values[0].shape[1] == size
+            return module(*values)
+
+        return foregrad.make_boxed_func(run)
+
+    compiled = foregrad.compile(lambda x: x.sin().sum(0), backend=(foregrad.nop, fixed), dynamic=True)
+    for n in (4, 6, 9):
+        x = torch.rand(2, n).requires_grad_()
+        (grad,) = torch.autograd.grad(compiled(x).sum(), x)
+        assert torch.equal(grad, x.cos())

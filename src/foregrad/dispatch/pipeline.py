@@ -12,6 +12,7 @@ from torch import fx
 from .._torch import engine
 from .._torch.modules import make_graph_module
 from ..backends.boxed import as_boxed
+from ..backends.eager import eager_compiler
 from ..config import Config
 from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
@@ -91,11 +92,11 @@ class Pipeline:
         num_saved = len(partitioned.saved_nodes)
 
         def make_backward() -> Boxed:
-            return _compile(self.bw_compiler, backward, joint.name, "backward")
+            return _compile_late(self.bw_compiler, backward, joint)
 
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
             module = without_tangents(backward, num_saved, mask)
-            return _compile(self.bw_compiler, module, joint.name, "backward")
+            return _compile_late(self.bw_compiler, module, joint)
 
         return Compiled(
             partitioned,
@@ -140,6 +141,18 @@ def _reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
             needed.add(node)
             stack.extend(node.all_input_nodes)
     return needed
+
+
+def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph) -> Boxed:
+    """Compile a backward, when the check of the arguments is long written: it can't take conditions on sizes any more.
+
+    A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
+    """
+    known = len(joint.symbols.guards()) if joint.symbols is not None else 0
+    compiled = _compile(compiler, module, joint.name, "backward")
+    if joint.symbols is not None and len(joint.symbols.guards()) > known:
+        return _compile(eager_compiler, module, joint.name, "backward")
+    return compiled
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule, name: str, phase: str) -> Boxed:

@@ -42,9 +42,12 @@ class JointGraph:
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def slot_texts(self) -> dict[str, str]:
-        """For printing: what each placeholder is."""
+        """For printing: what each placeholder is, and the values that decided."""
         slots = [*(info.slot for info in self.signature.inputs), *self.signature.tangent_slots()]
-        return {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
+        texts = {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
+        for decision in self.signature.decisions:
+            texts[f"output[{decision.output}]"] = str(self.signature.graph_outputs[decision.output])
+        return texts
 
     def example_inputs(self) -> tuple[list[Any], list[Any]]:
         """(primals, tangents) as fake tensors: what partitioners are called with."""
