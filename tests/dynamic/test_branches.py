@@ -13,7 +13,7 @@ from tests.parity.oracle import check
 
 
 def compiled_eagerly(fn):
-    return foregrad.compile(fn, backend="eager")
+    return foregrad.compile(fn, backend="eager", dynamic=False)
 
 
 def graphs_of(fn):

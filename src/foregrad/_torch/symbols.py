@@ -14,11 +14,13 @@ from torch import fx
 
 __all__ = [
     "SymbolTable",
+    "TracedSymbol",
     "concrete",
     "expression_text",
     "has_symbolic",
     "is_symbolic",
     "map_symbolic",
+    "symbol_made",
     "write_expression",
 ]
 
@@ -56,6 +58,15 @@ def concrete(value: Any) -> Any:
     return value.node.hint if isinstance(value, _SYMBOLIC) else value
 
 
+def symbol_made(number: Any) -> Any:
+    """The symbol, or expression, that a symbolic number was made as, whatever has been found out of it since."""
+    return number.node._expr
+
+
+class TracedSymbol(torch.SymFloat):
+    """A symbolic float of a class of our own: torch's operators take it as a number."""
+
+
 class SymbolTable:
     """The symbols of one capture, each bound to something that is known when a call begins."""
 
@@ -65,6 +76,7 @@ class SymbolTable:
 
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
         self.env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
 
     def symbol(self, value: int, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
@@ -82,9 +94,29 @@ class SymbolTable:
                 self.env.constrain_symbol_range(symbol, max(low or 2, 2), int(high or _unlimited()))
         return number
 
+    def float_node(self, value: float, name: str) -> Any:
+        """What a symbolic float that is `value` now is made of."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        source = ConstantSource(name)
+        symbol = self.env.create_symbol(
+            value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
+        )
+        self.floats[symbol] = value
+        number: Any = self.env.create_symfloatnode(symbol, hint=value, source=source)
+        return number.node
+
+    def is_guarded(self, symbol: Any) -> bool:
+        """Whether somebody needed to know the value of a symbol."""
+        return bool(self.env.replace(symbol) != symbol) or any(
+            symbol in guard.expr.free_symbols for guard in self.env.guards
+        )
+
     def guards(self) -> list[Any]:
-        """What was found out about the symbols while capturing, as sympy expressions that must be true."""
-        return [guard.expr for guard in self.env.guards]
+        """What was found out about the sizes while capturing, as sympy expressions that must be true."""
+        found = [guard.expr.subs(self.floats) for guard in self.env.guards]  # floats asked for are decided
+        return [expression for expression in found if expression.free_symbols]
 
     def limits(self, symbol: Any) -> tuple[int, int | None]:
         """The least and the greatest value that a symbol was taken to have."""

@@ -103,7 +103,7 @@ class Dispatcher:
 
     def specialize(self, call: FlatCall) -> Specialization:
         """Capture, partition, compile and render for this call."""
-        call = self._sizes.observe(call)
+        call = self._sizes.observe(call, self.specializations)
         product = self.pipeline.build(call, self.name, self.config)
         names = Names(["args", "kwargs", "MISS"])
         captured = product.captured

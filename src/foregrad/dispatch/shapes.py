@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from ..graph.source import Names
+
+if TYPE_CHECKING:
+    from .dispatcher import Specialization
 
 __all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "static_or_none"]
 
@@ -55,8 +58,10 @@ class SizesSeen:
         self.dynamic = dynamic
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
 
-    def observe(self, call: FlatCall) -> FlatCall:
-        """The call with the dimensions that are to be symbolic."""
+    def observe(self, call: FlatCall, specializations: Sequence[Specialization] = ()) -> FlatCall:
+        """The call with the dimensions, and the lines where numbers are read, that are to be symbolic."""
+        if self.dynamic is not False and any(s.decides for s in specializations):
+            call = dataclasses.replace(call, varied=floats_read(specializations))
         found: dict[int, dict[int, Limits]] = {}
         for index, leaf in enumerate(call.leaves):
             if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
@@ -73,6 +78,16 @@ class SizesSeen:
             if dims and call.first_of[index] == index:
                 found[index] = dims
         return dataclasses.replace(call, dynamic=found) if found else call
+
+
+def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
+    """The lines at which a graph there is read a float: as there is to be another, it differs."""
+    return frozenset(
+        decision.where
+        for s in specializations
+        for decision in s.product.captured.joint.signature.decisions
+        if type(decision.value) is float
+    )
 
 
 def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:

@@ -26,6 +26,7 @@ from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
+from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
 from .recorder import Recorder
@@ -102,14 +103,19 @@ class _Capture:
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
-        self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind)
+        self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
+        table = self.symbols.table if self.symbols else None
+        self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.modules: dict[int, torch.nn.Module] = {}
         owner = getattr(call.function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
             self.modules[id(owner)] = owner
         self.regions = itertools.count(1)
         self.lifting = Lifting(
-            self.inputs.adopt, self.recorder.writes.replaced_by, lambda: user_line(self.origins.here())
+            self.inputs.adopt,
+            self.recorder.writes.replaced_by,
+            lambda: user_line(self.origins.here()),
+            self.recorder.decisions.numbers.ours,
         )
         self.backward_error: Exception | None = None
 
@@ -139,6 +145,7 @@ class _Capture:
                 differentiable, tangents = [], []  # gradients flow to nothing outside
                 found.mark_leaves()
         self._separate_outputs(found)
+        recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
         joint = self._joint(found, differentiable, tangents, gradients, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
@@ -271,6 +278,7 @@ class _Capture:
             self.fake_mode,
             "JointGraph",
             self.symbols,
+            self.recorder.decisions.numbers.by_entry,
         )
         number = {id(r): i for i, r in enumerate(records)}
         shared_of = {whole: members[0] for whole, members in shared}

@@ -11,9 +11,10 @@ numbers that the compiled call is going to draw, and the program's own generator
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +25,9 @@ from ..errors import UnsupportedDataDependentError
 from ..graph.meta import TensorSpec
 from .tape import Entry, Tape, entries_in, map_entries
 from .views import Emit
+
+if TYPE_CHECKING:
+    from .numbers import Numbers
 
 __all__ = ["Decided", "Decisions", "SizedCall", "generators_drawn_from"]
 
@@ -43,20 +47,34 @@ class Decided:
 class Decisions:
     """The values read so far in one capture.
 
-    `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input.
+    `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input. `varied` are the
+    lines at which another number was read by an earlier capture.
     """
 
-    def __init__(self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None]) -> None:
+    def __init__(
+        self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None], varied: frozenset[str] = frozenset()
+    ) -> None:
         self.made: list[Decided] = []
+        self.varied = varied
+        self.numbers: Numbers
         self._prefix = _Prefix(tape, real_of)
         self._by_entry: dict[int, Decided] = {}
 
-    def item(self, entry: Entry, where: str) -> Any:
+    def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
         known = self._by_entry.get(id(entry))
+        if known is None and where in self.varied:
+            value = self.value(entry, where).item()
+            if type(value) is float and math.isfinite(value):
+                return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
         if known is None:
             known = self._add(Decided(entry, self.value(entry, where).item(), where))
         return known.value
+
+    def decide(self, entry: Entry, value: Any, where: str) -> Any:
+        """`value`, which a number's entry gave, from now on a part of the program."""
+        known = self._by_entry.get(id(entry))
+        return (known or self._add(Decided(entry, value, where, is_tensor=False))).value
 
     def number(self, entry: Entry, where: str) -> Any:
         """What an operator gives that returns no tensor."""
@@ -84,7 +102,7 @@ class Decisions:
                 raise
             result = self._picked(entry, where)
             for mask in masks:
-                self.item(emit(aten.sum.default, mask), where)
+                self.item(emit(aten.sum.default, mask), where, emit)
             return result
         call = SizedCall(func, _shapes_of(result))
         entry.target = call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +28,17 @@ def build_module(
     fake_mode: FakeTensorMode,
     name: str,
     symbols: SizeSymbols | None = None,
+    numbers: Mapping[int, Any] | None = None,
 ) -> fx.GraphModule:
     """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need."""
-    return _Builder(tape, fake_mode, symbols).build(primals, tangents, outputs, name)
+    return _Builder(tape, fake_mode, symbols, numbers or {}).build(primals, tangents, outputs, name)
 
 
 class _Builder:
-    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbols: SizeSymbols | None) -> None:
+    def __init__(
+        self, tape: Tape, fake_mode: FakeTensorMode, symbols: SizeSymbols | None, numbers: Mapping[int, Any]
+    ) -> None:
+        self.numbers = numbers  # symbolic numbers by the id of their entry
         self.symbols = symbols
         self.sizes: SizeNodes | None = None
         self.tape = tape
@@ -87,6 +91,8 @@ class _Builder:
         fake_mode, spec = self.fake_mode, entry.spec
         late: dict[str, Callable[[], Any]] = {"val": lambda: _fake(fake_mode, spec)}
         meta = NodeMeta({"spec": spec}, late=late)
+        if id(entry) in self.numbers:
+            meta["val"] = self.numbers[id(entry)]
         if entry.target is None:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"

@@ -33,11 +33,13 @@ class Lifting(TorchFunctionMode):
         adopt: Callable[[torch.Tensor], torch.Tensor],
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
         where: Callable[[], str],
+        known_number: Callable[[Any], Any],
     ) -> None:
         super().__init__()
         self.adopt = adopt
         self.on_data_assignment = on_data_assignment
         self.where = where
+        self.known_number = known_number
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_REAL:
@@ -79,6 +81,10 @@ class Lifting(TorchFunctionMode):
             "compiled call can't repeat. Use torch.autograd.grad, or call backward outside."
         )
 
+    def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
+        number = func(*args, **kwargs)
+        return self.known_number(number) if isinstance(number, torch.SymFloat) else number
+
     def _assign_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         self.on_data_assignment(args[0], args[1])
@@ -87,5 +93,6 @@ class Lifting(TorchFunctionMode):
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.backward: Lifting._backward,
+    torch.Tensor.item: Lifting._item,
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
 }

@@ -24,6 +24,7 @@ from .._torch.fakes import (
     symbolic_fake,
 )
 from .._torch.ops import OpOverload
+from .._torch.symbols import map_symbolic
 from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
@@ -120,6 +121,9 @@ class Recorder(TorchDispatchMode):
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
+        numbers = self.decisions.numbers
+        if numbers.made:
+            args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
         try:
             if func is aten._grouped_mm.default:
                 return fake_grouped_mm(self.fake_mode, args, kwargs)
@@ -197,6 +201,9 @@ class Recorder(TorchDispatchMode):
 
     def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry:
         """Append an operator to the tape, noting where it comes from."""
+        numbers = self.decisions.numbers
+        if numbers.made:
+            args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
         entry = Entry(target, tuple(args), kwargs)
         entry.has_effect = is_random and not _draws_nothing(target, args)
         entry.is_backward = self.in_backward
@@ -222,6 +229,10 @@ class Recorder(TorchDispatchMode):
                 spec = self._specs_of(out)
         entry.spec = spec
         return entry
+
+    def emit_number(self, target: Any, *args: Any, **_: Any) -> Entry:
+        """An operator that gives a plain number."""
+        return self.entry(target, args, {}, is_random=False)
 
     def to_entries(self, value: Any) -> Any:
         """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
@@ -312,7 +323,7 @@ class Recorder(TorchDispatchMode):
         entry_args, entry_kwargs = self.to_entries(args), self.to_entries(kwargs)
         try:
             if func is aten._local_scalar_dense.default:
-                return self.decisions.item(entry_args[0], where)
+                return self.decisions.item(entry_args[0], where, self.emit_number)
             entry = self.entry(func, entry_args, entry_kwargs, is_random=False)
             if not returns_tensors(func):
                 return self.decisions.number(entry, where)
