@@ -47,6 +47,11 @@ class Pool:
         same = [name for name, other in self.names.items() if _broadcasts(other.shape, tensor.shape)]
         return self.choose.choice(same)
 
+    def source(self, tensor: torch.Tensor) -> str:
+        """A partner to copy from. Copying between tensors that overlap in part gives what the order of copying gives."""
+        fits = [n for n, o in self.names.items() if _broadcasts(o.shape, tensor.shape) and not _overlap(o, tensor)]
+        return self.choose.choice([*fits, _full_of_twos(tensor)])
+
     def dim(self, tensor: torch.Tensor) -> int:
         return self.choose.integer(0, tensor.dim() - 1) - tensor.dim() * self.choose.chance(30)
 
@@ -55,6 +60,29 @@ class Pool:
 
     def number(self) -> str:
         return self.choose.choice(["2", "-1", "0", "0.5"])
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors share memory and are not the same elements in the same order."""
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    return (a.data_ptr(), a.shape, a.stride()) != (b.data_ptr(), b.shape, b.stride())
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements are in one place that no kernel checks for, as after unfold."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < span:
+                return 0 not in tensor.stride()
+            span += stride * (size - 1)
+    return False
+
+
+def _full_of_twos(tensor: torch.Tensor) -> str:
+    """A source that fits anything."""
+    return f"torch.full({tuple(tensor.shape)}, 2, dtype={tensor.dtype})"
 
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
@@ -240,6 +268,12 @@ def _index_add(name: str, t: torch.Tensor, pool: Pool) -> str:
     return f"{name}.index_add_(0, torch.tensor([{index}]), torch.ones({(1, *t.shape[1:])}, dtype={t.dtype}))"
 
 
+def _fill(name: str, t: torch.Tensor, pool: Pool) -> str:
+    # PyTorch lets a bool tensor filled with a float that requires grad require grad: then nothing else works with it.
+    value = pool.name(pool.choose)
+    return f"{name}.fill_({value}{'' if t.is_floating_point() or t.is_complex() else '.detach()'}.sum())"
+
+
 def _assign(name: str, t: torch.Tensor, pool: Pool) -> str:
     places = [f"{pool.index(t.shape[0])}", _slice(name, t, pool, 0), f"..., {pool.index(t.shape[-1])}"]
     where = pool.choose.choice(places)
@@ -247,7 +281,7 @@ def _assign(name: str, t: torch.Tensor, pool: Pool) -> str:
         part = eval(f"t[{where}]", {"t": t})
     except (IndexError, RuntimeError):
         part = t
-    return f"{name}[{where}] = {pool.partner(part)}"
+    return f"{name}[{where}] = {pool.source(part)}"
 
 
 IN_PLACE = [
@@ -255,11 +289,11 @@ IN_PLACE = [
     Op("mul_", "in-place", _change("{x}.mul_({s})"), gives=False),
     Op("add_ tensor", "in-place", _change_by("{x}.add_({y})"), gives=False),
     Op("mul_ tensor", "in-place", _change_by("{x}.mul_({y})"), gives=False),
-    Op("copy_", "in-place", _change_by("{x}.copy_({y})"), gives=False),
+    Op("copy_", "in-place", lambda n, t, p: f"{n}.copy_({p.source(t)})", gives=False),
     Op("iadd", "in-place", _change("{x} += {s}"), gives=False),
     Op("zero_", "in-place", _change("{x}.zero_()"), gives=False),
     Op("fill_", "in-place", _change("{x}.fill_({s})"), gives=False),
-    Op("fill_ tensor", "in-place", lambda n, t, p: f"{n}.fill_({p.name(p.choose)}.sum())", gives=False),
+    Op("fill_ tensor", "in-place", _fill, gives=False),
     Op("neg_", "in-place", _change("{x}.neg_()"), gives=False),
     Op("sin_", "in-place", _change("{x}.sin_()"), _inexact, gives=False),
     Op("relu_", "in-place", _change("{x}.relu_()"), _real_number, gives=False),

@@ -35,11 +35,11 @@ def sequence_nr_of(node: Any) -> int:
     return node._sequence_nr()  # type: ignore[no-any-return]
 
 
-def force_view_tracking() -> Any:
+def force_view_tracking(on: bool = True) -> Any:
     """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
     from torch.autograd.grad_mode import _force_original_view_tracking
 
-    return _force_original_view_tracking(True)
+    return _force_original_view_tracking(on)
 
 
 def disable_autocast() -> Any:

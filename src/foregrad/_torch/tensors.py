@@ -7,7 +7,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["base_of", "is_view", "is_wrapper_subclass", "storage_key", "version_of", "view_again", "whole_memory"]
+__all__ = [
+    "allows_writes",
+    "base_of",
+    "copy_creation_meta",
+    "history_of",
+    "is_usable",
+    "is_view",
+    "is_wrapper_subclass",
+    "storage_key",
+    "version_of",
+    "view_again",
+    "whole_memory",
+]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -29,6 +41,36 @@ def is_view(tensor: torch.Tensor) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written to in place."""
     return tensor._version
+
+
+def history_of(tensor: torch.Tensor) -> Any:
+    """Its `grad_fn`; None also for a view that autograd lets nobody use any more."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def is_usable(tensor: torch.Tensor) -> bool:
+    """False for a view whose base was written since, when autograd can't follow that: most uses of it raise."""
+    try:
+        tensor.grad_fn  # noqa: B018
+        return True
+    except RuntimeError:
+        return False
+
+
+def allows_writes(tensor: torch.Tensor) -> bool:
+    """False for views made under no_grad, and for one of several views made at once: in-place writes raise."""
+    if not tensor._is_view():
+        return True
+    meta = torch._C._autograd._get_creation_meta(tensor)
+    return bool(meta == torch._C._autograd.CreationMeta.DEFAULT)
+
+
+def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
+    """Let `view` be as fit for in-place writes as `source`: views made under no_grad are not."""
+    torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(source))
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

@@ -105,12 +105,16 @@ class Dispatcher:
         """Capture, partition, compile and render for this call."""
         call = self._sizes.observe(call, self.specializations)
         product = self.pipeline.build(call, self.name, self.config)
-        names = Names(["args", "kwargs", "MISS"])
         captured = product.captured
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
-        guards = render_guards(call, captured.joint, captured.modules, names, captured.tensors)
-        run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
+        while True:
+            names = Names(["args", "kwargs", "MISS"])
+            guards = render_guards(call, captured.joint, captured.modules, names, captured.tensors)
+            known = captured.joint.num_guards()
+            run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
+            if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
+                break
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
         function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")

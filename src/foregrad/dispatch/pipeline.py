@@ -95,7 +95,7 @@ class Pipeline:
             return _compile_late(self.bw_compiler, backward, joint)
 
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
-            module = without_tangents(backward, num_saved, mask)
+            module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile_late(self.bw_compiler, module, joint)
 
         return Compiled(
@@ -148,9 +148,9 @@ def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph)
 
     A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
     """
-    known = len(joint.symbols.guards()) if joint.symbols is not None else 0
+    known = joint.num_guards()
     compiled = _compile(compiler, module, joint.name, "backward")
-    if joint.symbols is not None and len(joint.symbols.guards()) > known:
+    if joint.num_guards() > known:
         return _compile(eager_compiler, module, joint.name, "backward")
     return compiled
 

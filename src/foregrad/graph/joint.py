@@ -99,6 +99,10 @@ class JointGraph:
 
         return print_graph(self.module, header=f"joint graph of {self.name}, after capture", slots=self.slot_texts())
 
+    def num_guards(self) -> int:
+        """How much was found out about symbolic sizes so far: the graph is right only where all of it is true."""
+        return len(self.symbols.guards()) if self.symbols is not None else 0
+
     def num_ops(self) -> int:
         """Operators in the graph (inputs, constants and unpacking apart)."""
         return sum(1 for n in self.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)

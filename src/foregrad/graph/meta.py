@@ -75,6 +75,23 @@ class TensorSpec:
             span = span + (size - 1) * stride
         return span * self.dtype.itemsize
 
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may be in one place, as after expand or unfold."""
+        span = 1
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size > 1:
+                if stride < span:
+                    return True
+                span += stride * (size - 1)
+        return False
+
+    def holds(self, part: TensorSpec) -> bool:
+        """Whether this is a stretch of memory without gaps or overlaps in which all elements of `part` are."""
+        start, first = self.offset * self.dtype.itemsize, part.offset * part.dtype.itemsize
+        dense = self.nbytes == self.numel * self.dtype.itemsize
+        return bool(dense and start <= first and first + part.nbytes <= start + self.nbytes)
+
     def same_layout(self, other: TensorSpec) -> bool:
         """Whether both have the same shape, strides and dtype (device and offset aside)."""
         return self.shape == other.shape and self.stride == other.stride and self.dtype is other.dtype

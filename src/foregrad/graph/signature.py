@@ -156,13 +156,17 @@ class GraphOutput(OutputInfo):
 class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
-    `leaf`: eager returns a leaf that requires grad.
+    `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
+    over, and this is a view of that. `history`: the graph output that has the view's elements and its gradients, where
+    the way from the base is cut off (detach, then a write in place).
     """
 
     input: int | None
     output: int | None
     steps: tuple[ViewStep, ...]
     leaf: bool = False
+    after_replacement: bool = False
+    history: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +177,10 @@ class Signature:
     `graph_outputs` (one slot each) then the gradients, one per entry of `inputs` (None where there is none).
 
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
+    * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
+    * `reached_from`: for each input, the differentiable outputs (positions in `differentiable`) that lead to it; empty
+      when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
@@ -196,6 +203,8 @@ class Signature:
     output_spec: Any
     replacements: tuple[tuple[int, OutputInfo], ...] = ()
     counted: tuple[int, ...] = ()
+    rootless: tuple[int, ...] = ()
+    reached_from: tuple[frozenset[int], ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()

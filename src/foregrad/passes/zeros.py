@@ -8,6 +8,7 @@ graph is cut down to what the tangents that did come in reach.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,8 +54,13 @@ _LINEAR = {
 }  # fmt: skip
 
 
-def without_tangents(backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...]) -> fx.GraphModule:
-    """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those."""
+def without_tangents(
+    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[frozenset[int]]
+) -> fx.GraphModule:
+    """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those.
+
+    `reached_from` is the signature's: gradients that no such tangent leads to are None.
+    """
     old = backward.graph
     placeholders = [n for n in old.nodes if n.op == "placeholder"]
     tangents = placeholders[num_saved:]
@@ -72,7 +78,10 @@ def without_tangents(backward: fx.GraphModule, num_saved: int, mask: tuple[bool,
         if node.op == "placeholder" and node in zeros:
             continue
         if node.op == "output":
-            graph.output([None if g is None or g in zeros else made[g] for g in node.args[0]])
+            present = {i for i, given in enumerate(mask) if given}
+            reached = [not present.isdisjoint(positions) for positions in reached_from]
+            gradients = zip(node.args[0], reached, strict=True)
+            graph.output([value(g) if g is not None and is_reached else None for g, is_reached in gradients])
         elif node not in zeros:
             survivor = _other_summand(node, depends, zeros)
             if survivor is not None:

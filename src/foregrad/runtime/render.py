@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
-from .._torch.symbols import concrete, expression_text, is_symbolic
-from ..graph.meta import TensorSpec
+from .._torch.symbols import expression_text, is_symbolic
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -30,6 +29,7 @@ from .compiled import Compiled
 from .decisions import decision_lines
 from .node import NodeSource, make_node
 from .pack import pack_expression
+from .writes import with_history, write_overlapping, write_with_history
 
 __all__ = ["RunLines", "render_run"]
 
@@ -109,14 +109,19 @@ class _Renderer:
     # ---------------------------------------------------------------- running the graph
 
     def _inference(self) -> None:
+        signature = self.signature
         forward = self.bind("forward_graph", self.compiled.forward)
         call = f"{_unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
         guards = []
-        if any(info.requires_grad or info.becomes_differentiable for info in self.signature.inputs):
+        if any(info.requires_grad or info.becomes_differentiable for info in signature.inputs):
             guards.append(f"{self.bind('no_grad', torch.no_grad)}()")
         if self.compiled.disable_autocast:
             guards.append(f"{self.bind('no_autocast', engine.disable_autocast)}()")
         self._under(guards, [call])
+        rootless = [self.outputs[i] for i in signature.rootless]
+        if rootless:
+            line = f"{_unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
+            self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _training(self) -> None:
         signature = self.signature
@@ -168,20 +173,22 @@ class _Renderer:
                 continue
             target, value = self.inputs[update.input], self.outputs[update.output]
             if update.differentiable:
-                self.lines.append(f"{target}.copy_({value})")
+                self.lines.append(f"{self.bind('write_with_history', write_with_history)}({target}, {value})")
             else:
                 # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
                 hidden = f"{target}.{'detach()' if update.counted else 'data'}"
-                if _overlaps_itself(self.signature.inputs[update.input].spec):
+                if self.signature.inputs[update.input].spec.overlaps_itself:
                     self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
                 else:
                     self.lines.append(f"{hidden}.copy_({value})")
 
     def _returns(self) -> None:
-        values = [self._output(info) for info in self.signature.outputs]
+        outputs = self.signature.outputs
+        values = {at: self._output(info) for at, info in enumerate(outputs) if not _is_late(info)}
         replacements = [(self.inputs[index], self._output(info)) for index, info in self.signature.replacements]
         self.lines += [f"{name}.data = {value}" for name, value in replacements]
-        expression = pack_expression(self.signature.output_spec, values, self.bind)
+        values |= {at: self._output(info) for at, info in enumerate(outputs) if _is_late(info)}
+        expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
 
     def _output(self, info: OutputInfo) -> str:
@@ -200,6 +207,9 @@ class _Renderer:
         name = self._view(base, info.steps, info.path)
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
+        if info.history is not None:
+            write = self.bind("write_with_history", write_with_history)
+            self.lines.append(f"{write}({name}, {self.outputs[info.history]})")
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:
@@ -251,27 +261,8 @@ class _Renderer:
         return self.bind("constant", value)
 
 
-def _overlaps_itself(spec: TensorSpec) -> bool:
-    """Whether two elements are in one place, as after expand."""
-    span = 1
-    for stride, size in sorted(zip(map(concrete, spec.stride), map(concrete, spec.shape), strict=True)):
-        if size > 1:
-            if stride < span:
-                return True
-            span += stride * (size - 1)
-    return False
-
-
-def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy into a tensor that has several elements in one place, where `value` agrees with itself."""
-    for dim in range(target.dim()):
-        if target.stride(dim) == 0 and target.size(dim) > 1:
-            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-    if _overlaps_itself(TensorSpec.of(target)):
-        for part, new in zip(target.unbind(0), value.unbind(0), strict=True):
-            write_overlapping(part, new)
-    else:
-        target.copy_(value)
+def _is_late(info: OutputInfo) -> bool:
+    return isinstance(info, AliasOutput) and info.after_replacement
 
 
 def _unpacked(names: list[str]) -> str:

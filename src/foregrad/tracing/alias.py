@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .opinfo import IDENTITIES
 from .tape import Entry
-from .views import Emit, write_back
+from .views import Emit, is_bijection, write_back, write_memory
 
 __all__ = ["Storage", "Value", "View"]
 
@@ -55,18 +56,19 @@ class View:
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
 
-    __slots__ = ("generation", "is_input", "is_written_anywhere", "last_scatter", "root")
+    __slots__ = ("generation", "is_input", "is_touched", "is_written_anywhere", "last_scatter", "root")
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
         self.generation = 0
         self.is_input = is_input
+        self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
         self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
     def is_written(self) -> bool:
-        return self.generation > 0
+        return self.generation > 0 or self.is_touched
 
 
 class Value:
@@ -152,6 +154,13 @@ class Value:
         """This value becomes `new`, and with it everything that shares its memory."""
         storage = self.storage
         self.is_written_through = True
+        if self.spec.numel == 0:
+            storage.is_touched = True
+            at = self
+            while at.parent is not None:
+                at = at.parent
+                at.is_written_through = True
+            return
         if self.parent is None:
             new = self._laid_out(emit, new)
         else:
@@ -160,16 +169,24 @@ class Value:
             storage.generation += 1
             storage.last_scatter = None
         assert isinstance(new.spec, TensorSpec)
-        if self.parent is None or (new.spec.stride == self.spec.stride and new.spec.shape == self.spec.shape):
+        if self.parent is not None and self.spec.overlaps_itself:
+            self.generation = -1  # other elements of it may have changed with those written
+        elif self.parent is None or (new.spec.stride == self.spec.stride and new.spec.shape == self.spec.shape):
             self.entry = new
             self.generation = storage.generation
 
     def _write_parent(self, emit: Emit, new: Entry) -> None:
         parent, view, storage = self.parent, self.view, self.storage
-        if view is not None and view.op is aten.as_strided.default and not view.is_member:
-            storage.is_written_anywhere = True
         assert parent is not None
         assert view is not None
+        by_layout = view.op is aten.as_strided.default and not view.is_member
+        if by_layout:
+            storage.is_written_anywhere = True
+        if (by_layout and not parent.spec.holds(self.spec)) or (
+            parent.spec.overlaps_itself and not is_bijection(view.op)
+        ):
+            self._write_past(emit, parent, new)
+            return
         base = parent.read(emit)
         last = storage.last_scatter
         if last is not None and last[0] is base and last[1] is parent and _same_view(last[2], view):
@@ -178,6 +195,21 @@ class Value:
         parent.write(emit, scattered)
         if parent.entry is scattered and scattered.args and scattered.args[0] is base:
             storage.last_scatter = (scattered, parent, view, base)
+
+    def _write_past(self, emit: Emit, parent: Value, new: Entry) -> None:
+        """Write to the nearest tensor up the chain that holds these elements, each in a place of its own."""
+        parent.is_written_through = True
+        parent.generation = -1
+        above = parent.parent
+        if above is None or above.spec.dtype is not self.spec.dtype:
+            raise UnsupportedMutationError(
+                f"a write through a view of a tensor {parent.spec} that it goes past, or that has several elements in "
+                "one place, can't be captured; write to a contiguous copy instead."
+            )
+        if not above.spec.holds(self.spec):
+            self._write_past(emit, above, new)
+            return
+        above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
 
     def _laid_out(self, emit: Emit, new: Entry) -> Entry:
         spec = new.spec

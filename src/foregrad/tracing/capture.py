@@ -13,7 +13,7 @@ import torch
 from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view_tracking, single_threaded_backward
 from .._torch.fakes import FakeTensor, FakeTensorMode, new_fake
 from .._torch.patches import Hooks, patched
-from .._torch.tensors import base_of
+from .._torch.tensors import base_of, history_of, is_usable
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
@@ -29,6 +29,7 @@ from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
+from .reach import reached_from
 from .recorder import Recorder
 from .symbols import SizeSymbols
 from .tape import Entry
@@ -69,10 +70,12 @@ def capture_call(
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     lifted = list(lifted)
-    shared_bases = False
+    shared_bases, replays_views = False, True
     whole: set[int] = set()
     while True:
-        run = _Capture(call, name, decompositions or {}, shared_bases=shared_bases, whole=whole)
+        run = _Capture(
+            call, name, decompositions or {}, shared_bases=shared_bases, replays_views=replays_views, whole=whole
+        )
         try:
             captured = run.run(lifted)
         except SharedClosureFound as found:
@@ -80,7 +83,7 @@ def capture_call(
                 lifted.append((found.tensor, found.source))
             continue
         if captured is None:
-            shared_bases = True
+            shared_bases, replays_views = run.needs_bases, run.replays_views
             continue
         return captured
 
@@ -93,10 +96,13 @@ class _Capture:
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
         shared_bases: bool,
+        replays_views: bool,
         whole: set[int],
     ) -> None:
         self.call = call
         self.name = name
+        self.replays_views = replays_views
+        self.needs_bases = shared_bases
         self.symbols = SizeSymbols() if call.dynamic else None
         self.fake_mode = _fake_mode_of(call, self.symbols)
         self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
@@ -113,6 +119,8 @@ class _Capture:
         self.regions = itertools.count(1)
         self.lifting = Lifting(
             self.inputs.adopt,
+            self.inputs.check_detach,
+            self.recorder.taken_as_data,
             self.recorder.writes.replaced_by,
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
@@ -120,34 +128,48 @@ class _Capture:
         self.backward_error: Exception | None = None
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function, or None when it must be captured again with common bases (see `Inputs`)."""
+        """The captured function, or None when it must be captured again, with what is set by then.
+
+        That is with common bases (see `Inputs`), or with views that autograd does not replay: it replays the operator
+        that made them, not the changes of their sizes since.
+        """
         recorder, inputs, call = self.recorder, self.inputs, self.call
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
         hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region)
-        with patched(hooks), force_view_tracking(), single_threaded_backward(), _fresh_autocast_cache():
+        with (
+            patched(hooks),
+            force_view_tracking(self.replays_views),
+            single_threaded_backward(),
+            _fresh_autocast_cache(),
+        ):
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
                 result = _run_function(call.function, args, kwargs)
             self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
             if not inputs.shared_bases and self._needs_bases():
+                self.needs_bases = True
+                return None
+            if self.replays_views and recorder.writes.has_resized_views:
+                self.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
             self._check_side_effects()
             found = analyze(recorder, inputs, out_leaves, paths)
-            differentiable = [i for i, fake in enumerate(found.fakes) if fake is not None]
+            rootless: list[int] = []
+            differentiable = found.carrying_gradients()
             tangents = [self._tangent(found.specs[i]) for i in differentiable]
+            reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward_error is None and not any(gradients):
-                differentiable, tangents = [], []  # gradients flow to nothing outside
-                found.mark_leaves()
+                rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
-        joint = self._joint(found, differentiable, tangents, gradients, out_tree)
+        joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         return Captured(joint, tuple(tensors), tuple(self.modules.values()))
 
@@ -199,7 +221,8 @@ class _Capture:
 
     def _check_side_effects(self) -> None:
         for record in self.inputs.records:
-            grad = record.stand_in.grad if record.stand_in.is_leaf else None
+            stand_in = record.stand_in
+            grad = stand_in.grad if is_usable(stand_in) and stand_in.is_leaf else None
             if grad is not None:
                 raise UnsupportedSideEffectError(
                     f"`{self.name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
@@ -217,7 +240,7 @@ class _Capture:
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad]
+        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf)]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
             sources = [found.fakes[i] for i in differentiable]
@@ -240,6 +263,14 @@ class _Capture:
     def _forward_entries(self) -> list[Entry]:
         return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
 
+    def _reached(self, outputs: list[Any]) -> dict[int, frozenset[int]]:
+        """For each record, which outputs lead to it, when there are several."""
+        if len(outputs) < 2:
+            return {}
+        records = self.inputs.records
+        found = reached_from(outputs, [r.leaf for r in records])
+        return {id(r): positions for r, positions in zip(records, found, strict=True)}
+
     def _separate_outputs(self, found: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
         recorder = self.recorder
@@ -256,8 +287,10 @@ class _Capture:
         self,
         found: Analysis,
         differentiable: list[int],
+        rootless: list[int],
         tangents: list[tuple[torch.Tensor, Entry]],
         gradients: list[Entry | None],
+        reached: dict[int, frozenset[int]],
         out_tree: Any,
     ) -> JointGraph:
         inputs = self.inputs
@@ -287,6 +320,8 @@ class _Capture:
             graph_outputs=tuple(found.slots),
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
+            rootless=tuple(rootless),
+            reached_from=tuple(reached.get(id(r), frozenset()) for r in records) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
@@ -333,7 +368,7 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
         index not in shared_of
         and record.stand_in.requires_grad
         and not record.real.requires_grad
-        and record.stand_in.grad_fn is None
+        and history_of(record.stand_in) is None
     )
     return InputInfo(
         slot=record.slot,

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
-from .._torch.tensors import base_of, is_view, storage_key, version_of, view_again, whole_memory
+from .._torch.tensors import (
+    base_of,
+    copy_creation_meta,
+    is_usable,
+    is_view,
+    storage_key,
+    version_of,
+    view_again,
+    whole_memory,
+)
 from ..errors import ForegradWarning
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.sources import Source, find_sources
@@ -262,16 +271,33 @@ class Inputs:
         spec = record.spec
         base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
         if base is not None and base is not record:
-            with torch.enable_grad(), torch.inference_mode(mode=False):
+            # A view made under no_grad is a leaf: its gradient is its own.
+            is_leaf = record.real.requires_grad and is_usable(record.real) and record.real.is_leaf
+            with torch.set_grad_enabled(not is_leaf), torch.inference_mode(mode=False):
                 record.stand_in = _view_like(record.real, base.stand_in)
+                copy_creation_meta(record.stand_in, record.real)
                 if record.real.requires_grad is False and record.stand_in.requires_grad:
                     record.stand_in = record.stand_in.detach()
-            record.leaf = None
+            record.leaf = record.stand_in if is_leaf else None
         elif not hasattr(record, "stand_in"):
-            fake = new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+            fake = self._with_counter_of_others(record)
+            if fake is None:
+                fake = new_fake_over(
+                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
+                )
             self._set_stand_in(record, self._with_bits(fake, spec))
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)
+
+    def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
+        """A fake that shares the version counter of another member, where the real tensors share theirs."""
+        spec = record.spec
+        for other in self.memory[-1][1]:
+            same = _tracked(other.real) is _tracked(record.real) and not record.real.is_inference()
+            if same and other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg):
+                with torch.no_grad(), torch.inference_mode(mode=False):
+                    return other.stand_in.as_strided(spec.shape, spec.stride, spec.offset).detach()
+        return None
 
     def _common_bases(self, group: list[InputRecord], memory: torch.UntypedStorage) -> dict[int, InputRecord]:
         """For each tensor that members are differentiable views of: its record, added as an input if it is none."""
@@ -316,6 +342,12 @@ class Inputs:
         self.whole.add(id(record.real))
         raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
+    def check_detach(self, stand_in: torch.Tensor) -> None:
+        """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
+        record = self.by_stand_in.get(id(stand_in))
+        if record is not None and is_view(record.real):
+            raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+
     def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""
         raise SharedClosureFound(record.real, record.source)
@@ -328,6 +360,10 @@ class SharedClosureFound(Exception):  # noqa: N818 - not an error: asks for anot
         super().__init__("closed-over tensor shares memory with an input")
         self.tensor = tensor
         self.source = source
+
+
+def _tracked(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if (base := base_of(tensor)) is None else base
 
 
 def _member_value(record: InputRecord, whole: InputRecord) -> Value:

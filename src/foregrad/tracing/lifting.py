@@ -25,18 +25,24 @@ _KEEP_REAL = {_TENSOR.grad.__get__, _TENSOR.__hash__, _TENSOR.__repr__}
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
-    `adopt(tensor)` returns the stand-in. `on_data_assignment(tensor, source)` is told of `tensor.data = source`.
+    `adopt(tensor)` returns the stand-in. `on_detach(tensor)` is told before
+    `tensor.detach_()`, `on_data(result)` after `tensor.data`, `on_data_assignment(tensor, source)` after
+    `tensor.data = source`.
     """
 
     def __init__(
         self,
         adopt: Callable[[torch.Tensor], torch.Tensor],
+        on_detach: Callable[[torch.Tensor], None],
+        on_data: Callable[[torch.Tensor], None],
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
         where: Callable[[], str],
         known_number: Callable[[Any], Any],
     ) -> None:
         super().__init__()
         self.adopt = adopt
+        self.on_detach = on_detach
+        self.on_data = on_data
         self.on_data_assignment = on_data_assignment
         self.where = where
         self.known_number = known_number
@@ -85,6 +91,15 @@ class Lifting(TorchFunctionMode):
         number = func(*args, **kwargs)
         return self.known_number(number) if isinstance(number, torch.SymFloat) else number
 
+    def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.on_detach(args[0])
+        return func(*args, **kwargs)
+
+    def _take_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        self.on_data(result)
+        return result
+
     def _assign_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         self.on_data_assignment(args[0], args[1])
@@ -94,5 +109,7 @@ class Lifting(TorchFunctionMode):
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.backward: Lifting._backward,
     torch.Tensor.item: Lifting._item,
+    torch.Tensor.detach_: Lifting._detach_in_place,
+    torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
 }

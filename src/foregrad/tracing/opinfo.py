@@ -39,8 +39,15 @@ _FUNCTIONAL_NAMES = {"normal_": "normal_functional", "rrelu_with_noise_": "rrelu
 # These return a tensor over the memory of their argument though their schema does not say so.
 _UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
+
+def take_data(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor.data`, which no operator stands for."""
+    return tensor.data
+
+
 # Views that change nothing below autograd.
-IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+CUTS = {aten.detach.default, take_data}  # these also cut the history off
+IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data}
 
 # Outputs that a kernel may leave undefined, which no operator can be given from Python.
 MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, is_view, version_of
+from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -26,7 +26,7 @@ from ..graph.slots import Base, Decision, Output, Slot, Updated
 from .alias import Value, View
 from .decisions import Decided
 from .inputs import InputRecord, Inputs
-from .opinfo import op_info
+from .opinfo import CUTS, op_info
 from .recorder import Recorder
 from .tape import Entry
 
@@ -52,11 +52,9 @@ class Analysis:
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
-    def mark_leaves(self) -> None:
-        """Outputs that require grad, of something made inside: nothing of it reaches an input."""
-        for at, info in enumerate(self.outputs):
-            if isinstance(info, GraphOutput) and self.fakes[info.output] is not None:
-                self.outputs[at] = dataclasses.replace(info, leaf=True)
+    def carrying_gradients(self) -> list[int]:
+        """The graph outputs that autograd has a history of."""
+        return [i for i, fake in enumerate(self.fakes) if fake is not None]
 
     def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
         """One more graph output."""
@@ -75,15 +73,28 @@ class Analysis:
             self.decisions.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _BaseOutput:
+    """A value that outputs are views of, the graph output that gives it, and the steps from that to the value."""
+
+    value: Value
+    output: int
+    back: tuple[ViewStep, ...]
+
+
 def _carries_gradients(fake: torch.Tensor) -> bool:
-    return fake.requires_grad and fake.grad_fn is not None
+    return fake.requires_grad and history_of(fake) is not None
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
     found = Analysis()
+    through_bases = _written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
-        _updates(recorder, found, index, record)
+        if id(record) in through_bases:
+            _metadata(recorder, found, index, record)
+        else:
+            _updates(recorder, found, index, record, id(record) in through_bases.values())
     stand_ins = [inputs.records[i].stand_in for i in found.replaced]
     tensors = _tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
     bases = _bases(recorder, inputs, found, tensors)
@@ -99,31 +110,60 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 # -------------------------------------------------------------------- inputs that were written
 
 
-def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> None:
-    stand_in, initial = record.stand_in, record.initial
-    writes = [w for w in recorder.writes.metadata_log if w[0] == id(stand_in)]
-    current = recorder.values[id(stand_in)]
-    storage = initial.storage
+def _written_through_bases(inputs: Inputs) -> dict[int, int]:
+    """{record: the record of the tensor it is a view of}, where writing to that gives the view its new history too."""
+    through: dict[int, int] = {}
+    for record in inputs.records:
+        stand_in = record.stand_in
+        base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
+        if base is not None and _is_written(record) and _differentiable_write(record) and _differentiable_write(base):
+            through[id(record)] = id(base)
+    return through
+
+
+def _is_written(record: InputRecord) -> bool:
+    initial, storage = record.initial, record.initial.storage
     in_group = initial.parent is not None
-    written = (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+    return (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+
+
+def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> bool:
+    """Note changes of the input's sizes; whether it was replaced by another tensor."""
+    writes = [w for w in recorder.writes.metadata_log if w[0] == id(record.stand_in)]
+    current = recorder.values[id(record.stand_in)]
+    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
+        found.replaced.append(index)
+        return True
+    for _, op, args, kwargs, grad_enabled in writes:
+        found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
+    return False
+
+
+def _updates(
+    recorder: Recorder, found: Analysis, index: int, record: InputRecord, is_written_through_views: bool
+) -> None:
+    stand_in, initial = record.stand_in, record.initial
+    current = recorder.values[id(stand_in)]
+    written = _is_written(record) or is_written_through_views
     counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
     differentiable = written and _differentiable_write(record)
-    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not storage:
-        if differentiable:
-            raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
-            )
-        found.replaced.append(index)
-    else:
-        for _, op, args, kwargs, grad_enabled in writes:
-            found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
+    resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
+    if _metadata(recorder, found, index, record) and differentiable:
+        raise UnsupportedMutationError(
+            f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
+        )
     if not written:
-        if counted and (index in found.replaced or not writes):
+        if counted and (index in found.replaced or not resized):
             found.counted.append(index)
         return
     if differentiable and current.spec.numel != record.spec.numel:
         raise UnsupportedMutationError(
             f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
+        )
+    if differentiable and current.spec.overlaps_itself:
+        raise UnsupportedMutationError(
+            f"{record.slot} has several elements in one place and is written with gradients flowing through; "
+            "write to a copy and return it instead."
         )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
@@ -133,7 +173,7 @@ def _updates(recorder: Recorder, found: Analysis, index: int, record: InputRecor
 def _differentiable_write(record: InputRecord) -> bool:
     """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
     stand_in = record.stand_in
-    if not stand_in.requires_grad:
+    if not stand_in.requires_grad or not allows_writes(stand_in):
         return False
     tracked = base_of(stand_in) if is_view(stand_in) else stand_in
     assert tracked is not None
@@ -167,21 +207,25 @@ def _tensor_outputs(
 
 def _bases(
     recorder: Recorder, inputs: Inputs, found: Analysis, by_storage: dict[int, list[tuple[torch.Tensor, str]]]
-) -> dict[int, tuple[Value, int]]:
-    """Graph outputs for every memory; {storage: (base value, its graph output)} where outputs are views of a base."""
-    bases: dict[int, tuple[Value, int]] = {}
+) -> dict[int, _BaseOutput]:
+    """Graph outputs for every memory; {storage: its base} where outputs are views of one."""
+    bases: dict[int, _BaseOutput] = {}
     for key, group in by_storage.items():
         first, path = group[0]
         if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
             value = recorder.value_of(first)
             found.add(Output(path), value.read(recorder.emit), value.spec, first)
             continue
-        base = _common_base(recorder, [tensor for tensor, _ in group])
+        start = base = _common_base(recorder, [tensor for tensor, _ in group])
+        back: tuple[ViewStep, ...] = ()
+        if start.fake is None:
+            base = _after_resizing(recorder, start)
+            back = (_as_it_was(start),)
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [p for t, p in group if t is base.fake]
         slot = Output(own[0]) if own else Base(tuple(Output(p) for _, p in group))
-        bases[key] = (base, found.add(slot, entry, base.spec, base.fake))
+        bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back)
     return bases
 
 
@@ -189,10 +233,7 @@ def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
     """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own."""
     chains = []
     for tensor in tensors:
-        chain = [recorder.value_of(tensor)]
-        while chain[-1].parent is not None:
-            chain.append(chain[-1].parent)
-        chains.append(list(reversed(chain)))
+        chains.append(list(reversed(_chain(recorder.value_of(tensor)))))
     common: Value | None = None
     for values in zip(*chains, strict=False):
         if any(v is not values[0] for v in values):
@@ -201,13 +242,29 @@ def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
         if fake is not None and recorder.values.get(id(fake)) is values[0]:
             common = values[0]
     if common is None or common.fake is None:
-        raise UnsupportedAliasError(
-            "outputs share memory through a tensor whose sizes were changed in place; return copies instead."
-        )
+        return chains[0][0]  # its sizes were changed in place
     own = base_of(common.fake) if is_view(common.fake) else None
     if own is not None and id(own) in recorder.values and recorder.values[id(own)] in chains[0]:
         return recorder.values[id(own)]
     return common
+
+
+def _after_resizing(recorder: Recorder, value: Value) -> Value:
+    """What the tensor is now that held `value` before its sizes were changed in place."""
+    for tensor in recorder.kept:
+        current = recorder.values[id(tensor)]
+        if value in _chain(current):
+            return current
+    raise UnsupportedAliasError(
+        "outputs share memory through a tensor that was replaced in place; return copies instead."
+    )
+
+
+def _as_it_was(value: Value) -> ViewStep:
+    """The step back to the sizes `value` had, from any tensor in the same memory."""
+    spec = value.spec
+    where = (list(spec.shape), list(spec.stride), spec.offset)
+    return ViewStep(aten.as_strided.default, where, (), None, id(value), True)
 
 
 def _output(
@@ -215,7 +272,7 @@ def _output(
     inputs: Inputs,
     found: Analysis,
     number: dict[int, int],
-    bases: dict[int, tuple[Value, int]],
+    bases: dict[int, _BaseOutput],
     leaf: Any,
     path: str,
 ) -> OutputInfo:
@@ -241,29 +298,41 @@ def _tensor_output(
     inputs: Inputs,
     found: Analysis,
     number: dict[int, int],
-    bases: dict[int, tuple[Value, int]],
+    bases: dict[int, _BaseOutput],
     leaf: torch.Tensor,
     path: str,
 ) -> OutputInfo:
     value = recorder.value_of(leaf)
     if value.storage.is_input:
-        alias = _input_alias(recorder, inputs, number, value, path)
-        is_leaf = leaf.requires_grad and _has_no_history(leaf)
-        return dataclasses.replace(alias, leaf=True) if is_leaf else alias
+        alias = _input_alias(recorder, inputs, found, number, value, path)
+        if not leaf.requires_grad or not is_usable(leaf):
+            return alias
+        if leaf.is_leaf:
+            return dataclasses.replace(alias, leaf=True)
+        if any(step.op in CUTS for step in alias.steps):  # a history of its own
+            own = found.add(Output(path), value.read(recorder.emit), value.spec, leaf)
+            return dataclasses.replace(alias, history=own)
+        return alias
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
-        return GraphOutput(path, existing, leaf=leaf.requires_grad and leaf.grad_fn is None)
-    base, output = bases[id(value.storage)]
-    return AliasOutput(path, None, output, _steps(value, base))
+        return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
+    for index in found.replaced:
+        current = recorder.values[id(inputs.records[index].stand_in)]
+        if value is not current and current in _chain(value):
+            return AliasOutput(path, index, None, _steps(value, current), after_replacement=True)
+    base = bases[id(value.storage)]
+    return AliasOutput(path, None, base.output, (*base.back, *_steps(value, base.value)))
 
 
-def _input_alias(recorder: Recorder, inputs: Inputs, number: dict[int, int], value: Value, path: str) -> AliasOutput:
+def _input_alias(
+    recorder: Recorder, inputs: Inputs, found: Analysis, number: dict[int, int], value: Value, path: str
+) -> AliasOutput:
     """A view of an input, from what the input is after the call."""
     starts: dict[int, tuple[InputRecord, bool]] = {}
     for record in inputs.records:
         current = recorder.values[id(record.stand_in)]
         starts.setdefault(id(record.initial), (record, current is record.initial))
-        if current.storage is record.initial.storage:
+        if current.storage is record.initial.storage and number[id(record)] not in found.replaced:
             starts[id(current)] = (record, True)
     at: Value | None = value
     while at is not None and id(at) not in starts:
@@ -273,19 +342,16 @@ def _input_alias(recorder: Recorder, inputs: Inputs, number: dict[int, int], val
     record, is_current = starts[id(at)]
     steps = _steps(value, at)
     if not is_current:  # the input's own sizes have changed since: start from the memory layout it had
-        spec = at.spec
-        back = ViewStep(
-            aten.as_strided.default, (list(spec.shape), list(spec.stride), spec.offset), (), None, id(at), True
-        )
-        steps = (back, *steps)
+        steps = (_as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
 
 
-def _has_no_history(fake: torch.Tensor) -> bool:
-    try:
-        return fake.grad_fn is None
-    except RuntimeError:
-        return False  # a view that autograd lets nobody use any more
+def _chain(value: Value) -> list[Value]:
+    """The value, what it is a view of, and so on."""
+    chain = [value]
+    while chain[-1].parent is not None:
+        chain.append(chain[-1].parent)
+    return chain
 
 
 def _steps(value: Value, base: Value) -> tuple[ViewStep, ...]:

@@ -30,8 +30,9 @@ from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
 from .decisions import Decisions
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors
+from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
 from .origin import Origins, user_line
+from .overlaps import check_view
 from .tape import Entry, Tape
 from .writes import Writes
 
@@ -124,18 +125,15 @@ class Recorder(TorchDispatchMode):
         numbers = self.decisions.numbers
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
-        try:
-            if func is aten._grouped_mm.default:
-                return fake_grouped_mm(self.fake_mode, args, kwargs)
-            if self.is_symbolic:
-                out = symbolic_fake(self.fake_mode, func, args, kwargs)
-                if out is not NotImplemented:
-                    return out
-            return self.fake_mode.dispatch(func, (), args, kwargs)
-        except ValueError as error:
-            if func is aten.view.default:
-                raise RuntimeError(str(error)) from error  # as the kernel does
-            raise
+        if func is aten.view.default:
+            check_view(*args)
+        elif func is aten._grouped_mm.default:
+            return fake_grouped_mm(self.fake_mode, args, kwargs)
+        if self.is_symbolic:
+            out = symbolic_fake(self.fake_mode, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        return self.fake_mode.dispatch(func, (), args, kwargs)
 
     def _pure(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         func = info.op
@@ -196,6 +194,12 @@ class Recorder(TorchDispatchMode):
             value.generation = -1
             self.values[id(item)] = value
         return out
+
+    def taken_as_data(self, tensor: torch.Tensor) -> None:
+        """`tensor` came from `.data`: unlike a detached tensor, it has a version counter of its own."""
+        view = self.value_of(tensor).view
+        if view is not None:
+            view.op = take_data
 
     # ---------------------------------------------------------------- entries
 

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import torch
 
 from ..graph.meta import TensorSpec
+from .opinfo import take_data
 from .tape import Entry
 
-__all__ = ["Emit", "write_back"]
+__all__ = ["Emit", "is_bijection", "write_back", "write_memory"]
 
 aten = torch.ops.aten
 
@@ -101,9 +102,14 @@ def _unsqueeze(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, n
 def _reshape(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
     """Undo view, squeeze and the like: same elements, the base's shape."""
     assert isinstance(new.spec, TensorSpec)
+    return emit(aten.view.default, _contiguous(emit, new), list(spec.shape))
+
+
+def _contiguous(emit: Emit, new: Entry) -> Entry:
+    assert isinstance(new.spec, TensorSpec)
     if math.prod(new.spec.shape) and not _is_contiguous(new.spec):
-        new = emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
-    return emit(aten.view.default, new, list(spec.shape))
+        return emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
+    return new
 
 
 def _identity(_e: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
@@ -111,7 +117,10 @@ def _identity(_e: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: 
 
 
 def _view_dtype(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
-    return emit(aten.view.dtype, new, spec.dtype)
+    assert isinstance(new.spec, TensorSpec)
+    if any(stride % spec.dtype.itemsize for stride in new.spec.stride[:-1]):  # of dimensions of size 1 too
+        new = emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
+    return emit(aten.view.dtype, _contiguous(emit, new), spec.dtype)
 
 
 def _as_complex(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
@@ -119,7 +128,7 @@ def _as_complex(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, n
 
 
 def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
-    return emit(aten.view_as_complex.default, new)
+    return emit(aten.view_as_complex.default, _contiguous(emit, new))
 
 
 def _conj(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
@@ -164,7 +173,17 @@ _RULES: dict[Any, Rule] = {
     aten.detach.default: _identity,
     aten.alias.default: _identity,
     aten.lift_fresh.default: _identity,
+    take_data: _identity,
 }
+
+
+_SELECTIONS = {_select, _slice, _diagonal, _split, _split_sizes, _unbind}
+
+
+def is_bijection(op: Any) -> bool:
+    """Whether the view has all of the elements of what it is a view of."""
+    rule = _RULES.get(op)
+    return rule is not None and rule not in _SELECTIONS
 
 
 def write_back(
@@ -180,20 +199,19 @@ def write_back(
     """The base's entry after the view `op(*args)` of it (output `index` of several) took the value `new`."""
     rule = _RULES.get(op)
     if rule is None:
-        offset = view_spec.offset - base_spec.offset
-        shape, stride = list(view_spec.shape), list(view_spec.stride)
-        for dim in range(len(shape)):
-            if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
-                new = emit(aten.slice.Tensor, new, dim, 0, 1)
-                shape[dim] = 1
-        base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
-        return emit(
-            aten.as_strided_scatter.default,
-            base,
-            new,
-            shape,
-            stride,
-            base_offset + offset,
-            spec=base_spec,
-        )
+        return write_memory(emit, base, base_spec, view_spec, new)
     return rule(emit, args, base, base_spec, new, index)
+
+
+def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
+    """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
+    shape, stride = list(view_spec.shape), list(view_spec.stride)
+    for dim in range(len(shape)):
+        if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
+            new = emit(aten.slice.Tensor, new, dim, 0, 1)
+            shape[dim] = 1
+    base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
+    offset = base_offset + view_spec.offset - base_spec.offset
+    if not _is_contiguous(base_spec):
+        base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
+    return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=base_spec)

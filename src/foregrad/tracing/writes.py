@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo
 from .origin import user_line
+from .overlaps import check_write
 from .tape import Entry
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Writes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
+        self.has_resized_views = False  # differentiable ones
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -48,6 +51,9 @@ class Writes:
         given = _by_position(info, args, kwargs)
         targets = [t for i in info.writes for t in _tensors(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
+        if func not in _FILLS:
+            self._require_order(targets)
+        check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
         if info.is_out:
             self._resized_outputs(targets)
@@ -152,6 +158,15 @@ class Writes:
             new = rec.emit(aten.expand.default, new, list(value.spec.shape))
         value.write(rec.emit, new)
 
+    def _require_order(self, targets: list[torch.Tensor]) -> None:
+        for tensor in targets:
+            spec = self.recorder.value_of(tensor).spec
+            if spec.overlaps_itself and 0 not in spec.stride:
+                raise UnsupportedMutationError(
+                    f"a write at {user_line(self.recorder.origins.here())} to a tensor that has several elements in "
+                    "one place (as unfold gives) leaves what the order of writing leaves; write to a copy instead."
+                )
+
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""
         rec = self.recorder
@@ -207,6 +222,7 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
+        self.has_resized_views = self.has_resized_views or (tensor.requires_grad and is_view(tensor))
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
@@ -299,15 +315,9 @@ def _draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
 def _leaves_its_root(value: Value) -> bool:
     """Whether a view by strides goes past the memory of the input it is taken of."""
     root = value.storage.root
-    start, end = root.spec.offset, root.spec.offset + root.spec.nbytes // root.spec.dtype.itemsize
     while value.parent is not None:
         if value.view is not None and value.view.op is aten.as_strided.default and not value.view.is_member:
-            if root.fake is None:
-                return False  # the root is all of the memory
-            low, span = value.spec.offset, value.spec.nbytes // value.spec.dtype.itemsize
-            return (
-                value.spec.dtype is not root.spec.dtype or low < start or low + span > end or not _is_dense(root.spec)
-            )
+            return not root.spec.holds(value.spec)
         value = value.parent
     return False
 
@@ -315,13 +325,7 @@ def _leaves_its_root(value: Value) -> bool:
 def _root_overlaps_itself(value: Value) -> bool:
     """Whether a write to one element of the input shows in another of its elements."""
     root = value.storage.root
-    return root.fake is not None and any(
-        step == 0 and size > 1 for step, size in zip(root.spec.stride, root.spec.shape, strict=True)
-    )
-
-
-def _is_dense(spec: TensorSpec) -> bool:
-    return bool(spec.nbytes == spec.numel * spec.dtype.itemsize)
+    return root.spec.overlaps_itself
 
 
 def _type_name(dtype: torch.dtype) -> str:

@@ -1,0 +1,57 @@
+"""What rendered epilogues call to write into tensors and to give outputs their history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._torch import engine
+from .._torch.tensors import is_view
+from ..graph.meta import TensorSpec
+
+__all__ = ["with_history", "write_overlapping", "write_with_history"]
+
+
+def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
+    """`target` takes the elements and the autograd history of `value`.
+
+    Its history up to here is an input of the autograd node already: a copy would also send it zeros.
+    """
+    if not is_view(target) and not target.retains_grad:
+        target.detach_()
+    target.copy_(value)
+
+
+def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy into a tensor that has several elements in one place, where `value` agrees with itself."""
+    for dim in range(target.dim()):
+        if target.stride(dim) == 0 and target.size(dim) > 1:
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    if TensorSpec.of(target).overlaps_itself:
+        for part, new in zip(target.unbind(0), value.unbind(0), strict=True):
+            write_overlapping(part, new)
+    else:
+        target.copy_(value)
+
+
+class _History(torch.autograd.Function):
+    """Tensors that require grad and are no leaves, whose gradient goes nowhere."""
+
+    @staticmethod
+    def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+_history = engine.direct_apply(_History)
+_nobody = torch.empty(0, requires_grad=True)
+
+
+def with_history(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The tensors as results of differentiable operators on something that is none of the inputs."""
+    result: tuple[torch.Tensor, ...] = _history(_nobody, tensors)
+    return result

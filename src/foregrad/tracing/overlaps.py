@@ -1,0 +1,86 @@
+"""Errors that only kernels raise: writes into memory that overlaps, views that no strides describe.
+
+Fake tensors take shortcuts past these checks. Where one might be due, the kernel itself is asked, on zeros laid out
+like the fakes: the answer depends on sizes and strides alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._torch.symbols import has_symbolic
+from .._torch.tensors import storage_key
+
+__all__ = ["check_view", "check_write"]
+
+_LIMIT_BYTES = 1 << 26
+
+
+def check_view(source: torch.Tensor, size: Any) -> None:
+    """Raise what `source.view(size)` raises for a tensor of these strides."""
+    if not source.is_contiguous() and not _is_symbolic(source) and not has_symbolic(size):
+        torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
+
+
+def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
+    """Raise what the kernel raises about elements of `targets` that share their place with others."""
+    if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *args))):
+        return
+    replicas = _Replicas()
+    args, kwargs = replicas.of(args), replicas.of(kwargs)
+    if replicas.nbytes > _LIMIT_BYTES:
+        return
+    try:
+        with torch.no_grad():
+            func(*args, **kwargs)
+    except RuntimeError as error:
+        if "unsupported operation" in str(error):
+            raise
+    except Exception:  # noqa: S110
+        pass  # zeros don't suit it: about places it has nothing to say
+
+
+def _is_suspicious(targets: list[torch.Tensor], args: Any) -> bool:
+    for target in targets:
+        if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
+            return True
+        for other in args:
+            if isinstance(other, torch.Tensor) and other is not target and storage_key(other) == storage_key(target):
+                return True
+    return False
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
+
+
+class _Replicas:
+    """Zeros laid out like fakes, sharing memory as they do. `nbytes` counts what they would take."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.memory: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.of(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self.of(item) for key, item in value.items()}
+        return value
+
+    def _tensor(self, fake: torch.Tensor) -> torch.Tensor:
+        key = storage_key(fake)
+        memory = self.memory.get(key)
+        if memory is None:
+            size = fake.untyped_storage().nbytes()
+            self.nbytes += size
+            small = size if self.nbytes <= _LIMIT_BYTES else 0
+            memory = self.memory[key] = torch.zeros(small, dtype=torch.uint8).untyped_storage()
+        empty = torch.empty(0, dtype=fake.dtype)
+        if self.nbytes > _LIMIT_BYTES:
+            return empty
+        return empty.set_(memory, fake.storage_offset(), fake.size(), fake.stride())

@@ -1,0 +1,53 @@
+"""Which outputs have a path of autograd nodes to which inputs.
+
+When only some outputs are differentiated, eager gives None for an input that none of them leads to, and a tensor
+(of zeros, it may be) for every other: the joint graph alone can't tell the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["reached_from"]
+
+
+def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[frozenset[int]]:
+    """For each leaf, the positions in `outputs` that lead to it. One walk over the autograd graph."""
+    roots = [output.grad_fn for output in outputs]
+    order = _consumers_first(roots)
+    masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    for position, root in enumerate(roots):
+        masks[id(root)] |= 1 << position
+    of_leaf = {id(leaf): 0 for leaf in leaves if leaf is not None}
+    for node in order:
+        mask = masks[id(node)]
+        for following, _ in node.next_functions:
+            if following is not None:
+                masks[id(following)] |= mask
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in of_leaf:
+            of_leaf[id(leaf)] |= mask
+    count = range(len(roots))
+    return [
+        frozenset() if leaf is None else frozenset(i for i in count if of_leaf[id(leaf)] >> i & 1) for leaf in leaves
+    ]
+
+
+def _consumers_first(roots: Sequence[Any]) -> list[Any]:
+    """Every node that can be reached, each before those that it passes gradients on to."""
+    order: list[Any] = []
+    seen: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(root, False) for root in roots]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((following, False) for following, _ in node.next_functions if following is not None)
+    order.reverse()
+    return order
