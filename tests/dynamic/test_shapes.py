@@ -290,3 +290,13 @@ def test_a_compiler_that_wants_one_size_after_all():
         x = torch.rand(2, n).requires_grad_()
         (grad,) = torch.autograd.grad(compiled(x).sum(), x)
         assert torch.equal(grad, x.cos())
+
+
+def test_an_operator_that_takes_plain_sizes_only():
+    """Its reference for fakes can't take symbols: every size gets a graph of its own."""
+
+    def fn(x, a, b):
+        return x.addr(a, b)
+
+    makers = [lambda n=n: (torch.randn(n, 3).requires_grad_(), torch.randn(n), torch.randn(3)) for n in (4, 6, 8)]
+    assert check(fn, makers, calls=3, compile=Compiled(dynamic=True)) == "equal"

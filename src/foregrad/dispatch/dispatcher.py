@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ class Dispatcher:
     def specialize(self, call: FlatCall) -> Specialization:
         """Capture, partition, compile and render for this call."""
         call = self._sizes.observe(call, self.specializations)
-        product = self.pipeline.build(call, self.name, self.config)
+        call, product = self._build(call)
         captured = product.captured
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
@@ -119,6 +120,22 @@ class Dispatcher:
         source = f"def call(args, kwargs):\n{body}\n"
         function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")
         return Specialization(function, run.node, product.without_tensors())
+
+    def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
+        """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""
+        if call.dynamic or call.varied:
+            try:
+                product = self.pipeline.build(call, self.name, self.config)
+                if product.captured.joint.backward_error is None:
+                    return call, product
+            except Exception:  # noqa: S110 - whatever is wrong apart from symbols, the next try raises
+                pass
+            call = dataclasses.replace(call, dynamic={}, varied=frozenset())
+            product = self.pipeline.build(call, self.name, self.config)
+            if product.captured.joint.backward_error is None:
+                self._sizes.give_up()  # some operator takes plain numbers only
+            return call, product
+        return call, self.pipeline.build(call, self.name, self.config)
 
     def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
         message = (

@@ -56,10 +56,17 @@ class SizesSeen:
 
     def __init__(self, dynamic: bool | None) -> None:
         self.dynamic = dynamic
+        self._hopeless = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
+
+    def give_up(self) -> None:
+        """The function can't be captured with symbols: from now on every size gets a graph of its own."""
+        self._hopeless = True
 
     def observe(self, call: FlatCall, specializations: Sequence[Specialization] = ()) -> FlatCall:
         """The call with the dimensions, and the lines where numbers are read, that are to be symbolic."""
+        if self._hopeless:
+            return call
         if self.dynamic is not False and any(s.decides for s in specializations):
             call = dataclasses.replace(call, varied=floats_read(specializations))
         found: dict[int, dict[int, Limits]] = {}
