@@ -63,8 +63,8 @@ sweep: $(READY)  ## every operator and module of PyTorch's own databases against
 fuzz: $(READY)  ## random programs against eager, longer than the tests do
 	@$(RUN) -m tests.parity.fuzz $(ARGS)
 
-bench: $(READY)  ## every benchmark there is, against PyTorch's own
-	@set -e; for file in benchmarks/*.py; do echo "==> $$file"; $(RUN) $$file $(ARGS); done
+bench: $(READY)  ## every benchmark, against PyTorch's own, into benchmarks/RESULTS.md
+	@$(RUN) -m benchmarks.run $(ARGS)
 
 coverage: $(READY)  ## the lines that no test runs
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)

@@ -1,6 +1,6 @@
 """Our partitioners against PyTorch's, on joint graphs that PyTorch captured.
 
-    python benchmarks/partition.py gpt2-24 mlp-800     # all models without arguments
+    python -m benchmarks.partition gpt2-24 mlp-800     # all models without arguments
 
 For each model and partitioner: the bytes of activations saved for the backward (inputs apart; memory that several
 saved values share counts once), how many values, and the CPU time of a partition, each on a fresh copy of the graph,
@@ -23,6 +23,7 @@ from functorch.compile import default_partition as torch_default
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 from torch import fx, nn
 
+from benchmarks.models import build
 from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 
 PARTITIONERS = {
@@ -64,70 +65,13 @@ def capture_module(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[fx.Gra
     return capture(function, list(tensors.values()), list(args), kwargs)
 
 
-# ------------------------------------------------------------------------------------------------------------ models
+def joint_graph(name: str) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """The joint graph of the model called `kind-layers`."""
+    module, args, kwargs = build(name)
+    return capture_module(module, *args, **kwargs)
 
 
-def _mask(batch: int, length: int) -> torch.Tensor:
-    # Given as four dimensions: the models would branch on the values of a smaller one.
-    return torch.zeros(batch, 1, length, length)
-
-
-def gpt2(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=layers, n_embd=128, n_head=4, n_positions=64, vocab_size=512, use_cache=False,
-                        bos_token_id=0, eos_token_id=0)  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"
-    ids = torch.randint(0, 512, (2, 64))
-    return capture_module(model, ids, attention_mask=_mask(2, 64), labels=ids)
-
-
-def llama(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=layers, hidden_size=128, intermediate_size=352, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=512, max_position_embeddings=64, use_cache=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    model.loss_type = "ForCausalLM"
-    ids = torch.randint(0, 512, (2, 64))
-    return capture_module(model, ids, attention_mask=_mask(2, 64), labels=ids)
-
-
-def bert(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        num_hidden_layers=layers, hidden_size=128, intermediate_size=512, num_attention_heads=4, vocab_size=512,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    return capture_module(BertModel(config, add_pooling_layer=False), torch.randint(0, 512, (2, 64)),
-                          attention_mask=_mask(2, 64))  # fmt: skip
-
-
-def mlp(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
-    blocks = [block for _ in range(layers) for block in (nn.Linear(64, 64), nn.ReLU())]
-    return capture_module(nn.Sequential(*blocks), torch.randn(32, 64))
-
-
-def convolutions(layers: int) -> tuple[fx.GraphModule, dict[str, Any]]:
-    """Residual blocks of convolution, batch norm without running statistics, and relu."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
-            self.norm = nn.BatchNorm2d(16, track_running_stats=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(x + self.norm(self.conv(x)))
-
-    return capture_module(nn.Sequential(*(Block() for _ in range(layers))), torch.randn(2, 16, 16, 16))
-
-
-MODELS = {"gpt2": gpt2, "llama": llama, "bert": bert, "mlp": mlp, "conv": convolutions}
+MODELS = ["gpt2", "llama", "bert", "mlp", "conv"]
 DEFAULT = ["gpt2-6", "gpt2-24", "gpt2-96", "llama-8", "llama-24", "bert-6", "conv-16", "mlp-200", "mlp-800"]
 
 
@@ -169,8 +113,7 @@ def timed(partition: Any, joint: fx.GraphModule, keywords: dict[str, Any], round
 
 
 def bench(name: str, rounds: int) -> None:
-    kind, _, layers = name.partition("-")
-    joint, keywords = MODELS[kind](int(layers))
+    joint, keywords = joint_graph(name)
     count = keywords["num_fwd_outputs"]
     print(f"{name}: joint graph of {len(joint.graph.nodes)} nodes")
     for title, (ours, torchs) in PARTITIONERS.items():

@@ -18,7 +18,6 @@ from .frontend.call import flatten_call
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
 from .partitioners import default_partition, min_cut_rematerialization_partition
-from .tracing.capture import capture_call
 
 __all__ = ["capture", "compile", "partition"]
 
@@ -99,12 +98,9 @@ def compile_function(function: F, pipeline: Pipeline, *, dynamic: bool | None = 
     """`function` behind a dispatcher, looking like itself."""
     dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic)
 
-    @functools.wraps(function)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        return dispatcher(*args, **kwargs)
-
-    compiled.foregrad = dispatcher  # type: ignore[attr-defined]
-    return compiled  # type: ignore[return-value]
+    compiled: Any = functools.update_wrapper(dispatcher.entry, function)
+    compiled.foregrad = dispatcher
+    return compiled  # type: ignore[no-any-return]
 
 
 def compile_module(module: torch.nn.Module, pipeline: Pipeline, *, dynamic: bool | None = False) -> torch.nn.Module:
@@ -130,6 +126,8 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
 
     Raises `Unsupported...Error` for what can't be captured, and whatever `fn` raises.
     """
+    from .tracing.capture import capture_call  # late, as in the pipeline
+
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
     return capture_call(flatten_call(function, args, kwargs), name=name).joint

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from benchmarks.partition import MODELS, PARTITIONERS, capture, saved_bytes, saved_values
+from benchmarks.partition import MODELS, PARTITIONERS, capture, joint_graph, saved_bytes, saved_values
 from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 from foregrad.partitioners.classify import Kind, classify
 from tests.unit.test_partition_support import assert_valid, once, ops, saved_names
@@ -157,7 +157,7 @@ def joint_of(model, layers):
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return MODELS[model](layers)
+        return joint_graph(f"{model}-{layers}")
 
 
 @pytest.mark.parametrize("which", PARTITIONERS)

@@ -3,7 +3,14 @@
 The key is the case's name as the sweep prints it, the value says why the failure is not ours or not yet ours.
 """
 
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    "op ormqr plain float32": "strides of one gradient: see OTHER_FORMULA",
+    "op linalg.eig plain float32": "eager refuses a loss that depends on the phase, from values: see OTHER_FORMULA",
+}
+
+# PyTorch computes these (or their derivatives) with other operators when anything but a plain tensor goes in or a
+# dispatch mode is on, whoever records: the result is as exact, and not the same to the last bit. Name -> tolerance.
+OTHER_FORMULA = {"prod": 1e-5, "linalg.cond": 1e-4, "linalg.eigvalsh": 1e-5, "linalg.svdvals": 1e-5}
 
 # Ops whose result is memory that nobody wrote: two eager runs differ, so only metadata is compared.
 UNWRITTEN = frozenset(

@@ -29,6 +29,7 @@ __all__ = [
     "is_plain_graph_module",
     "raw_call",
     "return_kinds",
+    "view_call",
     "written_arguments",
 ]
 
@@ -200,6 +201,15 @@ def _argument(argument: Any, word: str) -> Argument:
 def raw_call(op: Any) -> Any:
     """The C++ entry of an operator, without the Python frame around it. Same arguments, same result."""
     return op._op if type(op) is OpOverload else op
+
+
+def view_call(op: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    """The quickest function that takes a tensor and exactly these arguments to the view `op(tensor, *args)`."""
+    fast = fast_call(op)
+    certain = all(type(a) is int or (type(a) in (list, tuple) and all(type(n) is int for n in a)) for a in args)
+    if fast is None or kwargs or not certain or fast.needs or fast.only is not None or fast.spread:
+        return raw_call(op)
+    return fast.function
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ __all__ = [
     "current_autograd_node",
     "default_generator",
     "force_view_tracking",
+    "kernel_switches",
     "next_sequence_nr",
     "plain_execution",
 ]
@@ -84,3 +85,21 @@ def default_generator(device: torch.device) -> torch.Generator:
     index: int | None = device.index
     generator: torch.Generator = module.default_generators[module.current_device() if index is None else index]
     return generator
+
+
+def kernel_switches() -> tuple[Any, ...]:
+    """Settings of the process that the layout of an operator's result may depend on, besides its arguments."""
+    c = torch._C
+    return (
+        torch.get_default_dtype(),
+        c._get_default_device(),
+        torch.is_inference_mode_enabled(),
+        c._get_mkldnn_enabled(),
+        c._get_nnpack_enabled(),
+        c._get_cudnn_enabled(),
+        c._get_cudnn_deterministic(),
+        c._get_cudnn_benchmark(),
+        c._get_deterministic_algorithms(),
+        c._get_deterministic_algorithms_warn_only(),
+        c._get_deterministic_fill_uninitialized_memory(),
+    )

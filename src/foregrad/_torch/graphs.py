@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 __all__ = [
     "GraphCopier",
+    "GraphWriter",
     "OperatorFacts",
     "is_higher_order",
     "is_operator",
@@ -107,6 +108,50 @@ def symbol_of(value: Any) -> Any:
     return None
 
 
+class GraphWriter:
+    """Appends nodes to a new graph without what `Graph.create_node` does besides: `graph` is the result."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self._names = self.graph._graph_namespace
+        self._insert = self.graph._insert
+        self._buckets: dict[tuple[str, int], dict[fx.Node, None]] = {}
+        self._count: dict[str, int] = {}
+
+    def add(self, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]) -> fx.Node:
+        """A node called `name`, which no other may be."""
+        node = fx.Node(self.graph, name, op, target, args, kwargs)
+        # Setting it as an attribute would take the node out of the graph's index and put it back.
+        object.__setattr__(node, "meta", meta)
+        names = self._names
+        names._used_names.add(name)
+        names._obj_to_name[node] = name
+        self._insert(node)
+        key = (op, id(target) if op == "call_function" else 0)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            table = self.graph._find_nodes_lookup_table
+            bucket = self._buckets[key] = table.table[table._key(node)]
+        bucket[node] = None
+        self.graph._len += 1
+        return node
+
+    def name(self, base: str) -> str:
+        """A name that no node has: `base`, or with a number behind it, as `Graph.create_node` would choose."""
+        count = self._count.get(base)
+        if count is None:
+            name = self._names.create_name(base, None)
+            self._count[base] = 0 if name == base else int(name.rpartition("_")[2])
+            return name
+        used = self._names._used_names
+        count += 1
+        while (name := f"{base}_{count}") in used:
+            count += 1
+        self._count[base] = count
+        used.add(name)
+        return name
+
+
 class GraphCopier:
     """Copies nodes of one graph into a new one, keeping their names; operands must have been copied before.
 
@@ -114,18 +159,15 @@ class GraphCopier:
     """
 
     def __init__(self) -> None:
-        self.graph = fx.Graph()
+        self.writer = GraphWriter()
+        self.graph = self.writer.graph
         self.copies: dict[fx.Node, fx.Node] = {}
         self._copy_of: Callable[[fx.Node], Any] = self.copies.__getitem__
-        self._used_names = self.graph._graph_namespace._used_names
-        self._name_of = self.graph._graph_namespace._obj_to_name
-        self._index = self.graph._find_nodes_lookup_table.insert
-        self._insert = self.graph._insert
 
     def placeholder(self, node: fx.Node) -> fx.Node:
         """A placeholder that stands for `node`, whatever kind of node that is."""
-        copy = fx.Node(self.graph, node.name, "placeholder", node.name, (), {})
-        return self._add(node, copy)
+        copy = self.copies[node] = self.writer.add(node.name, "placeholder", node.name, (), {}, node.meta.copy())
+        return copy
 
     def copy(self, node: fx.Node) -> fx.Node:
         args, kwargs = node.args, node.kwargs
@@ -133,20 +175,12 @@ class GraphCopier:
             args = map_arg(args, self._copy_of)
         if kwargs:
             kwargs = map_arg(kwargs, self._copy_of)
-        return self._add(node, fx.Node(self.graph, node.name, node.op, node.target, args, kwargs, node.type))
+        copy = self.copies[node] = self.writer.add(node.name, node.op, node.target, args, kwargs, node.meta.copy())
+        if node.type is not None:
+            copy.type = node.type
+        return copy
 
     def output(self, values: tuple[Any, ...]) -> fx.Node:
         """The output node, in terms of the original graph's nodes."""
         node: fx.Node = self.graph.output(map_arg(values, self._copy_of))
         return node
-
-    def _add(self, node: fx.Node, copy: fx.Node) -> fx.Node:
-        name = node.name
-        copy.meta = node.meta.copy()
-        self._used_names.add(name)
-        self._name_of[copy] = name
-        self._insert(copy)
-        self._index(copy)
-        self.graph._len += 1
-        self.copies[node] = copy
-        return copy

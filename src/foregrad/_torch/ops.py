@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpOverload", "has_composite_implicit_kernel", "overloads_of", "tag_inplace_view", "tag_random"]
+__all__ = [
+    "OpOverload",
+    "depends_on_values",
+    "has_composite_implicit_kernel",
+    "is_builtin",
+    "mkldnn_rnn_layer_for_training",
+    "overloads_of",
+    "tag_inplace_view",
+    "tag_random",
+]
+
+
+def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
+    """`aten.mkldnn_rnn_layer` with the workspace that its backward reads, which the kernel only fills in grad mode."""
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(*args)
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:
@@ -21,6 +38,16 @@ def tag_inplace_view(op: OpOverload) -> bool:
 
 def tag_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def depends_on_values(op: OpOverload) -> bool:
+    """Whether an operator's sizes or results can't be told from its arguments' metadata."""
+    return torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags
+
+
+def is_builtin(op: OpOverload) -> bool:
+    """Whether an operator is PyTorch's own: those live as long as the process and never change."""
+    return op.namespace in ("aten", "prims")
 
 
 def overloads_of(namespace: str, name: str) -> list[OpOverload]:

@@ -15,11 +15,17 @@ __all__ = [
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
+    "share_memory",
     "storage_key",
     "version_of",
     "view_again",
     "whole_memory",
 ]
+
+
+_C: Any = torch._C
+share_memory = _C._is_alias_of
+"""Whether two tensors have one storage; no Python frame, a tenth of a microsecond."""
 
 
 def storage_key(tensor: torch.Tensor) -> int:

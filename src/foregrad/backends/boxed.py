@@ -20,7 +20,7 @@ import torch
 from .._torch.codegen import is_plain_graph_module
 from ..errors import BackendError
 from ..graph.source import compile_source
-from .eager import render_graph
+from .eager import render_late
 
 __all__ = ["as_boxed", "call_boxed", "is_boxed", "make_boxed_compiler", "make_boxed_func", "nop"]
 
@@ -40,7 +40,7 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
     """
     module = _plain_module(f)
     if module is not None:
-        return render_graph(module, as_list=False)
+        return render_late(module, as_list=False)
 
     def g(args: list[Any]) -> Any:
         return _caller(len(args))(f, args)
@@ -88,7 +88,7 @@ def as_boxed(
         return cast("Callable[[list[Any]], list[Any]]", fn)
     module = _plain_module(fn)
     if module is not None:
-        return render_graph(module)
+        return render_late(module)
     call: Boxed = fn if is_boxed(fn) else make_boxed_func(fn)
 
     def boxed(args: list[Any]) -> list[Any]:

@@ -16,7 +16,9 @@ uses it last, only right after it; eager is no better there.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any, Protocol, cast
 
 import torch
@@ -25,7 +27,7 @@ from .._torch.codegen import OpOverload, return_kinds
 from ..graph.source import Names, compile_source
 from .calls import CallWriter, has_many_outputs, resolve
 
-__all__ = ["BoxedFunction", "eager_compiler", "render_graph"]
+__all__ = ["BoxedFunction", "eager_compiler", "render_graph", "render_late"]
 
 Node = torch.fx.Node
 
@@ -60,6 +62,47 @@ def render_graph(
     function.returns_list = as_list
     function.source = lambda: source
     return cast("BoxedFunction", function)
+
+
+def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunction:
+    """`render_graph`, with the text written when the function is first called or its source is read.
+
+    Nobody pays for a graph that never runs. The function takes over the code object made then, so that later calls
+    are as quick as if it had been there from the beginning.
+    """
+    function: Any = FunctionType(_STUB, {}, "forward")
+    # No cycle through the function, so that dropping it frees the constants at once.
+    found = weakref.ref(function)
+    pending, text = [gm], []
+
+    def write() -> Any:
+        function: Any = found()
+        if pending:
+            source, constants = _Writer(pending[0], None, as_list).write()
+            real = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
+            function.__globals__.update(real.__globals__)
+            function.__code__ = real.__code__
+            text.append(source)
+            pending.clear()
+            function.__globals__["__write__"] = found  # for a thread that is on its way here
+        return function
+
+    def source() -> str:
+        write()
+        return text[0]
+
+    function.__globals__["__write__"] = write
+    function._boxed_call = True
+    function.returns_list = as_list
+    function.source = source
+    return cast("BoxedFunction", function)
+
+
+def _stub(args: list[Any]) -> Any:
+    return __write__()(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
+
+
+_STUB = _stub.__code__
 
 
 class _Writer:

@@ -61,16 +61,28 @@ class Dispatcher:
         self._warned = False
         self._sizes = SizesSeen(dynamic)
         self._paths = Paths(self.name, config)
+        self.entry = self._entry()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if engine.count_dispatch_modes() or engine.transforms_active() or _foreign_function_modes():
-            return self.function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
-        tried = self._calls
-        for call in tried:
-            result = call(args, kwargs)
-            if result is not MISS:
-                return result
-        return self._compile_and_call(args, kwargs, tried)
+        return self.entry(*args, **kwargs)
+
+    def _entry(self) -> Callable[..., Any]:
+        """What users call: one frame between them and the graph, with everything that it reads at hand."""
+        function, compile_and_call = self.function, self._compile_and_call
+        dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
+        transforms_active = engine.transforms_active
+
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            if dispatch_modes() or transforms_active() or (function_modes() and _foreign_function_modes()):
+                return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
+            tried = self._calls
+            for call in tried:
+                result = call(args, kwargs)
+                if result is not MISS:
+                    return result
+            return compile_and_call(args, kwargs, tried)
+
+        return entry
 
     def source(self) -> str:
         """The rendered Python of every specialization."""

@@ -15,7 +15,7 @@ import torch
 
 from .._torch import engine
 from .._torch.pytree import registered_functions
-from .._torch.tensors import storage_key, whole_memory
+from .._torch.tensors import share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
@@ -33,6 +33,9 @@ class _Miss:
 
 
 MISS = _Miss()
+_FEW_PAIRS = (
+    12  # of inputs, one of them written to: up to here, asking about each pair takes less than sorting them out
+)
 _BY_VALUE = (slice, range, torch.device, torch.Size, complex, bytes)
 
 
@@ -268,6 +271,11 @@ class _Renderer:
             return
         real = [i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf)]
         keys = [storage_key(self.tensors[i]) for i in real]
+        pairs = [(i, j) for i in real for j in real if i < j and (i in written or j in written)]
+        if len(pairs) <= _FEW_PAIRS and len(set(keys)) == len(keys):
+            shares = self._bind("shares_memory", share_memory)
+            self._require(f"not ({' or '.join(f'{shares}({inputs[i]}, {inputs[j]})' for i, j in pairs)})")
+            return
         key = self._bind("storage_key", storage_key)
         memory = self.names.fresh("memories")
         self.lines.append(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in real)},)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,10 +19,14 @@ from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
+from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled
-from ..tracing.capture import Captured, capture_call
+from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
 
 __all__ = ["Pipeline", "Product"]
 
@@ -58,6 +62,12 @@ class Pipeline:
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
+        with paused_collection():
+            return self._build(call, name, config)
+
+    def _build(self, call: FlatCall, name: str, config: Config) -> Product:
+        from ..tracing.capture import capture_call  # late: a third of the time that importing foregrad would take
+
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         captured = capture_call(call, name=name, decompositions=self.decompositions, lifted=lifted)
@@ -68,6 +78,8 @@ class Pipeline:
         partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
+        if self.keep_inference_input_mutations and joint.signature.is_inference:
+            partitioned = with_mutations_inside(partitioned)
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned))
 

@@ -19,13 +19,25 @@ from .._torch.graphs import size_hint
 __all__ = ["NodeMeta", "TensorSpec", "nbytes_of", "spec_of"]
 
 
+_UNKNOWN = object()
+_TOKENS: dict[Any, object] = {}
+
+
+def _find_token(spec: TensorSpec) -> object:
+    numbers = (*spec.shape, *spec.stride, spec.offset)
+    if spec.conj or spec.neg or any(type(n) is not int for n in numbers):
+        return None
+    # Both lists are as long as one another, so one row of numbers tells layouts apart.
+    return _TOKENS.setdefault((numbers, spec.dtype, spec.device), object())
+
+
 class TensorSpec:
     """Shape, strides, dtype and device of a tensor; immutable by convention, cheap to make.
 
     `shape`, `stride` are in elements, `offset` is the storage offset in elements. Entries may be `torch.SymInt`.
     """
 
-    __slots__ = ("conj", "device", "dtype", "neg", "offset", "shape", "stride")
+    __slots__ = ("_token", "conj", "device", "dtype", "neg", "offset", "shape", "stride")
 
     def __init__(
         self,
@@ -44,6 +56,7 @@ class TensorSpec:
         self.offset = offset
         self.conj = conj
         self.neg = neg
+        self._token: object = _UNKNOWN
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> TensorSpec:
@@ -74,6 +87,14 @@ class TensorSpec:
                 return 0
             span = span + (size - 1) * stride
         return span * self.dtype.itemsize
+
+    @property
+    def token(self) -> object:
+        """An object that is the same for equal specs, for keys; None when a size is symbolic or a bit is set."""
+        token = self._token
+        if token is _UNKNOWN:
+            token = self._token = _find_token(self)
+        return token
 
     @property
     def overlaps_itself(self) -> bool:

@@ -80,8 +80,11 @@ def without_tangents(
         if node.op == "output":
             present = {i for i, given in enumerate(mask) if given}
             reached = [not present.isdisjoint(positions) for positions in reached_from]
-            gradients = zip(node.args[0], reached, strict=True)
-            graph.output([value(g) if g is not None and is_reached else None for g, is_reached in gradients])
+            gradients = [
+                None if g is None or not is_reached or (g in zeros and g.target is operator.getitem) else value(g)
+                for g, is_reached in zip(node.args[0], reached, strict=True)
+            ]  # the formulas with several results (norms') give undefined ones
+            graph.output(gradients)
         elif node not in zeros:
             survivor = _other_summand(node, depends, zeros)
             if survivor is not None:

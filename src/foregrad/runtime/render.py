@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from .._torch.codegen import view_call
 from .._torch.symbols import expression_text, is_symbolic
 from ..graph.signature import (
     AliasOutput,
@@ -29,7 +30,7 @@ from .compiled import Compiled
 from .decisions import decision_lines
 from .node import NodeSource, make_node
 from .pack import pack_expression
-from .writes import with_history, write_overlapping, write_with_history
+from .writes import write_overlapping, write_with_history
 
 __all__ = ["RunLines", "render_run"]
 
@@ -109,19 +110,24 @@ class _Renderer:
     # ---------------------------------------------------------------- running the graph
 
     def _inference(self) -> None:
-        signature = self.signature
         forward = self.bind("forward_graph", self.compiled.forward)
         call = f"{_unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
-        guards = []
-        if any(info.requires_grad or info.becomes_differentiable for info in signature.inputs):
-            guards.append(f"{self.bind('no_grad', torch.no_grad)}()")
-        if self.compiled.disable_autocast:
-            guards.append(f"{self.bind('no_autocast', engine.disable_autocast)}()")
-        self._under(guards, [call])
-        rootless = [self.outputs[i] for i in signature.rootless]
-        if rootless:
-            line = f"{_unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
-            self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
+        autocast = [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
+        if any(info.requires_grad or info.becomes_differentiable for info in self.signature.inputs):
+            # Gradients are mostly off already; asking is ten times quicker than turning them off again.
+            self.lines.append(f"if {self.bind('is_grad_enabled', torch.is_grad_enabled)}():")
+            start = len(self.lines)
+            self._under([f"{self.bind('no_grad', torch.no_grad)}()", *autocast], [call])
+            self._indent(start)
+            self.lines.append("else:")
+            start = len(self.lines)
+            self._under(autocast, [call])
+            self._indent(start)
+        else:
+            self._under(autocast, [call])
+
+    def _indent(self, start: int) -> None:
+        self.lines[start:] = ["    " + line for line in self.lines[start:]]
 
     def _training(self) -> None:
         signature = self.signature
@@ -238,7 +244,7 @@ class _Renderer:
 
     def _step(self, source: str, step: ViewStep, path: str) -> str:
         name = self.names.fresh("view")
-        op = self.bind(_op_name(step.op), step.op)
+        op = self.bind(_op_name(step.op), view_call(step.op, step.args, step.kwargs))
         line = f"{name} = {op}({', '.join([source, *self._arguments(step.args, step.kwargs)])})  # {path}"
         needs_no_grad = not step.grad_enabled and torch.is_grad_enabled()
         guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []

@@ -22,6 +22,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
 from .alias import Value
+from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
@@ -77,7 +78,8 @@ def capture_call(
             call, name, decompositions or {}, shared_bases=shared_bases, replays_views=replays_views, whole=whole
         )
         try:
-            captured = run.run(lifted)
+            with paused_collection():
+                captured = run.run(lifted)
         except SharedClosureFound as found:
             if found.source is not None:
                 lifted.append((found.tensor, found.source))
@@ -145,7 +147,10 @@ class _Capture:
         ):
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
-                result = _run_function(call.function, args, kwargs)
+                try:
+                    result = _run_function(call.function, args, kwargs)
+                finally:
+                    self.origins.forget()
             self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
             if not inputs.shared_bases and self._needs_bases():
@@ -296,7 +301,7 @@ class _Capture:
         inputs = self.inputs
         outputs: list[Entry | None] = [*found.entries, *gradients]
         records = list(inputs.records)
-        live = {id(e) for e in self.recorder.tape.live(outputs)}
+        live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
         shared = []
         for whole, members in inputs.memory:
             if id(whole.entry) in live:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from .._torch.fakes import FakeTensorMode, new_fake
+from .._torch.graphs import GraphWriter
 from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic
 from ..graph.meta import NodeMeta, TensorSpec
@@ -43,7 +44,8 @@ class _Builder:
         self.sizes: SizeNodes | None = None
         self.tape = tape
         self.fake_mode = fake_mode
-        self.graph = fx.Graph()
+        self.writer = GraphWriter()
+        self.graph = self.writer.graph
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
         self.origins: dict[int, Origin] = {}  # forward origin by autograd sequence number
@@ -54,9 +56,8 @@ class _Builder:
     ) -> fx.GraphModule:
         for prefix, entries in (("primals", primals), ("tangents", tangents)):
             for number, entry in enumerate(entries, 1):
-                node = self.graph.placeholder(f"{prefix}_{number}")
-                node.meta = self._meta(entry)
-                self.nodes[id(entry)] = node
+                name = self.writer.name(f"{prefix}_{number}")
+                self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
         if self.symbols is not None:
             self.sizes = SizeNodes(self.graph, self.symbols.table, self.nodes)
         for entry in self.tape.entries:
@@ -75,13 +76,14 @@ class _Builder:
             self.constants += 1
             self.root.register_buffer(attribute, entry.constant, persistent=False)
             node = self.graph.get_attr(attribute)
+            node.meta = self._meta(entry)
         else:
             args = map_entries(entry.args, self._node)
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             if self.sizes is not None:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
-            node = self.graph.create_node("call_function", entry.target, args, kwargs, _name(entry.target))
-        node.meta = self._meta(entry)
+            name = self.writer.name(_name(entry.target))
+            node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         self.nodes[id(entry)] = node
 
     def _node(self, entry: Entry) -> fx.Node:

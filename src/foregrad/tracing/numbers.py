@@ -39,6 +39,7 @@ class Numbers:
         if self.table is None:
             self.table = SymbolTable()
             self.recorder.fake_mode.shape_env = self.table.env
+            self.recorder.is_symbolic = True
         number = TracedFloat(self.table.float_node(value, f"number {len(self.made)}"))
         number.entry, number.numbers, number.value, number.where = entry, self, value, where
         self.made.append(number)

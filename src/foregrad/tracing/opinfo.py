@@ -16,6 +16,7 @@ import torch
 from .._torch.ops import (
     OpOverload,
     has_composite_implicit_kernel,
+    mkldnn_rnn_layer_for_training,
     overloads_of,
     tag_inplace_view,
     tag_random,
@@ -50,7 +51,10 @@ CUTS = {aten.detach.default, take_data}  # these also cut the history off
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data}
 
 # Outputs that a kernel may leave undefined, which no operator can be given from Python.
-MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}
+MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}  # in grad mode it is defined
+
+# Kernels that look at the grad mode: what to call for what they do when it is on.
+IN_GRAD_MODE: dict[Any, Any] = {aten.mkldnn_rnn_layer.default: mkldnn_rnn_layer_for_training}
 
 
 def item_or_empty(values: tuple[Any, ...], index: int) -> torch.Tensor:

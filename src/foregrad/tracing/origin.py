@@ -42,9 +42,9 @@ class Origins:
     def __init__(self, root: CodeType) -> None:
         self.root = root
         self.modules: list[tuple[str, str]] = []
+        self._last: tuple[Any, int, int, Origin] | None = None
 
     def here(self) -> Origin:
-        frames = []
         frame: Any = sys._getframe(1)
         root, is_user = self.root, _IS_USER
         while frame is not None:
@@ -55,9 +55,33 @@ class Origins:
             if user is None:
                 user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
             if user:
-                frames.append((code, frame.f_lineno))
+                break
             frame = frame.f_back
-        return Origin(tuple(frames), tuple(self.modules))
+        if frame is None or code is root:
+            return Origin((), tuple(self.modules))
+        # Several operators come from one line: while its frame is there, the frames below are where they were.
+        last, line = self._last, frame.f_lineno
+        if last is not None and last[0] is frame and last[1] == line and last[2] == len(self.modules):
+            return last[3]
+        frames = [(code, line)]
+        outer = frame.f_back
+        while outer is not None:
+            code = outer.f_code
+            if code is root:
+                break
+            user = is_user.get(code)
+            if user is None:
+                user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
+            if user:
+                frames.append((code, outer.f_lineno))
+            outer = outer.f_back
+        origin = Origin(tuple(frames), tuple(self.modules))
+        self._last = (frame, line, len(self.modules), origin)
+        return origin
+
+    def forget(self) -> None:
+        """Let go of the last frame, and with it of its variables."""
+        self._last = None
 
 
 # Whether a code object is the user's; bounded by the number of functions in the program.

@@ -14,19 +14,30 @@ import torch
 __all__ = ["reached_from"]
 
 
+# Their weights get a gradient from the first output only.
+_NORMS = {"NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0"}
+
+
 def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[frozenset[int]]:
     """For each leaf, the positions in `outputs` that lead to it. One walk over the autograd graph."""
-    roots = [output.grad_fn for output in outputs]
+    roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(roots)
     masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
-    for position, root in enumerate(roots):
+    through_first: dict[int, int] = dict.fromkeys(map(id, order), 0)  # by way of the node's first output
+    for position, (root, output) in enumerate(zip(roots, outputs, strict=True)):
         masks[id(root)] |= 1 << position
+        if output.output_nr == 0:
+            through_first[id(root)] |= 1 << position
     of_leaf = {id(leaf): 0 for leaf in leaves if leaf is not None}
     for node in order:
         mask = masks[id(node)]
-        for following, _ in node.next_functions:
+        is_norm = node.name() in _NORMS
+        for at, (following, output_nr) in enumerate(node.next_functions):
             if following is not None:
-                masks[id(following)] |= mask
+                passed = through_first[id(node)] if is_norm and at > 0 else mask
+                masks[id(following)] |= passed
+                if output_nr == 0:
+                    through_first[id(following)] |= passed
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) in of_leaf:
             of_leaf[id(leaf)] |= mask

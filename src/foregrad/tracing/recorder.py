@@ -30,7 +30,8 @@ from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
 from .decisions import Decisions
-from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
+from .metadata import Metadata, is_cacheable
+from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
 from .origin import Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
@@ -62,6 +63,23 @@ _QUERIES = {
 }
 
 
+_DEVICE = prim.device.default
+
+
+class _Plan:
+    """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
+
+    __slots__ = ("decomposition", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
+
+    def __init__(self, op: Any, info: OpInfo | None, decomposition: Any) -> None:
+        self.op = op
+        self.info: Any = info
+        self.is_query = info is None
+        self.decomposition = decomposition
+        self.in_grad_mode = IN_GRAD_MODE.get(op, op)
+        self.is_cacheable = info is not None and is_cacheable(info)
+
+
 class Recorder(TorchDispatchMode):
     """Records onto `tape`; `values` maps the id of each fake tensor seen to its `Value`.
 
@@ -86,42 +104,66 @@ class Recorder(TorchDispatchMode):
         self.in_backward = False
         self.recompute: Any = None  # the tag of the checkpointed region being recorded
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
+        self.plans: dict[int, _Plan] = {}
+        self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)
         self.decisions: Decisions
 
     # ---------------------------------------------------------------- dispatch
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # saves two frames an operator; torch.compile is never on while capturing
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _QUERIES:
-            return self.run_fake(func, args, kwargs)
-        if not isinstance(func, OpOverload):
-            raise UnsupportedOpError(
-                f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
-                "Write the branch or loop in Python, or keep that part outside the compiled function."
-            )
-        if func in self.decompositions:
+        plan = self.plans.get(id(func)) or self._plan(func)
+        if plan.is_query:
+            if func is _DEVICE and type(args[0]) is FakeTensor:
+                return args[0].fake_device
+            return self.kernels(func, args, kwargs)
+        if plan.decomposition is not None:
             with self:
-                result = self.decompositions[func](*args, **kwargs)
+                result = plan.decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        info = op_info(func)
+        info = plan.info
         if info.is_composite:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        args, kwargs = self._adopt_real(func, args, kwargs)
+        if _has_real(args) or (kwargs and _has_real(kwargs.values())):
+            args, kwargs = self._adopt_real(func, args, kwargs)
         if info.is_metadata_write:
             return self.writes.metadata(info, args, kwargs)
         if info.writes:
             return self.writes.elements(info, args, kwargs)
         if info.hidden_writes and self.writes.happen_in_hiding(info, args):
             return self.writes.hidden(info, args, kwargs)
-        return self._pure(info, args, kwargs)
+        return self._pure(plan, args, kwargs)
+
+    def _plan(self, func: Any) -> _Plan:
+        if func in _QUERIES:
+            plan = self.plans[id(func)] = _Plan(func, None, None)
+            return plan
+        if not isinstance(func, OpOverload):
+            raise UnsupportedOpError(
+                f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
+                "Write the branch or loop in Python, or keep that part outside the compiled function."
+            )
+        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func))
+        return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
+        plan = self.plans.get(id(func)) or self._plan(func)
+        if plan.is_cacheable and not self.is_symbolic:
+            return self.metadata.run(plan.info, args, kwargs)[0]
+        return self.kernels(func, args, kwargs)
+
+    def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator on fakes, by FakeTensor's own kernels."""
         numbers = self.decisions.numbers
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
@@ -135,36 +177,44 @@ class Recorder(TorchDispatchMode):
                 return out
         return self.fake_mode.dispatch(func, (), args, kwargs)
 
-    def _pure(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        func = info.op
-        constant: Any = None
+    def _pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        info, constant, specs = plan.info, None, None
         try:
-            out = self.run_fake(func, args, kwargs)
+            if plan.is_cacheable and not self.is_symbolic:
+                out, specs = self.metadata.run(info, args, kwargs)
+            else:
+                out = self.kernels(info.op, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
-            found, constant = evaluate(self, func, args, kwargs)
+            found, constant = evaluate(self, info.op, args, kwargs)
             if not found:
-                return self._decided(func, args, kwargs, error)
+                return self._decided(info.op, args, kwargs, error)
             if not isinstance(constant, (torch.Tensor, tuple, list)):
                 return constant  # a number: the program is specialized to it
             out = self._fakes_like(constant)
         except (RuntimeError, NotImplementedError) as error:
-            if self.in_backward or info.is_view or info.is_random or not returns_tensors(func):
+            if self.in_backward or info.is_view or info.is_random or not returns_tensors(info.op):
                 raise
-            return self._run_for_real(func, args, kwargs, error)
+            return self._run_for_real(info.op, args, kwargs, error)
         if info.is_view:
-            return self._view(info, args, kwargs, out)
-        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), info.is_random)
+            return self._view(info, args, kwargs, out, specs)
+        target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
+        entry = self.entry(
+            target, self.to_entries(args), self.to_entries(kwargs) if kwargs else _NO_KEYWORDS, info.is_random
+        )
         entry.value = constant
-        return self.bind_results(entry, out)
+        return self.bind_results(entry, out, specs)
 
-    def bind_results(self, entry: Entry, out: Any) -> Any:
-        """Make `entry` stand for `out`: a tensor, or several through getitem."""
+    def bind_results(self, entry: Entry, out: Any, specs: Any = None) -> Any:
+        """Make `entry` stand for `out`: a tensor, or several through getitem. `specs`: theirs, where known."""
         if isinstance(out, torch.Tensor):
             if id(out) not in self.values:
-                entry.spec = spec = self.spec_of(out)
+                entry.spec = spec = specs or self.spec_of(out)
                 self.values[id(out)] = Value(out, entry, spec)
         elif isinstance(out, (list, tuple)):
-            entry.spec = tuple(self.spec_of(t) if isinstance(t, torch.Tensor) else None for t in out)
+            entry.spec = tuple(
+                spec or (self.spec_of(t) if isinstance(t, torch.Tensor) else None)
+                for t, spec in zip(out, specs or [None] * len(out), strict=True)
+            )
             for index, item in enumerate(out):
                 if isinstance(item, torch.Tensor) and id(item) not in self.values:
                     take = item_or_empty if index in MAYBE_UNDEFINED.get(entry.target, ()) else operator.getitem
@@ -173,7 +223,7 @@ class Recorder(TorchDispatchMode):
                     self.values[id(item)] = Value(item, part, entry.spec[index])
         return out
 
-    def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any) -> Any:
+    def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any, specs: Any = None) -> Any:
         source = self.value_of(args[0])
         rest = tuple(args[1:])
         grad_enabled = torch.is_grad_enabled()
@@ -181,7 +231,7 @@ class Recorder(TorchDispatchMode):
             if id(out) in self.values:
                 return out
             view = View(info.op, rest, kwargs, None, object(), grad_enabled)
-            value = Value(out, None, self.spec_of(out), source, view)
+            value = Value(out, None, specs or self.spec_of(out), source, view)
             value.generation = -1
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
@@ -190,7 +240,7 @@ class Recorder(TorchDispatchMode):
         call = object()
         for index, item in enumerate(out):
             view = View(info.op, rest, kwargs, index, call, grad_enabled)
-            value = Value(item, None, self.spec_of(item), source, view)
+            value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
             self.values[id(item)] = value
         return out
@@ -208,7 +258,7 @@ class Recorder(TorchDispatchMode):
         numbers = self.decisions.numbers
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
-        entry = Entry(target, tuple(args), kwargs)
+        entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs)
         entry.has_effect = is_random and not _draws_nothing(target, args)
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
@@ -240,12 +290,13 @@ class Recorder(TorchDispatchMode):
 
     def to_entries(self, value: Any) -> Any:
         """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
-        if isinstance(value, torch.Tensor):
+        cls = type(value)
+        if cls is FakeTensor or isinstance(value, torch.Tensor):
             return self.value_of(value).read(self.emit)
+        if cls in _PLAIN:
+            return value
         if isinstance(value, (list, tuple)):
-            return (
-                [self.to_entries(item) for item in value] if type(value) is list else tuple(map(self.to_entries, value))
-            )
+            return [self.to_entries(item) for item in value] if cls is list else tuple(map(self.to_entries, value))
         if isinstance(value, dict):
             return {key: self.to_entries(item) for key, item in value.items()}
         return value
@@ -308,8 +359,6 @@ class Recorder(TorchDispatchMode):
         return None
 
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if not any(_is_real(a) for a in args) and not (kwargs and any(_is_real(a) for a in kwargs.values())):
-            return args, kwargs
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             return (self.constant(args[0]), *args[1:]), kwargs
         return tuple(self._adopted(a) for a in args), {k: self._adopted(a) for k, a in kwargs.items()}
@@ -346,12 +395,19 @@ class Recorder(TorchDispatchMode):
         return self.bind_results(entry, self._fakes_like(real))
 
 
-def _is_real(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return type(value) is not FakeTensor
-    if isinstance(value, (list, tuple)):
-        return any(_is_real(item) for item in value)
+def _has_real(values: Any) -> bool:
+    """Whether there is a tensor among the values that is no fake."""
+    for value in values:
+        cls = type(value)
+        if cls is FakeTensor or cls in _PLAIN:
+            continue
+        if isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and _has_real(value)):
+            return True
     return False
+
+
+_NO_KEYWORDS: dict[str, Any] = {}
+_PLAIN = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.Size}
 
 
 def _draws_nothing(target: Any, args: Any) -> bool:

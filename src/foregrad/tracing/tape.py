@@ -62,8 +62,11 @@ class Entry:
 
 def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
     """`value` with `fn` applied to every entry in it, through lists, tuples, dicts and slices."""
-    if isinstance(value, Entry):
+    cls = type(value)
+    if cls is Entry:
         return fn(value)
+    if cls in _LEAVES:
+        return value
     if isinstance(value, (list, tuple)):
         mapped = [map_entries(item, fn) for item in value]
         return mapped if isinstance(value, list) else tuple(mapped)
@@ -97,14 +100,24 @@ class Tape:
     def live(self, outputs: Iterable[Any]) -> list[Entry]:
         """The entries that `outputs` or an effect (a random number drawn) need, in order."""
         needed: set[int] = set()
-        stack = [entry for value in outputs for entry in entries_in(value)]
+        stack: list[Any] = list(outputs)
         stack += [entry for entry in self.entries if entry.has_effect]
+        pop, push = stack.pop, stack.extend
         while stack:
-            entry = stack.pop()
-            if id(entry) in needed:
-                continue
-            needed.add(id(entry))
-            stack.extend(entries_in(entry.args))
-            if entry.kwargs:
-                stack.extend(entries_in(entry.kwargs))
+            value = pop()
+            cls = type(value)
+            if cls is Entry:
+                if id(value) in needed:
+                    continue
+                needed.add(id(value))
+                push(value.args)
+                if value.kwargs:
+                    push(value.kwargs.values())
+            elif cls is list or cls is tuple:
+                push(value)
+            elif cls not in _LEAVES:
+                push(entries_in(value))
         return [entry for entry in self.entries if id(entry) in needed]
+
+
+_LEAVES = {int, float, bool, str, type(None)}

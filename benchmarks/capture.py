@@ -1,0 +1,154 @@
+"""Time from a call to its forward and backward graphs, compiled by nothing: ours against PyTorch's AOTAutograd.
+
+    python -m benchmarks.capture gpt2-12 mlp-200     # all models without arguments
+
+Ours is everything that happens before the first run: capture, partition, guards, rendered runtime, and the backward
+handed to its compiler, though that waits for a backward by default. PyTorch's ends when its forward compiler is
+called: both graphs are there by then, and its backward too is compiled when first needed.
+Caches of operators' results are emptied before each ("cold"); "warm" is ours with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from functorch.compile import aot_function
+from functorch.compile import default_partition as torch_default
+from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
+
+import foregrad
+from benchmarks.common import Section, interleaved_once, ratio
+from benchmarks.models import build, first_tensor
+from foregrad.frontend.call import flatten_call
+
+__all__ = ["DEFAULT", "collect"]
+
+DEFAULT = ["gpt2-6", "gpt2-12", "gpt2-24", "llama-8", "bert-6", "resnet-50", "mlp-200"]
+CHAINS = ["chain-1000", "chain-5000", "chain-20000"]
+
+
+def our_capture(name: str, policy: str) -> Callable[[], float]:
+    module, args, kwargs = build(name)
+
+    def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return first_tensor(module(*args, **kwargs))
+
+    def run() -> float:
+        dispatcher: Any = foregrad.compile(loss, backend="nop", partition=policy).foregrad
+        start = time.process_time()
+        specialization = dispatcher.specialize(flatten_call(loss, args, kwargs))
+        specialization.product.compiled.make_backward()
+        return time.process_time() - start
+
+    return run
+
+
+def their_capture(name: str, partition: Callable[..., Any]) -> Callable[[], float]:
+    module, args, kwargs = build(name)
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+
+    def function(values: list[torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+        return first_tensor(
+            torch.func.functional_call(module, dict(zip(tensors, values, strict=True)), tuple(args), kwargs)
+        )
+
+    def run() -> float:
+        stamps: list[float] = []
+
+        def compiler(gm: Any, _: Any) -> Any:
+            stamps.append(time.process_time())
+            return gm
+
+        compiled = aot_function(function, fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)
+        start = time.process_time()
+        compiled(list(tensors.values()), list(args), kwargs)
+        return stamps[0] - start
+
+    return run
+
+
+def forget() -> None:
+    """Empty the caches of operators' results."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    FakeTensorMode.cache_clear()
+    try:
+        from foregrad.tracing.metadata import forget_all
+    except ImportError:
+        return
+    forget_all()
+
+
+def nodes(name: str, policy: str) -> str:
+    module, args, kwargs = build(name)
+    joint = foregrad.capture(lambda *a, **k: first_tensor(module(*a, **k)), *args, **kwargs)
+    halves = foregrad.partition(joint, policy)
+    return f"{len(halves.forward.graph.nodes)}/{len(halves.backward.graph.nodes)}"
+
+
+def collect(names: list[str], rounds: int) -> list[Section]:
+    """Both tables."""
+    warnings.simplefilter("ignore")
+    section = Section(
+        "From a call to forward and backward",
+        "Seconds. Nop compilers; caches emptied first, but for the column `warm`.",
+        ["model", "partition", "nodes", "ours", "ours, warm", "PyTorch", "ratio"],
+    )
+    for name in names:
+        for policy, theirs in (("default", torch_default), ("min_cut", torch_min_cut)):
+            ours = our_capture(name, policy)
+            times = interleaved_once(
+                {"ours": ours, "warm": ours, "theirs": their_capture(name, theirs)},
+                rounds,
+                {"ours": forget, "theirs": forget},
+            )
+            section.add(
+                [
+                    name,
+                    policy,
+                    nodes(name, policy),
+                    times["ours"].text(1, 3),
+                    times["warm"].text(1, 3),
+                    times["theirs"].text(1, 3),
+                    ratio(times["ours"].median, times["theirs"].median),
+                ],
+                model=name,
+                partition=policy,
+                ours_s=times["ours"].median,
+                warm_s=times["warm"].median,
+                pytorch_s=times["theirs"].median,
+            )
+    return [section]
+
+
+def collect_chains(rounds: int) -> Section:
+    """Whether time grows with the number of operators and no faster."""
+    section = Section(
+        "Linear in the number of operators",
+        "A chain of elementwise operators, default partition; microseconds for each operator of the forward.",
+        ["operators", "ours", "us an operator"],
+    )
+    for name in CHAINS:
+        count = int(name.partition("-")[2])
+        times = interleaved_once({"ours": our_capture(name, "default")}, rounds, {"ours": forget})
+        each = times["ours"].median / count
+        section.add([str(count), times["ours"].text(1, 3), f"{each * 1e6:.1f}"], operators=count, us_each=each * 1e6)
+    return section
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=DEFAULT)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    collect(options.models, options.rounds)
+    collect_chains(min(options.rounds, 3))
+
+
+if __name__ == "__main__":
+    main()

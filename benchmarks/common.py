@@ -1,0 +1,155 @@
+"""What the benchmarks share: how time is taken, how tables are written, where they were made.
+
+Time is CPU time of the process: neighbours on a busy machine stretch the wall clock, and ratios of it mean nothing.
+Things compared run in turns in one process, so that a slow minute slows all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Section", "Timing", "environment", "interleaved_calls", "interleaved_once", "ratio", "write_results"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of CPU time: the least and the median of the rounds."""
+
+    least: float
+    median: float
+
+    def text(self, unit: float, digits: int = 1) -> str:
+        return f"{self.least / unit:.{digits}f} / {self.median / unit:.{digits}f}"
+
+
+@dataclasses.dataclass(slots=True)
+class Section:
+    """One table: what `RESULTS.md` and `RESULTS.json` hold."""
+
+    title: str
+    notes: str
+    columns: list[str]
+    rows: list[list[str]] = dataclasses.field(default_factory=list)
+    data: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def add(self, row: Sequence[str], **data: Any) -> None:
+        """A row as text, and the numbers in it; printed at once, for those who wait."""
+        self.rows.append(list(row))
+        self.data.append(data)
+        print("  " + "  ".join(f"{c}: {v}" for c, v in zip(self.columns, row, strict=True)), flush=True)
+
+    def markdown(self) -> str:
+        head = "| " + " | ".join(self.columns) + " |"
+        line = "| --- |" + " ---: |" * (len(self.columns) - 1)
+        rows = ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join([f"## {self.title}", "", self.notes, "", head, line, *rows, ""])
+
+
+def interleaved_once(
+    variants: Mapping[str, Callable[[], Any]], rounds: int, before: Mapping[str, Callable[[], Any]] | None = None
+) -> dict[str, Timing]:
+    """Each variant run once a round, in turns; what `before` does, and collecting garbage, is not timed.
+
+    A variant may return the seconds that count, when not all of its run does.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, run in variants.items():
+            if before is not None and name in before:
+                before[name]()
+            gc.collect()
+            start = time.process_time()
+            counted = run()
+            took = time.process_time() - start
+            times[name].append(counted if isinstance(counted, float) else took)
+    return {name: Timing(min(t), statistics.median(t)) for name, t in times.items()}
+
+
+def interleaved_calls(
+    variants: Mapping[str, Callable[[], Any]], rounds: int, inner_s: float = 0.004
+) -> dict[str, Timing]:
+    """Time of one call of each variant: many short rounds in turns, each of as many calls as fill `inner_s`."""
+    counts = {}
+    for name, run in variants.items():
+        for _ in range(5):
+            run()
+        start = time.perf_counter()
+        for _ in range(10):
+            run()
+        once = (time.perf_counter() - start) / 10
+        counts[name] = max(1, int(inner_s / max(once, 1e-7)))
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, run in variants.items():
+                count = range(counts[name])
+                start = time.process_time()
+                for _ in count:
+                    run()
+                times[name].append((time.process_time() - start) / len(count))
+    finally:
+        gc.enable()
+    return {name: Timing(min(t), statistics.median(t)) for name, t in times.items()}
+
+
+def ratio(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.3f}" if theirs else "-"
+
+
+def environment() -> dict[str, str]:
+    """What the numbers depend on."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("transformers", "jax"):
+        try:
+            from importlib.metadata import version
+
+            versions[package] = version(package)
+        except ImportError:
+            pass
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": _processor(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        **versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def write_results(sections: Sequence[Section], folder: Path) -> None:
+    """`RESULTS.md` for people, `RESULTS.json` for programs. Sections that were not run now keep their last figures."""
+    path = folder / "RESULTS.json"
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    made = environment()
+    for section in sections:
+        stored[section.title] = {**dataclasses.asdict(section), "environment": made}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+    texts = ["# Results", "", "Written by `make bench`. Times are CPU time of the process, least / median.", ""]
+    for kept in stored.values():
+        place = ", ".join(f"{k} {v}" for k, v in kept["environment"].items())
+        fields = {f.name: kept[f.name] for f in dataclasses.fields(Section)}
+        texts += [Section(**fields).markdown(), f"*{place}*", ""]
+    (folder / "RESULTS.md").write_text("\n".join(texts))

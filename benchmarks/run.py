@@ -1,0 +1,44 @@
+"""Every benchmark, into `benchmarks/RESULTS.md` and `RESULTS.json`: what `make bench` runs.
+
+python -m benchmarks.run                 # all of them, ten minutes
+python -m benchmarks.run overhead chains # some
+python -m benchmarks.run --quick         # fewer rounds and smaller models
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import capture, graph_code, overhead, startup
+from benchmarks.common import Section, write_results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", nargs="*", help="overhead, capture, chains, code, import")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    quick = options.quick
+    models = ["gpt2-6", "mlp-200"] if quick else capture.DEFAULT
+    benchmarks: dict[str, Callable[[], list[Section]]] = {
+        "import": lambda: [startup.collect(3 if quick else 7)],
+        "overhead": lambda: [overhead.collect([], 20 if quick else 60)],
+        "code": lambda: [graph_code.collect(20 if quick else 60)],
+        "capture": lambda: capture.collect(models, 1 if quick else 3),
+        "chains": lambda: [capture.collect_chains(1 if quick else 2)],
+    }
+    for name, run in benchmarks.items():
+        if options.which and name not in options.which:
+            continue
+        print(f"==> {name}", flush=True)
+        write_results(run(), options.out)
+
+
+if __name__ == "__main__":
+    main()

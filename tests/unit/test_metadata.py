@@ -1,0 +1,223 @@
+"""Remembered layouts are those that FakeTensor's kernels give, for every operator of PyTorch's own database."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import types
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from foregrad._torch.fakes import FakeFactory
+from foregrad._torch.ops import has_composite_implicit_kernel
+from foregrad._torch.tensors import share_memory
+from foregrad.graph.meta import TensorSpec
+from foregrad.tracing import metadata
+from foregrad.tracing.layouts import RULES
+from foregrad.tracing.metadata import Metadata, forget_all, is_cacheable
+from foregrad.tracing.opinfo import op_info
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    forget_all()
+    yield
+    forget_all()
+
+
+def known(fake: torch.Tensor) -> Any:
+    return types.SimpleNamespace(spec=TensorSpec.of(fake, fake.fake_device))
+
+
+class Compared(TorchDispatchMode):
+    """Runs each operator in FakeTensor's way and twice in ours, and compares. `count` says how often."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+        self.fakes: dict[int, torch.Tensor] = {}
+        self.metadata = Metadata(mode, lambda key: known(self.fakes[key]), self.kernels)
+        self.wrong: list[str] = []
+        self.count = 0
+        self.asked = 0
+
+    def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.asked += 1
+        return self.mode.dispatch(func, (), args, kwargs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != "aten" or has_composite_implicit_kernel(func) or not is_cacheable(op_info(func)):
+            return self.mode.dispatch(func, (), args, kwargs)
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self.fakes.update((id(t), t) for t in inputs)
+        expected = self.mode.dispatch(func, (), args, kwargs)
+        for _ in range(2):
+            found, specs = self.metadata.run(op_info(func), args, kwargs)
+            if described(found, inputs) != described(expected, inputs):
+                self.wrong.append(f"{func}{args}{kwargs}: {described(found, inputs)}, {described(expected, inputs)}")
+            if specs is not None:
+                stated = [s for s in tree_leaves(specs, is_leaf=lambda s: isinstance(s, TensorSpec)) if s is not None]
+                made = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor) and not is_one_of(t, inputs)]
+                if [TensorSpec.of(t, t.fake_device) for t in made] != stated:
+                    self.wrong.append(f"{func}{args}{kwargs}: {stated}")
+        self.count += 1
+        return expected
+
+
+def is_one_of(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
+    return any(tensor is t for t in tensors)
+
+
+def described(value: Any, inputs: list[torch.Tensor]) -> list[Any]:
+    """The layout of each result, and which arguments it is or shares memory with."""
+    result: list[Any] = []
+    for leaf in tree_leaves(value):
+        if not isinstance(leaf, torch.Tensor):
+            result.append(leaf)
+            continue
+        assert type(leaf) is FakeTensor
+        layout = (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device, leaf.storage_offset())
+        bits = (leaf.is_conj(), leaf.is_neg(), leaf.layout)
+        relations = tuple((leaf is t, share_memory(leaf, t)) for t in inputs)
+        result.append((layout, bits, relations))
+    return result
+
+
+def faked(mode: FakeTensorMode, value: Any) -> Any:
+    return tree_map(lambda t: mode.from_tensor(t.detach()) if isinstance(t, torch.Tensor) else t, value)
+
+
+# Operators ask FakeTensor once for each of these, at a millisecond and more: a sixth of them is a fair sample.
+_EVERY = 6
+_SAMPLES = 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64], ids=str)
+def test_results_from_the_cache_are_laid_out_as_the_kernels_results(dtype: torch.dtype) -> None:
+    compared = 0
+    for op in op_db[:: int(os.environ.get("FOREGRAD_TEST_EVERY", _EVERY))]:
+        if dtype in op.supported_dtypes("cpu") and "jiterator" not in op.name:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                samples = list(itertools.islice(op.sample_inputs("cpu", dtype), _SAMPLES))
+            for sample in samples:
+                compared += compare(op, sample)
+    assert compared > 100
+
+
+def compare(op: Any, sample: Any) -> int:
+    """How many operators inside of `op` were compared."""
+    if any(t.layout is not torch.strided for t in tree_leaves(sample.input) if isinstance(t, torch.Tensor)):
+        return 0
+    mode = FakeTensorMode()
+    args, kwargs = faked(mode, (sample.input, *sample.args)), faked(mode, sample.kwargs)
+    with warnings.catch_warnings(), Compared(mode) as checked:
+        warnings.simplefilter("ignore")
+        # What FakeTensor can't do is none of the cache's business: other tests see to that.
+        with contextlib.suppress(Exception):
+            op(*args, **kwargs)
+    assert not checked.wrong
+    return checked.count
+
+
+def test_rules_agree_with_the_kernels() -> None:
+    """Every rule is tried on arguments that it answers for, without asking a kernel."""
+    x, y = torch.randn(3, 4, 5), torch.randn(3, 5, 4)
+    image, c = torch.randn(2, 3, 4, 4), torch.randn(3)
+    calls: dict[Any, tuple[Any, ...]] = {
+        aten.mm.default: (x[0], y[0]),
+        aten.addmm.default: (torch.randn(4), x[0], y[0]),
+        aten.bmm.default: (x, y),
+        aten._softmax.default: (x, -1, False),
+        aten._log_softmax.default: (x, 1, False),
+        aten._safe_softmax.default: (x, -1),
+        aten._softmax_backward_data.default: (x, x.clone(), -1, torch.float32),
+        aten._log_softmax_backward_data.default: (x, x.clone(), -1, torch.float32),
+        aten.native_layer_norm.default: (x, [4, 5], torch.randn(4, 5), torch.randn(4, 5), 1e-5),
+        aten.native_layer_norm_backward.default: (
+            x, x.clone(), [5], torch.randn(3, 4, 1), torch.randn(3, 4, 1), torch.randn(5), torch.randn(5), [True] * 3,
+        ),
+        aten.native_batch_norm.default: (image, c, c.clone(), c.clone(), c.clone(), True, 0.1, 1e-5),
+        aten.native_batch_norm_backward.default: (
+            image, image.clone(), c, c.clone(), c.clone(), c.clone(), c.clone(), True, 1e-5, [True] * 3,
+        ),
+        aten.threshold_backward.default: (x, x.clone(), 0),
+        aten.pow.Tensor_Scalar: (x, 3.0),
+        aten.mul.Scalar: (x, 2),
+        aten.add.Scalar: (x, 2),
+    }  # fmt: skip
+    for op in RULES:
+        count = sum(str(a.type) == "Tensor" for a in op._schema.arguments)
+        args = calls.get(op) or tuple(x.clone() for _ in range(count))
+        mode = FakeTensorMode()
+        for dtype in (torch.float32, torch.float64):
+            given = tree_map(lambda a, to=dtype: a.to(to) if isinstance(a, torch.Tensor) else a, args)
+            given = tuple(dtype if a is torch.float32 else a for a in given)
+            given = faked(mode, given)
+            with Compared(mode) as checked:
+                op(*given)
+            assert not checked.wrong
+            assert checked.count == 1
+            assert checked.asked == 0, f"no rule answered for {op}"
+
+
+def test_errors_are_raised_each_time_and_not_remembered() -> None:
+    mode = FakeTensorMode()
+    a, b = faked(mode, (torch.randn(2, 3), torch.randn(2, 3)))
+    compared = Compared(mode)
+    compared.fakes.update({id(a): a, id(b): b})
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            compared.metadata.run(op_info(aten.mm.default), (a, b), {})
+    assert not metadata._recipes
+
+
+def test_keys_tell_numbers_of_different_types_apart() -> None:
+    """`1`, `1.0` and `True` are equal in Python and promote differently."""
+    mode = FakeTensorMode()
+    (x,) = faked(mode, (torch.arange(3),))
+    compared = Compared(mode)
+    compared.fakes[id(x)] = x
+    dtypes = [compared.metadata.run(op_info(aten.mul.Scalar), (x, n), {})[0].dtype for n in (1, 1.0, True, 1j)]
+    assert dtypes == [torch.int64, torch.float32, torch.int64, torch.complex64]
+
+
+def test_the_default_dtype_is_part_of_the_key() -> None:
+    mode = FakeTensorMode()
+    (x,) = faked(mode, (torch.arange(3),))
+    compared = Compared(mode)
+    compared.fakes[id(x)] = x
+    found = []
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            found.append(compared.metadata.run(op_info(aten.div.Scalar), (x, 2), {})[0].dtype)
+    finally:
+        torch.set_default_dtype(before)
+    assert found == [torch.float32, torch.float64]
+
+
+def test_a_view_follows_the_memory_its_base_has_now() -> None:
+    mode = FakeTensorMode()
+    factory = FakeFactory.of(mode)
+    x = factory.new((4, 5), (5, 1), torch.float32, torch.device("cpu"))
+    other = factory.new((4, 5), (5, 1), torch.float32, torch.device("cpu"))
+    assert share_memory(factory.view(x, (5,), (1,), torch.float32, x.fake_device, 5), x)
+    x.data = other
+    view = factory.view(x, (5,), (1,), torch.float32, x.fake_device, 5)
+    assert share_memory(view, other)
+    assert view.storage_offset() == 5
+    assert view.dtype is torch.float32
+    assert view.device == torch.device("cpu")
