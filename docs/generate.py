@@ -1,8 +1,8 @@
 """Makes the parts of the documentation that code can say better: run as `make docs`.
 
-`errors.md` is written whole, from the docstrings of foregrad.errors and the remedies below. In `pipeline.md` and
-`guards.md`, each block of Python is run, in order and in one namespace; where an `output` comment and another block
-follow, what it prints replaces that block's content. `--check` changes nothing and fails when a page is out of date.
+`errors.md` is written whole, from the docstrings of foregrad.errors and the remedies below. In the other pages, each
+block of Python is run, in order and in one namespace; where an `output` comment and another block follow, what it
+prints replaces that block's content. `--check` changes nothing and fails when a page is out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from foregrad import errors
 
 DOCS = Path(__file__).parent
-PAGES = ("pipeline.md", "backends.md", "guards.md")
+PAGES = ("pipeline.md", "dynamic.md", "backends.md", "guards.md")
 
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",

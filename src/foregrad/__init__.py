@@ -17,6 +17,7 @@ from .dispatch.naming import (
     get_graph_being_compiled,
     set_model_name,
 )
+from .dispatch.shapes import mark_dynamic
 from .dynamo import (
     AotAutograd,
     aot_autograd,
@@ -59,6 +60,7 @@ __all__ = [
     "list_backends",
     "make_boxed_compiler",
     "make_boxed_func",
+    "mark_dynamic",
     "mem_efficient_fusion_kwargs",
     "memory_efficient_fusion",
     "min_cut_rematerialization_partition",

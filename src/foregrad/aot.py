@@ -84,11 +84,9 @@ def aot_function(
         static_argnums: refused (`RuntimeError`), as in PyTorch.
         keep_inference_input_mutations: without gradients, leave the writes to inputs in the graph as `copy_`.
         inference_compiler: for calls without gradients; by default `fw_compiler`.
-        dynamic: True is refused for now.
+        dynamic: whether the sizes of arguments are symbolic from the beginning.
     """
     del num_params_buffers
-    if dynamic:
-        raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
     pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
@@ -99,7 +97,7 @@ def aot_function(
         keep_inference_input_mutations,
         inference_compiler,
     )
-    return compile_function(fn, pipeline)
+    return compile_function(fn, pipeline, dynamic=dynamic)
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -186,11 +184,12 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     """A function of the call's leaves, one by one, without guards; and what the pipeline made."""
     product = pipeline.build(call, name, config.value)
     signature = product.captured.joint.signature
-    names = Names(["args"])
+    names = Names(["args", "call_module"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
-    run = render_run(product.compiled, variables, names)
+    run = render_run(product.compiled, variables, names, diverged="return call_module(*args)")
     body = "\n".join("    " + line for line in (*lines, *run.lines))
-    forward = compile_source(f"def forward(*args):\n{body}\n", "forward", {**globals_, **run.globals}, label=name)
+    globals_ |= run.globals | {"call_module": call.function}
+    forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
     return forward, product
 
 

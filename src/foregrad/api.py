@@ -66,7 +66,9 @@ def compile(
         partition: "default" (save what the backward needs), "min_cut" (save least), or a function with the
             signature of `default_partition`; None is what the backend prefers.
         memory_budget: not supported yet; raises `UnsupportedError`.
-        dynamic: None or False; symbolic sizes (True) are not supported yet and raise `UnsupportedError`.
+        dynamic: which sizes of arguments the graphs are not specialized to. None: those that differed between two
+            captures, so that a function called with many lengths compiles twice. True: all from the beginning.
+            False: none but those of `mark_dynamic`.
         decompositions: operators to replace while capturing, `{operator: function}`.
 
     Returns:
@@ -81,15 +83,15 @@ def compile(
             dynamic=dynamic,
             decompositions=decompositions,
         )
-    if dynamic:
-        raise UnsupportedError("dynamic=True (symbolic sizes) is not supported yet; each shape gets its own graph.")
     pipeline = pipeline_for(
         backend=backend, partition=partition, memory_budget=memory_budget, decompositions=decompositions
     )
     if isinstance(fn_or_module, torch.nn.Module):
-        again = functools.partial(compile, backend=backend, partition=partition, decompositions=decompositions)
-        return compile_module(fn_or_module, pipeline, again)
-    return compile_function(fn_or_module, pipeline)
+        again = functools.partial(
+            compile, backend=backend, partition=partition, dynamic=dynamic, decompositions=decompositions
+        )
+        return compile_module(fn_or_module, pipeline, again, dynamic=dynamic)
+    return compile_function(fn_or_module, pipeline, dynamic=dynamic)
 
 
 def pipeline_for(
@@ -116,18 +118,20 @@ def pipeline_for(
     )
 
 
-def compile_function(function: F, pipeline: Pipeline) -> F:
+def compile_function(function: F, pipeline: Pipeline, *, dynamic: bool | None = False) -> F:
     """`function` behind a dispatcher, looking like itself."""
-    dispatcher = Dispatcher(function, pipeline, config.value)
+    dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic)
 
     compiled: Any = functools.update_wrapper(dispatcher.entry, function)
     compiled.foregrad = dispatcher
     return compiled  # type: ignore[no-any-return]
 
 
-def compile_module(module: torch.nn.Module, pipeline: Pipeline, recipe: Recipe) -> torch.nn.Module:
+def compile_module(
+    module: torch.nn.Module, pipeline: Pipeline, recipe: Recipe, *, dynamic: bool | None = False
+) -> torch.nn.Module:
     """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies."""
-    dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__)
+    dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__, dynamic=dynamic)
     return make_compiled_module(module, dispatcher, recipe)
 
 

@@ -30,8 +30,12 @@ class Config:
     recompile_limit: int = 32
     """How many graphs one compiled function may hold. Past it, calls that fit none of them run eagerly."""
 
+    path_limit: int = 16
+    """How many graphs one compiled function may hold for the ways that its program takes on values of its inputs.
+    Past it, calls that take another way run eagerly."""
+
     error_on_recompile_limit: bool = False
-    """Raise at the limit instead."""
+    """Raise at these limits instead."""
 
     higher_order: bool = True
     """Keep what it takes to differentiate a compiled function again (create_graph=True): the fake tensors that it was

@@ -41,7 +41,7 @@ class UnsupportedOpError(UnsupportedError):
 
 
 class UnsupportedDataDependentError(UnsupportedError):
-    """A size or a Python branch depends on the values of an input."""
+    """A value that a size or a Python branch depends on can't be known in time, or comes out in too many ways."""
 
 
 class UnsupportedLayoutError(UnsupportedError):

@@ -21,6 +21,8 @@ pytest.importorskip("transformers")
 STEPS = 2
 CASES = [(name, way) for name in ZOO for way in ("eager", "sdpa") if way == "eager" or name not in WITHOUT_ATTENTION]
 
+MASKED = ("gpt2", "bert", "llama", "mistral", "qwen2", "distilbert", "albert", "mixtral")
+
 
 def through_aot_module(model):
     if os.environ.get(STAND_IN_VARIABLE):
@@ -47,11 +49,11 @@ def trained(entry, model, call, seed):
     return outputs, seen, torch.get_rng_state()
 
 
-def assert_trains_like_eager(entry, model, compile):
+def assert_trains_like_eager(entry, model, compile, steps=STEPS):
     """Two steps with other inputs and weights each: everything is bitwise what eager gives."""
     reference = copy.deepcopy(model)
     call = compile(model)
-    for step in range(STEPS):
+    for step in range(steps):
         expected_outputs, expected, expected_state = trained(entry, reference, reference, seed=step)
         actual_outputs, actual, actual_state = trained(entry, model, call, seed=step)
         differences = compare_trees(expected_outputs, actual_outputs, "out")
@@ -91,6 +93,16 @@ def test_a_training_step_through_aot_module_is_eagers(name):
     entry = ZOO[name]
     attention = "eager" if name in WITHOUT_ATTENTION else "sdpa"
     assert_trains_like_eager(entry, entry.build(attention), through_aot_module)
+
+
+@pytest.mark.parametrize("kind", ["padded", "mixed"])
+@pytest.mark.parametrize("name", MASKED)
+def test_a_training_step_with_a_mask_is_eagers(name, kind):
+    """The ordinary 2-D mask, on whose values the model branches; with dropout, so that a wrong branch shows."""
+    entry = ZOO[name].masked(kind)
+    assert_trains_like_eager(
+        entry, entry.build("sdpa", dropout=0.2), default_compile, steps=4 if kind == "mixed" else 2
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])

@@ -6,7 +6,7 @@ Nothing is downloaded: every model is built from a configuration of two layers, 
     model, inputs = entry.build("sdpa"), entry.inputs()
     loss = entry.loss(model(**inputs))
 
-No 2-D attention mask is given: with one, these models branch on its values.
+`entry.masked(kind)` is the same with an ordinary 2-D attention mask, on whose values these models branch.
 """
 
 from __future__ import annotations
@@ -52,6 +52,18 @@ class Entry:
             torch.manual_seed(seed)
             return self.make_inputs()
 
+    def masked(self, kind: str) -> Entry:
+        """With a 2-D attention mask: "ones", "padded" (on the left), or "mixed", which is either by the seed."""
+
+        def make_inputs() -> Inputs:
+            inputs = self.make_inputs()
+            mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
+            if kind == "padded" or (kind == "mixed" and torch.rand(()) > 0.5):
+                mask[1, :3] = 0
+            return {**inputs, "attention_mask": mask}
+
+        return dataclasses.replace(self, make_inputs=make_inputs)
+
     @staticmethod
     def loss(outputs: Any) -> torch.Tensor:
         """The model's own loss, or the mean of what it gives."""
@@ -70,14 +82,6 @@ def text() -> Inputs:
 
 def generated_text() -> Inputs:
     return {**text(), "use_cache": False}
-
-
-def masked_text() -> Inputs:
-    """With the 4-D causal mask made outside: given none, some models make another one when they see fake tensors."""
-    inputs = generated_text()
-    length = inputs["input_ids"].shape[1]
-    mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)
-    return {**inputs, "attention_mask": mask.expand(BATCH, 1, length, length).contiguous()}
 
 
 def translated_text() -> Inputs:
@@ -146,7 +150,7 @@ ENTRIES = [
         "LlamaForCausalLM",
         "LlamaConfig",
         LLAMA_SIZES,
-        masked_text,
+        generated_text,
         {"attention_dropout": 0.1},
         CAUSAL,
     ),
@@ -164,7 +168,7 @@ ENTRIES = [
         "Qwen2ForCausalLM",
         "Qwen2Config",
         {key: value for key, value in LLAMA_SIZES.items() if key != "head_dim"},
-        masked_text,
+        generated_text,
         {"attention_dropout": 0.1},
         CAUSAL,
     ),
@@ -172,9 +176,9 @@ ENTRIES = [
         "mixtral",
         "MixtralForCausalLM",
         "MixtralConfig",
-        # Batched experts: the default routes each expert's tokens by a size that depends on the router's values.
-        {**LLAMA_SIZES, "num_local_experts": 4, "experts_implementation": "batched_mm"},
-        masked_text,
+        # The plain experts each take a number of tokens that depends on the router's values.
+        {**LLAMA_SIZES, "num_local_experts": 4, "experts_implementation": "eager"},
+        generated_text,
         {"attention_dropout": 0.1},
         CAUSAL,
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,9 +14,11 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "current_autograd_node",
+    "default_generator",
     "force_view_tracking",
     "kernel_switches",
     "next_sequence_nr",
+    "plain_execution",
 ]
 
 
@@ -59,6 +63,28 @@ def clear_autocast_cache() -> None:
 def single_threaded_backward() -> Any:
     """Context: a backward runs wholly on the thread that asked for it, whatever the device."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+@contextlib.contextmanager
+def plain_execution() -> Iterator[None]:
+    """Context: operators on real tensors just run: no modes, no history, no autocast."""
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that operators on `device` draw from when given none."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    index: int | None = device.index
+    generator: torch.Generator = module.default_generators[module.current_device() if index is None else index]
+    return generator
 
 
 def kernel_switches() -> tuple[Any, ...]:

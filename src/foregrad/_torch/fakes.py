@@ -22,8 +22,10 @@ __all__ = [
     "FakeTensorMode",
     "UnsupportedOperatorException",
     "fake_device",
+    "fake_grouped_mm",
     "new_fake",
     "new_fake_over",
+    "symbolic_fake",
 ]
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -153,6 +155,31 @@ def new_fake_over(
         meta = torch.empty(0, dtype=dtype, device="meta")
         meta.set_(storage, offset, shape, stride)
     return FakeTensor(mode, meta, device)
+
+
+def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`aten._grouped_mm` on fakes: what torch has for them takes bfloat16 alone, the CPU's kernel other floats too."""
+    func = torch.ops.aten._grouped_mm.default
+    dtype = args[0].dtype
+    if dtype is torch.bfloat16 or args[1].dtype is not dtype:
+        return mode.dispatch(func, (), args, kwargs)
+    lowered = [new_fake(mode, t.shape, t.stride(), torch.bfloat16, fake_device(t)) for t in args[:2]]
+    out: Any = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
+    wanted = kwargs.get("out_dtype") or dtype
+    return new_fake(mode, out.shape, out.stride(), wanted, fake_device(args[0]))
+
+
+def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator whose kernel reads sizes as plain numbers, on fakes of symbolic sizes: by its reference in Python.
+
+    `NotImplemented` for every other operator.
+    """
+    if func is not torch.ops.aten.constant_pad_nd.default:
+        return NotImplemented
+    from torch import _refs
+
+    with mode:
+        return _refs.constant_pad_nd(*args, **kwargs)
 
 
 def meta_storage(nbytes: int) -> torch.UntypedStorage:

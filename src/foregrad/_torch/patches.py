@@ -4,6 +4,8 @@
 * `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
+* `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
+  from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
 __all__ = ["Hooks", "patched"]
@@ -47,6 +50,7 @@ _original_getattribute = object.__getattribute__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _original_hook = checkpoint_module._checkpoint_hook
 _original_reentrant = checkpoint_module.CheckpointFunction
+_original_fake = subclasses.FakeTensor
 
 
 def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +105,27 @@ class _TaggingFunction:
             return function(*args)
 
 
+class _ToldNo(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        asker = str(sys._getframe(1).f_globals.get("__name__"))
+        if getattr(_active, "hooks", None) is not None and asker.partition(".")[0] != "torch":
+            return False
+        return isinstance(value, _original_fake)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, _original_fake)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _original_fake(*args, **kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_original_fake, name)
+
+
+class _AskedFake(metaclass=_ToldNo):
+    """Stands in for the class of fake tensors where others than torch look it up."""
+
+
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in place for this thread; others run as if they were not."""
@@ -113,6 +138,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
+            subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
         _installed += 1
     _active.hooks = hooks
     try:
@@ -127,3 +153,4 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
+                subclasses.FakeTensor = _original_fake  # type: ignore[misc]

@@ -21,6 +21,7 @@ __all__ = [
     "storage_key",
     "version_of",
     "view_again",
+    "whole_memory",
 ]
 
 
@@ -102,3 +103,11 @@ def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
     if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
         return True
     return is_traceable_wrapper_subclass(tensor)
+
+
+def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of the memory that `tensor` lives in, flat."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        whole = torch.empty(0, dtype=dtype, device=tensor.device)
+        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

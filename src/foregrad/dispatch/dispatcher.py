@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import warnings
@@ -17,7 +18,9 @@ from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
+from .paths import Paths
 from .pipeline import Pipeline, Product, compiling
+from .shapes import SizesSeen, check_marked
 from .watch import Watch
 
 __all__ = ["Dispatcher", "Specialization"]
@@ -41,6 +44,7 @@ class Specialization:
         self.product = product
         self.watch = watch
         self.fingerprint = fingerprint
+        self.decides = bool(product.captured.joint.signature.decisions)
 
     def source(self) -> str:
         """The rendered Python: guards, runtime, and the autograd node."""
@@ -52,7 +56,13 @@ class Dispatcher:
     """The compiled form of `function`: callable with its arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str | None = None
+        self,
+        function: Callable[..., Any],
+        pipeline: Pipeline,
+        config: Config,
+        name: str | None = None,
+        *,
+        dynamic: bool | None = False,
     ) -> None:
         self.function = function
         self.pipeline = pipeline
@@ -63,6 +73,8 @@ class Dispatcher:
         self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
         self._order = threading.Lock()  # held to set `_calls`, never while anything runs
         self._warned = False
+        self._sizes = SizesSeen(dynamic)
+        self._paths = Paths(self.name, config)
         self.entry = self._entry()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,14 +94,14 @@ class Dispatcher:
                 or (function_modes() and _foreign_function_modes())
             ):
                 return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
-            calls = self._calls
-            for call in calls:
+            tried = self._calls
+            for call in tried:
                 result = call(args, kwargs)
                 if result is not MISS:
-                    if call is not calls[0]:
+                    if call is not tried[0]:
                         self._to_front(call)
                     return result
-            return compile_and_call(args, kwargs)
+            return compile_and_call(args, kwargs, tried)
 
         return entry
 
@@ -123,10 +135,12 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- compiling
 
-    def _compile_and_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _compile_and_call(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
+    ) -> Any:
         with compiling:
             for call in self._calls:  # another thread may have made it meanwhile
-                result = call(args, kwargs)
+                result = call(args, kwargs) if call not in tried else MISS
                 if result is not MISS:
                     return result
             reasons = self._why(args, kwargs)
@@ -134,6 +148,11 @@ class Dispatcher:
                 if specialization.watch.dead:
                     self._remove(specialization)
                 specialization.watch.forget()  # lets go of parameters that were replaced
+            if self._paths.at_limit(self.specializations):
+                if self._paths.past_limit(self.specializations):
+                    with self._order:
+                        self._calls = tuple(s.call for s in self.specializations if not s.decides)
+                return self.function(*args, **kwargs)
             if len(self.specializations) >= self.config.recompile_limit:
                 return self._past_the_limit(args, kwargs)
             self._tell(reasons)
@@ -149,16 +168,27 @@ class Dispatcher:
             self._add(specialization)
         result = specialization.call(args, kwargs)
         if result is MISS:
+            if specialization.decides:  # a backend that rounds otherwise, or an error that eager raises too
+                self._remove(specialization)
+                self._paths.diverged += 1
+                return self.function(*args, **kwargs)
             self._unguardable(args, kwargs, specialization)
         return result
 
     def specialize(self, call: FlatCall) -> Specialization:
         """Capture, partition, compile and render for this call."""
-        product = self.pipeline.build(call, self.name, self.config)
-        names = Names(["args", "kwargs", "MISS"])
+        call = self._sizes.observe(call, self.specializations)
+        call, product = self._build(call)
         captured = product.captured
-        guards = render_guards(call, captured, names)
-        run = render_run(product.compiled, guards.inputs, names)
+        if call.dynamic:
+            check_marked(call, captured.joint, self.name)
+        while True:
+            names = Names(["args", "kwargs", "MISS"])
+            guards = render_guards(call, captured, names)
+            known = captured.joint.num_guards()
+            run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
+            if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
+                break
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
         function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")
@@ -177,6 +207,22 @@ class Dispatcher:
             _log.info("%s is compiled again, graph %d: %s", self.name, entry.number, reasons[-1])
             for number, reason in enumerate(reasons, 1):
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
+
+    def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
+        """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""
+        if call.dynamic or call.varied:
+            try:
+                product = self.pipeline.build(call, self.name, self.config)
+                if product.captured.joint.backward_error is None:
+                    return call, product
+            except Exception:  # noqa: S110 - whatever is wrong apart from symbols, the next try raises
+                pass
+            call = dataclasses.replace(call, dynamic={}, varied=frozenset())
+            product = self.pipeline.build(call, self.name, self.config)
+            if product.captured.joint.backward_error is None:
+                self._sizes.give_up()  # some operator takes plain numbers only
+            return call, product
+        return call, self.pipeline.build(call, self.name, self.config)
 
     def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
         message = (

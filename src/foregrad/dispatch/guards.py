@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import TensorGuards
 from .._torch.pytree import registered_functions
-from .._torch.tensors import share_memory, storage_key
+from .._torch.tensors import share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
 from ..frontend.reads import Expected, Reads
 from ..frontend.sources import Source
@@ -24,6 +24,7 @@ from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
+from .shapes import size_lines, static_or_none
 from .state import state_conditions
 from .watch import Watch
 
@@ -48,12 +49,16 @@ _BY_VALUE = (slice, range, torch.device, torch.Size, complex, bytes)
 
 @dataclasses.dataclass(slots=True)
 class GuardLines:
-    """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i."""
+    """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i.
+
+    `symbols` has the variable of each symbolic size.
+    """
 
     lines: list[str]
     globals: dict[str, Any]
     inputs: list[str]
     watch: Watch
+    symbols: dict[Any, str]
 
 
 def render_guards(call: FlatCall, captured: Captured, names: Names) -> GuardLines:
@@ -73,6 +78,7 @@ class _Renderer:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {"MISS": MISS}
         self.leaves: list[str] = []
+        self.symbols: dict[Any, str] = {}
 
     def render(self) -> GuardLines:
         self._take_apart()
@@ -85,6 +91,9 @@ class _Renderer:
         static = self._in_tables()
         self._read_closures(inputs, static)
         self._tensor_metadata(inputs, static)
+        if self.signature.symbols:
+            reads, conditions, self.symbols = size_lines(self.joint, inputs, self.names, self._bind)
+            self.lines += [*reads, f"if not ({' and '.join(conditions)}): return MISS"]
         for condition in state_conditions(self.joint, self._bind):
             self._require(condition)
         watch = self._watched(inputs, static)
@@ -92,14 +101,18 @@ class _Renderer:
         self._relations(inputs)
         # A lookup that fails on the way is a difference too.
         body = ["    " + line for line in self.lines]
-        lines = ["try:", *body, "except (KeyError, AttributeError, IndexError, TypeError, ValueError):"]
+        lines = [
+            "try:",
+            *body,
+            "except (KeyError, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):",
+        ]
         lines.append("    return MISS")
         for name, info in zip(inputs, self.signature.inputs, strict=True):
             if isinstance(info.source, MemoryOf):
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
-                lines.append(f"{name} = {self._bind('whole_memory', _whole_memory)}({of}, {dtype})")
-        return GuardLines(lines, self.globals, inputs, watch)
+                lines.append(f"{name} = {self._bind('whole_memory', whole_memory)}({of}, {dtype})")
+        return GuardLines(lines, self.globals, inputs, watch, self.symbols)
 
     def _bind(self, wanted: str, value: Any) -> str:
         name = self.names.fresh(wanted)
@@ -244,8 +257,8 @@ class _Renderer:
             return
         guard = TensorGuards(
             *tensors,
-            dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[union-attr]
-            dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[union-attr]
+            dynamic_dims_sizes=[static_or_none(self.signature.inputs[i].spec.shape) for i in checked],
+            dynamic_dims_strides=[static_or_none(self.signature.inputs[i].spec.stride) for i in checked],
         )
         check = self._bind("tensors", guard.check)
         self._require(f"{check}({', '.join(inputs[i] for i in checked)})")
@@ -370,11 +383,3 @@ def _offset_dependent(joint: JointGraph) -> set[int]:
     for _, group in joint.signature.shared_memory:
         found.update(group)
     return found
-
-
-def _whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of the memory that `tensor` lives in, flat."""
-    storage = tensor.untyped_storage()
-    with torch.no_grad():
-        whole = torch.empty(0, dtype=dtype, device=tensor.device)
-        return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

@@ -15,6 +15,7 @@ from .._torch import engine
 from .._torch.fakes import new_fake
 from .._torch.modules import make_graph_module
 from ..backends.boxed import as_boxed
+from ..backends.eager import eager_compiler
 from ..config import Config
 from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
@@ -130,12 +131,12 @@ class Pipeline:
 
         @functools.cache
         def make_backward() -> Boxed:
-            return _compile(self.bw_compiler, backward, joint.name, roles.backward())[0]
+            return _compile_late(self.bw_compiler, backward, joint, roles.backward())
 
         @functools.cache
         def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
             module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
-            return _compile(self.bw_compiler, module, joint.name, roles.backward())[0]
+            return _compile_late(self.bw_compiler, module, joint, roles.backward())
 
         def make_derived(pattern: tuple[int, ...]) -> Derived:
             assert derivable is not None
@@ -252,6 +253,18 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
             placeholder.meta["val"] = new_fake(
                 partitioned.joint.fake_mode, chosen.shape, chosen.stride, chosen.dtype, chosen.device
             )
+
+
+def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> Boxed:
+    """Compile a backward, when the check of the arguments is long written: it can't take conditions on sizes any more.
+
+    A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
+    """
+    known = joint.num_guards()
+    compiled = _compile(compiler, module, joint.name, role)[0]
+    if joint.num_guards() > known:
+        return _compile(eager_compiler, module, joint.name, role)[0]
+    return compiled
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> tuple[Boxed, Any]:

@@ -22,6 +22,8 @@ class FlatCall:
     """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i.
 
     `slots` says of leaves what they are, where a front end knows better than their paths (parameters, say).
+    `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
+    `varied` are the lines of the program at which earlier captures read different numbers from tensors.
     """
 
     function: Callable[..., Any]
@@ -30,6 +32,8 @@ class FlatCall:
     paths: tuple[str, ...]
     first_of: tuple[int, ...]
     slots: Mapping[int, Slot] = dataclasses.field(default_factory=dict)
+    dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
+    varied: frozenset[str] = frozenset()
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""

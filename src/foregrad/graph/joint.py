@@ -28,6 +28,7 @@ class JointGraph:
     signature: Signature
     fake_mode: Any
     backward_error: Exception | None = None
+    symbols: Any = None  # the SymbolTable behind symbolic sizes, when there are any
 
     @property
     def graph(self) -> fx.Graph:
@@ -41,9 +42,12 @@ class JointGraph:
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def slot_texts(self) -> dict[str, str]:
-        """For printing: what each placeholder is."""
+        """For printing: what each placeholder is, and the values that decided."""
         slots = [*(info.slot for info in self.signature.inputs), *self.signature.tangent_slots()]
-        return {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
+        texts = {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
+        for decision in self.signature.decisions:
+            texts[f"output[{decision.output}]"] = str(self.signature.graph_outputs[decision.output])
+        return texts
 
     def example_inputs(self) -> tuple[list[Any], list[Any]]:
         """(primals, tangents) as fake tensors: what partitioners are called with."""
@@ -94,6 +98,10 @@ class JointGraph:
         from .printing import print_graph
 
         return print_graph(self.module, header=f"joint graph of {self.name}, after capture", slots=self.slot_texts())
+
+    def num_guards(self) -> int:
+        """How much was found out about symbolic sizes so far: the graph is right only where all of it is true."""
+        return len(self.symbols.guards()) if self.symbols is not None else 0
 
     def num_ops(self) -> int:
         """Operators in the graph (inputs, constants and unpacking apart)."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .._torch.graphs import size_hint
+
 __all__ = ["NodeMeta", "TensorSpec", "nbytes_of", "respecify", "spec_of"]
 
 
@@ -223,5 +225,10 @@ def nbytes_of(node: torch.fx.Node) -> int:
     if spec is None:
         return 0
     if isinstance(spec, TensorSpec):
-        return int(spec.nbytes)
-    return sum(int(item.nbytes) for item in spec if item is not None)
+        return _hinted(spec.nbytes)
+    return sum(_hinted(item.nbytes) for item in spec if item is not None)
+
+
+def _hinted(number: Any) -> int:
+    """A number of bytes; of symbolic sizes, what it was at capture."""
+    return number if type(number) is int else size_hint(number)

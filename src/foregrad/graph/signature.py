@@ -16,6 +16,7 @@ __all__ = [
     "AliasOutput",
     "BaseOf",
     "ConstantOutput",
+    "DecisionInfo",
     "GraphOutput",
     "InputInfo",
     "InputOutput",
@@ -23,6 +24,7 @@ __all__ = [
     "MetadataWrite",
     "OutputInfo",
     "Signature",
+    "SizeSymbol",
     "Update",
     "ViewStep",
 ]
@@ -84,6 +86,29 @@ class Update:
     output: int
     differentiable: bool
     counted: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecisionInfo:
+    """A value that decided which way the program went: the graph is right only while `output` gives it again.
+
+    `output` is a graph output: a tensor of one element, or a plain number where `is_tensor` is False. `where` is
+    the user's line.
+    """
+
+    output: int
+    value: Any
+    where: str
+    is_tensor: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizeSymbol:
+    """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`."""
+
+    symbol: Any
+    input: int
+    dim: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,6 +183,9 @@ class Signature:
       when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
+    * `decisions`: graph outputs to look at before anything that the call did may be seen.
+    * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
+    * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
@@ -178,6 +206,9 @@ class Signature:
     rootless: tuple[int, ...] = ()
     reached_from: tuple[frozenset[int], ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
+    decisions: tuple[DecisionInfo, ...] = ()
+    generators: tuple[Any, ...] = ()
+    symbols: tuple[SizeSymbol, ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -12,6 +12,7 @@ __all__ = [
     "Base",
     "Buffer",
     "Closure",
+    "Decision",
     "Grad",
     "Input",
     "Output",
@@ -107,6 +108,16 @@ class Base(Slot):
 
     def __str__(self) -> str:
         return f"base of {', '.join(map(str, self.of))}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision(Slot):
+    """A value that the program branched on, or took a size from; `where` is the line that read it."""
+
+    where: str
+
+    def __str__(self) -> str:
+        return f"decided at {self.where}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.graphs import symbol_of, symbols_in
 from .._torch.modules import make_graph_module
+from .._torch.symbols import map_symbolic, write_expression
+from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
 
 __all__ = ["without_tangents"]
@@ -64,10 +67,11 @@ def without_tangents(
     depends, zeros = _zeros(old, tangents, mask)
     graph = fx.Graph()
     made: dict[fx.Node, Any] = {}
+    sizes = _Sizes(graph, made)
 
     def value(node: fx.Node) -> Any:
         if node in zeros and node not in made:
-            made[node] = _materialized(graph, node)
+            made[node] = _materialized(graph, node, sizes)
         return made[node]
 
     for node in old.nodes:
@@ -122,25 +126,58 @@ def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) ->
     return None
 
 
-def _materialized(graph: fx.Graph, node: fx.Node) -> Any:
+def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
     spec = spec_of(node)
     if isinstance(spec, TensorSpec):
-        zeros = graph.call_function(
-            aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device}
-        )
-        zeros.meta = {"spec": TensorSpec(spec.shape, _contiguous(spec.shape), spec.dtype, spec.device)}
-        if spec.stride == _contiguous(spec.shape):
+        contiguous = _contiguous(spec.shape)
+        shape, stride = map_symbolic(list(spec.shape), sizes.node), map_symbolic(list(spec.stride), sizes.node)
+        zeros = graph.call_function(aten.full.default, (shape, 0), {"dtype": spec.dtype, "device": spec.device})
+        zeros.meta = {"spec": TensorSpec(spec.shape, contiguous, spec.dtype, spec.device)}
+        if spec.stride == contiguous:
             return zeros
         empty = graph.call_function(
-            aten.empty_strided.default,
-            (list(spec.shape), list(spec.stride)),
-            {"dtype": spec.dtype, "device": spec.device},
+            aten.empty_strided.default, (shape, stride), {"dtype": spec.dtype, "device": spec.device}
         )
         empty.meta = {"spec": spec}
         laid_out = graph.call_function(aten.copy.default, (empty, zeros))
         laid_out.meta = {"spec": spec}
         return laid_out
     raise NotImplementedError(f"zeros for {node.format_node()}")
+
+
+class _Sizes:
+    """Symbolic sizes in the backward, read off what it is given."""
+
+    def __init__(self, graph: fx.Graph, made: dict[fx.Node, Any]) -> None:
+        self.graph = graph
+        self.made = made
+        self.known: dict[Any, fx.Node] = {}
+
+    def node(self, number: Any) -> Any:
+        for symbol in symbols_in(number):
+            if symbol not in self.known:
+                self.known[symbol] = self._find(symbol)
+        return write_expression(self.graph, number, self.known)
+
+    def _find(self, symbol: Any) -> fx.Node:
+        for node in self.made.values():
+            if node.op != "placeholder":
+                continue
+            spec = spec_of(node)
+            if not isinstance(spec, TensorSpec):
+                if symbol_of(node.meta.get("val")) == symbol:
+                    found: fx.Node = node
+                    return found
+                continue
+            for dim, size in enumerate(spec.shape):
+                if symbol_of(size) == symbol:
+                    size_node = self.graph.call_function(aten.sym_size.int, (node, dim))
+                    size_node.meta = {"val": size}
+                    return size_node
+        raise UnsupportedError(
+            f"the backward for only some of the outputs needs the size {symbol}, which nothing it was given has. "
+            "Compile with dynamic=False, or use all outputs in the loss."
+        )
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -81,8 +81,8 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
 
 def _refuse(ctx: Any, *tangents: Any) -> Any:
     raise UnsupportedError(
-        "a compiled function was differentiated twice (create_graph=True), but what that takes was not kept. "
-        "Compile it with foregrad.config.higher_order = True."
+        "a compiled function was differentiated twice (create_graph=True), but what that takes was not kept: "
+        "foregrad.config.higher_order is False, or the graph has symbolic sizes (compile with dynamic=False)."
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.symbols import concrete, is_symbolic
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source
 from .compiled import Compiled
@@ -171,6 +172,11 @@ class _NodeRenderer:
         lines = []
         self.globals["laid_out"] = _laid_out
         for name, spec in zip(self.tangents, self.signature.tangent_specs, strict=True):
+            if any(map(is_symbolic, spec.stride)):
+                order = repr(_memory_order(spec))
+                self.globals["in_order"] = _in_order
+                lines.append(f"    {name} = in_order({name}, {order})")
+                continue
             stride = repr(tuple(spec.stride))
             lines += [f"    if {name}.stride() != {stride}:", f"        {name} = laid_out({name}, {stride})"]
         return lines
@@ -178,6 +184,23 @@ class _NodeRenderer:
 
 def _laid_out(tangent: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+
+def _memory_order(spec: TensorSpec) -> tuple[int, ...]:
+    """The dimensions of a dense tensor of symbolic sizes, outermost in memory first."""
+    dims = range(len(spec.shape))
+    return tuple(sorted(dims, key=lambda dim: (-concrete(spec.stride[dim]), dim)))
+
+
+def _in_order(tangent: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """A tangent laid out densely with its dimensions in that order."""
+    shape = tangent.shape
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    wanted = tuple(stride)
+    return tangent if tangent.stride() == wanted else _laid_out(tangent, wanted)
 
 
 def _raiser(error: Exception) -> Callable[[], None]:
@@ -210,7 +233,11 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         if graph is None:
             graph = graphs[mask] = compiled.make_partial_backward(mask)
         given = [
-            t if t.stride() == spec.stride else _laid_out(t, spec.stride)
+            _in_order(t, _memory_order(spec))
+            if any(map(is_symbolic, spec.stride))
+            else t
+            if t.stride() == spec.stride
+            else _laid_out(t, spec.stride)
             for t, spec in zip(tangents, signature.tangent_specs, strict=True)
             if t is not None
         ]

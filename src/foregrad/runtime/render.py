@@ -8,12 +8,14 @@ mutations back, taking views. `RunLines` is put by dispatch behind the guards in
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .._torch import engine
 from .._torch.codegen import view_call
+from .._torch.symbols import expression_text, is_symbolic
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -25,6 +27,7 @@ from ..graph.signature import (
 )
 from ..graph.source import Names
 from .compiled import Compiled
+from .decisions import decision_lines
 from .node import NodeSource, make_node
 from .pack import pack_expression
 from .writes import write_overlapping, write_with_history
@@ -41,14 +44,28 @@ class RunLines:
     node: NodeSource | None
 
 
-def render_run(compiled: Compiled, inputs: list[str], names: Names) -> RunLines:
-    """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs."""
-    return _Renderer(compiled, inputs, names).render()
+def render_run(
+    compiled: Compiled,
+    inputs: list[str],
+    names: Names,
+    diverged: str = "return MISS",
+    symbols: Mapping[Any, str] | None = None,
+) -> RunLines:
+    """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
+
+    `symbols` has the variable of each symbolic size. `diverged` is the statement for a call in which a decision
+    comes out otherwise than when it was captured.
+    """
+    return _Renderer(compiled, inputs, names, diverged, symbols or {}).render()
 
 
 class _Renderer:
-    def __init__(self, compiled: Compiled, inputs: list[str], names: Names) -> None:
+    def __init__(
+        self, compiled: Compiled, inputs: list[str], names: Names, diverged: str, symbols: Mapping[Any, str]
+    ) -> None:
         self.compiled = compiled
+        self.symbols = symbols
+        self.diverged = diverged
         self.signature: Signature = compiled.partitioned.joint.signature
         self.inputs = inputs
         self.names = names
@@ -70,6 +87,8 @@ class _Renderer:
         else:
             self.lines += marks
             self._training()
+        if signature.decisions:
+            self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
         self._updates(differentiable=True)  # in the sizes they have after the call
@@ -181,7 +200,7 @@ class _Renderer:
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
-            return repr(value) if value is None or type(value) in (bool, int, str) else self.bind("constant", value)
+            return self._literal(value)
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, GraphOutput):
@@ -240,7 +259,11 @@ class _Renderer:
             return repr(value)
         if isinstance(value, (list, tuple)):
             items = ", ".join(map(self._literal, value))
+            if isinstance(value, torch.Size):
+                return f"{self.bind('Size', torch.Size)}([{items}])"
             return f"[{items}]" if isinstance(value, list) else f"({items},)"
+        if is_symbolic(value):
+            return f"({expression_text(value, self.symbols, self.bind)})"
         return self.bind("constant", value)
 
 

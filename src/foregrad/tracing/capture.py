@@ -25,14 +25,17 @@ from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
 from .again import Derivable, read_again
 from .collection import paused_collection
+from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
 from .inputs import InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
+from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
 from .reach import reached_from
 from .recorder import Recorder
 from .session import Session, fresh_autocast_cache, make_tangent
+from .symbols import SizeSymbols
 from .tape import Entry
 
 __all__ = ["Captured", "capture_call"]
@@ -118,13 +121,17 @@ class _Capture:
         self.name = name
         self.replays_views = replays_views
         self.needs_bases = shared_bases
-        self.fake_mode = _fake_mode_of(call)
-        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole)
+        self.symbols = SizeSymbols() if call.dynamic else None
+        self.fake_mode = _fake_mode_of(call, self.symbols)
+        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
         self.reads = Reads()
         self.scan = Scan(self.reads)
+        self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
+        table = self.symbols.table if self.symbols else None
+        self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.modules: dict[int, torch.nn.Module] = {}
         self.regions = itertools.count(1)
         self.lifting = Lifting(
@@ -133,6 +140,7 @@ class _Capture:
             self.recorder.taken_as_data,
             self.recorder.writes.replaced_by,
             lambda: user_line(self.origins.here()),
+            self.recorder.decisions.numbers.ours,
         )
         self.backward_error: Exception | None = None
 
@@ -180,10 +188,14 @@ class _Capture:
             if self.backward_error is None and not any(gradients):
                 rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
+        recorder.decisions.numbers.decide_fixed()
+        found.add_decisions(recorder.decisions.made)
         records, joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
-        derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
+        is_plain = self.symbols is None and not call.varied
+        keeps = differentiable and self.higher_order and is_plain
+        derivable = self._derivable(found, records, joint) if keeps else None
         return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, derivable)
 
     # ---------------------------------------------------------------- while the function runs
@@ -285,6 +297,9 @@ class _Capture:
                 recorder.in_backward = False
         return [gradients.get(id(r)) for r in records]
 
+    def _forward_entries(self) -> list[Entry]:
+        return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
+
     def _reached(self, outputs: list[Any]) -> dict[int, frozenset[int]]:
         """For each record, which outputs lead to it, when there are several."""
         if len(outputs) < 2:
@@ -332,6 +347,8 @@ class _Capture:
             outputs,
             self.fake_mode,
             "JointGraph",
+            self.symbols,
+            self.recorder.decisions.numbers.by_entry,
         )
         number = {id(r): i for i, r in enumerate(records)}
         shared_of = {whole: members[0] for whole, members in shared}
@@ -352,8 +369,12 @@ class _Capture:
             replacements=tuple(found.replacements),
             counted=tuple(found.counted),
             shared_memory=tuple(shared),
+            decisions=tuple(found.decisions),
+            generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
+            symbols=self.symbols.signature({id(r.entry): i for i, r in enumerate(records)}) if self.symbols else (),
         )
-        return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error)
+        table = self.symbols.table if self.symbols else None
+        return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
 
     def _derivable(self, found: Analysis, records: list[InputRecord], joint: JointGraph) -> Derivable:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
@@ -387,11 +408,11 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
 
 
-def _fake_mode_of(call: FlatCall) -> FakeTensorMode:
+def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
-    return FakeTensorMode()
+    return FakeTensorMode() if symbols is None else FakeTensorMode(shape_env=symbols.table.env)
 
 
 def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch.symbols import has_symbolic
 from .tape import Entry, entries_in, map_entries
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def _is_constant(entry: Entry) -> bool:
         seen.add(id(entry))
         if entry.target is None or entry.has_effect or not _is_small(entry):
             return False
+        if has_symbolic(entry.args) or has_symbolic(entry.kwargs):
+            return False  # another length, another value
         stack.extend(entries_in(entry.args))
         stack.extend(entries_in(entry.kwargs))
     return True
@@ -50,7 +53,7 @@ def _is_constant(entry: Entry) -> bool:
 
 def _is_small(entry: Entry) -> bool:
     specs = entry.spec if isinstance(entry.spec, tuple) else (entry.spec,)
-    return all(spec is None or spec.nbytes <= _LIMIT_BYTES for spec in specs)
+    return all(spec is None or (type(spec.nbytes) is int and spec.nbytes <= _LIMIT_BYTES) for spec in specs)
 
 
 def evaluate_entry(entry: Entry) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch import fx
 from .._torch.fakes import FakeTensorMode, new_fake
 from .._torch.graphs import GraphWriter
 from .._torch.modules import make_graph_module
+from .._torch.symbols import map_symbolic
 from ..graph.meta import NodeMeta, TensorSpec
 from .origin import Origin
+from .symbols import SizeNodes, SizeSymbols
 from .tape import Entry, Tape, map_entries
 
 __all__ = ["build_module"]
@@ -26,13 +28,20 @@ def build_module(
     outputs: Sequence[Entry | None],
     fake_mode: FakeTensorMode,
     name: str,
+    symbols: SizeSymbols | None = None,
+    numbers: Mapping[int, Any] | None = None,
 ) -> fx.GraphModule:
     """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need."""
-    return _Builder(tape, fake_mode).build(primals, tangents, outputs, name)
+    return _Builder(tape, fake_mode, symbols, numbers or {}).build(primals, tangents, outputs, name)
 
 
 class _Builder:
-    def __init__(self, tape: Tape, fake_mode: FakeTensorMode) -> None:
+    def __init__(
+        self, tape: Tape, fake_mode: FakeTensorMode, symbols: SizeSymbols | None, numbers: Mapping[int, Any]
+    ) -> None:
+        self.numbers = numbers  # symbolic numbers by the id of their entry
+        self.symbols = symbols
+        self.sizes: SizeNodes | None = None
         self.tape = tape
         self.fake_mode = fake_mode
         self.writer = GraphWriter()
@@ -50,6 +59,8 @@ class _Builder:
                 name = self.writer.name(f"{prefix}_{number}")
                 self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
                 entry.name = name
+        if self.symbols is not None:
+            self.sizes = SizeNodes(self.graph, self.symbols.table, self.nodes)
         for entry in self.tape.entries:
             if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
                 self.origins.setdefault(entry.sequence_nr, entry.origin)
@@ -70,6 +81,8 @@ class _Builder:
         else:
             args = map_entries(entry.args, self._node)
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
+            if self.sizes is not None:
+                args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
             name = self.writer.name(_name(entry.target))
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
@@ -82,6 +95,8 @@ class _Builder:
         fake_mode, spec = self.fake_mode, entry.spec
         late: dict[str, Callable[[], Any]] = {"val": lambda: _fake(fake_mode, spec)}
         meta = NodeMeta({"spec": spec}, late=late)
+        if id(entry) in self.numbers:
+            meta["val"] = self.numbers[id(entry)]
         if entry.target is None:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"

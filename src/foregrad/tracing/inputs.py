@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
-from .._torch.tensors import base_of, copy_creation_meta, is_usable, is_view, storage_key, version_of, view_again
+from .._torch.tensors import (
+    base_of,
+    copy_creation_meta,
+    is_usable,
+    is_view,
+    storage_key,
+    version_of,
+    view_again,
+    whole_memory,
+)
 from ..errors import ForegradWarning
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.sources import Source, find_sources
@@ -16,6 +25,7 @@ from ..graph.meta import TensorSpec
 from ..graph.slots import Closure, Input, SharedMemory, Slot
 from .alias import Value, View
 from .recorder import Recorder
+from .symbols import SizeSymbols
 from .tape import Entry
 
 __all__ = ["InputRecord", "Inputs"]
@@ -69,8 +79,17 @@ class _StandIn(torch.autograd.Function):
 class Inputs:
     """All inputs of one capture. Call `add_arguments` first; `adopt` then finds stand-ins for the tensors met."""
 
-    def __init__(self, call: FlatCall, fake_mode: FakeTensorMode, *, shared_bases: bool, whole: set[int]) -> None:
+    def __init__(
+        self,
+        call: FlatCall,
+        fake_mode: FakeTensorMode,
+        *,
+        shared_bases: bool,
+        whole: set[int],
+        symbols: SizeSymbols | None = None,
+    ) -> None:
         self.call = call
+        self.symbols = symbols
         self.fake_mode = fake_mode
         self.shared_bases = shared_bases
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
@@ -103,12 +122,22 @@ class Inputs:
             self.records.append(record)
             recorder.tape.append(record.entry)
             if id(record) not in in_group:
+                self._with_symbols(record)
                 self._stand_in_alone(record)
         for group in groups:
             self._stand_in_group(group)
         for record in new:
             self._register(record)
         return [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
+
+    def _with_symbols(self, record: InputRecord) -> None:
+        """Symbols for the sizes of an argument that may vary."""
+        if self.symbols is None or record.argument is None or isinstance(record.real, torch.nn.Parameter):
+            return
+        dims = self.call.dynamic.get(record.argument)
+        if dims:
+            record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry)
+            record.entry.spec = record.spec
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""
@@ -129,6 +158,16 @@ class Inputs:
             self._join(record, shared)
         self._register(record)
         return record.stand_in
+
+    def real_behind(self, entry: Entry) -> torch.Tensor | None:
+        """The real tensor that an input's entry stands for; None when it is no input's."""
+        for record in self.records:
+            if record.entry is entry:
+                return record.real
+        for whole, _ in self.memory:
+            if whole.entry is entry:
+                return whole_memory(whole.real, whole.spec.dtype)
+        return None
 
     def _source_of(self, real: torch.Tensor) -> Source:
         if self._sources is None:

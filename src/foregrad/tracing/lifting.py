@@ -15,6 +15,7 @@ from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_inside_transform
 from ..errors import UnsupportedSideEffectError
+from .functions import READERS
 
 __all__ = ["Lifting"]
 
@@ -37,6 +38,7 @@ class Lifting(TorchFunctionMode):
         on_data: Callable[[torch.Tensor], None],
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
         where: Callable[[], str],
+        known_number: Callable[[Any], Any],
     ) -> None:
         super().__init__()
         self.adopt = adopt
@@ -44,6 +46,7 @@ class Lifting(TorchFunctionMode):
         self.on_data = on_data
         self.on_data_assignment = on_data_assignment
         self.where = where
+        self.known_number = known_number
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_REAL:
@@ -52,6 +55,9 @@ class Lifting(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
+        reader = READERS.get(func)
+        if reader is not None:
+            return reader(func, args, kwargs)
         return func(*args, **kwargs)
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -82,6 +88,10 @@ class Lifting(TorchFunctionMode):
             "compiled call can't repeat. Use torch.autograd.grad, or call backward outside."
         )
 
+    def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
+        number = func(*args, **kwargs)
+        return self.known_number(number) if isinstance(number, torch.SymFloat) else number
+
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_detach(args[0])
         return func(*args, **kwargs)
@@ -99,6 +109,7 @@ class Lifting(TorchFunctionMode):
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.backward: Lifting._backward,
+    torch.Tensor.item: Lifting._item,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]

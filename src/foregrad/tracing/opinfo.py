@@ -22,7 +22,7 @@ from .._torch.ops import (
     tag_random,
 )
 
-__all__ = ["IDENTITIES", "MAYBE_UNDEFINED", "CallOnCopies", "OpInfo", "item_or_empty", "op_info"]
+__all__ = ["IDENTITIES", "MAYBE_UNDEFINED", "CallOnCopies", "OpInfo", "item_or_empty", "op_info", "returns_tensors"]
 
 aten = torch.ops.aten
 
@@ -115,6 +115,12 @@ def _copy(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_copy(item) for item in value]
     return value
+
+
+@functools.cache
+def returns_tensors(op: OpOverload) -> bool:
+    """Whether some of what `op` returns is a tensor or a list of them."""
+    return any("Tensor" in str(value.type) for value in op._schema.returns)
 
 
 def _types(op: OpOverload, *, drop_out: bool) -> list[str]:

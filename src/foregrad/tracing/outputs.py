@@ -14,6 +14,7 @@ from ..graph.meta import TensorSpec
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
+    DecisionInfo,
     GraphOutput,
     InputOutput,
     MetadataWrite,
@@ -21,8 +22,9 @@ from ..graph.signature import (
     Update,
     ViewStep,
 )
-from ..graph.slots import Base, Output, Slot, Updated
+from ..graph.slots import Base, Decision, Output, Slot, Updated
 from .alias import Value, View
+from .decisions import Decided
 from .inputs import InputRecord, Inputs
 from .opinfo import CUTS, op_info
 from .recorder import Recorder
@@ -47,6 +49,7 @@ class Analysis:
     replacements: list[tuple[int, OutputInfo]] = dataclasses.field(default_factory=list)
     counted: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
+    decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
     def carrying_gradients(self) -> list[int]:
@@ -62,6 +65,12 @@ class Analysis:
         if fake is not None:
             self.by_fake[id(fake)] = len(self.slots) - 1
         return len(self.slots) - 1
+
+    def add_decisions(self, made: list[Decided]) -> None:
+        """Values that the program read become graph outputs, behind all others."""
+        for decided in made:
+            out = self.add(Decision(decided.where), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
+            self.decisions.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -267,6 +276,11 @@ def _output(
     leaf: Any,
     path: str,
 ) -> OutputInfo:
+    if isinstance(leaf, torch.SymFloat):
+        number = recorder.decisions.numbers.entry_of(leaf)
+        if isinstance(number, Entry):
+            return GraphOutput(path, found.add(Output(path), number, None, None))
+        leaf = number
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
     record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._torch.symbols import has_symbolic
 from .._torch.tensors import storage_key
 
 __all__ = ["check_view", "check_write"]
@@ -19,13 +20,13 @@ _LIMIT_BYTES = 1 << 26
 
 def check_view(source: torch.Tensor, size: Any) -> None:
     """Raise what `source.view(size)` raises for a tensor of these strides."""
-    if not source.is_contiguous():
+    if not source.is_contiguous() and not _is_symbolic(source) and not has_symbolic(size):
         torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
 
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
     """Raise what the kernel raises about elements of `targets` that share their place with others."""
-    if not _is_suspicious(targets, args):
+    if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *args))):
         return
     replicas = _Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
@@ -49,6 +50,10 @@ def _is_suspicious(targets: list[torch.Tensor], args: Any) -> bool:
             if isinstance(other, torch.Tensor) and other is not target and storage_key(other) == storage_key(target):
                 return True
     return False
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
 
 class _Replicas:

@@ -14,15 +14,25 @@ from typing import Any
 import torch
 
 from .._torch.dispatch import TorchDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
-from .._torch.fakes import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode, fake_device, new_fake
+from .._torch.fakes import (
+    DATA_DEPENDENT_ERRORS,
+    FakeTensor,
+    FakeTensorMode,
+    fake_device,
+    fake_grouped_mm,
+    new_fake,
+    symbolic_fake,
+)
 from .._torch.ops import OpOverload
+from .._torch.symbols import map_symbolic
 from .._torch.tensors import is_symbolic_zero
 from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
+from .decisions import Decisions
 from .metadata import Metadata, is_cacheable
-from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, take_data
+from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
 from .origin import Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
@@ -91,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.origins = origins
         self.adopt = adopt
         self.decompositions = decompositions
+        self.is_symbolic = fake_mode.shape_env is not None
         self.tape = Tape()
         self.values: dict[int, Value] = {}
         self.in_backward = False
@@ -99,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.plans: dict[int, _Plan] = {}
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)
+        self.decisions: Decisions
 
     # ---------------------------------------------------------------- dispatch
 
@@ -149,28 +161,43 @@ class Recorder(TorchDispatchMode):
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
         plan = self.plans.get(id(func)) or self._plan(func)
-        if plan.is_cacheable:
+        if plan.is_cacheable and not self.is_symbolic:
             return self.metadata.run(plan.info, args, kwargs)[0]
         return self.kernels(func, args, kwargs)
 
     def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, by FakeTensor's own kernels."""
+        numbers = self.decisions.numbers
+        if numbers.made:
+            args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
         if func is aten.view.default:
             check_view(*args)
+        elif func is aten._grouped_mm.default:
+            return fake_grouped_mm(self.fake_mode, args, kwargs)
+        if self.is_symbolic:
+            out = symbolic_fake(self.fake_mode, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         return self.fake_mode.dispatch(func, (), args, kwargs)
 
     def _pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
         info, constant, specs = plan.info, None, None
         try:
-            if plan.is_cacheable:
+            if plan.is_cacheable and not self.is_symbolic:
                 out, specs = self.metadata.run(info, args, kwargs)
             else:
                 out = self.kernels(info.op, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
-            constant = self._evaluate(info.op, args, kwargs, error)
+            found, constant = evaluate(self, info.op, args, kwargs)
+            if not found:
+                return self._decided(info.op, args, kwargs, error)
             if not isinstance(constant, (torch.Tensor, tuple, list)):
                 return constant  # a number: the program is specialized to it
             out = self._fakes_like(constant)
+        except (RuntimeError, NotImplementedError) as error:
+            if self.in_backward or info.is_view or info.is_random or not returns_tensors(info.op):
+                raise
+            return self._run_for_real(info.op, args, kwargs, error)
         if info.is_view:
             return self._view(info, args, kwargs, out, specs)
         target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
@@ -231,6 +258,9 @@ class Recorder(TorchDispatchMode):
 
     def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry:
         """Append an operator to the tape, noting where it comes from."""
+        numbers = self.decisions.numbers
+        if numbers.made:
+            args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
         entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs)
         entry.has_effect = is_random and not _draws_nothing(target, args)
         entry.is_backward = self.in_backward
@@ -256,6 +286,10 @@ class Recorder(TorchDispatchMode):
                 spec = self._specs_of(out)
         entry.spec = spec
         return entry
+
+    def emit_number(self, target: Any, *args: Any, **_: Any) -> Entry:
+        """An operator that gives a plain number."""
+        return self.entry(target, args, {}, is_random=False)
 
     def to_entries(self, value: Any) -> Any:
         """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
@@ -316,7 +350,9 @@ class Recorder(TorchDispatchMode):
     def _fakes_like(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.fake_of(TensorSpec.of(value))
-        return type(value)(self._fakes_like(item) for item in value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._fakes_like(item) for item in value)
+        return value
 
     def _specs_of(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor):
@@ -349,16 +385,29 @@ class Recorder(TorchDispatchMode):
             return type(value)(self._adopted(item) for item in value)
         return value
 
-    def _evaluate(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-        found, result = evaluate(self, func, args, kwargs)
-        if found:
-            return result
+    def _decided(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """An operator whose result's size, or number, depends on values of the inputs: what it is in this call."""
         where = user_line(self.origins.here())
-        raise UnsupportedDataDependentError(
-            f"`{func}` at {where} needs the values of a tensor that depends on the inputs, to decide a size or a "
-            "Python branch. Use torch.where or masking in place of the branch, compute the number outside and pass "
-            "it as an argument, or keep that part outside the compiled function."
-        ) from error
+        entry_args, entry_kwargs = self.to_entries(args), self.to_entries(kwargs)
+        try:
+            if func is aten._local_scalar_dense.default:
+                return self.decisions.item(entry_args[0], where, self.emit_number)
+            entry = self.entry(func, entry_args, entry_kwargs, is_random=False)
+            if not returns_tensors(func):
+                return self.decisions.number(entry, where)
+            out = self._fakes_like(self.decisions.sized(entry, where, self.emit))
+        except UnsupportedDataDependentError as unsupported:
+            raise unsupported from error
+        return self.bind_results(entry, out)
+
+    def _run_for_real(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
+        entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), is_random=False)
+        try:
+            real = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
+        except UnsupportedDataDependentError:
+            raise error from None
+        return self.bind_results(entry, self._fakes_like(real))
 
 
 def _has_real(values: Any) -> bool:

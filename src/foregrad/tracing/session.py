@@ -14,6 +14,7 @@ from .._torch.patches import Hooks, patched
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec
 from .alias import Value
+from .decisions import Decisions
 from .lifting import Lifting
 from .numbering import Numbering
 from .recorder import Recorder
@@ -39,7 +40,11 @@ class Session:
             recorder.taken_as_data,
             recorder.writes.replaced_by,
             lambda: f"the backward of `{name}`",
+            recorder.decisions.numbers.ours,
         )
+        numbers = recorder.decisions.numbers
+        recorder.decisions = Decisions(recorder.tape, lambda _entry: None)  # the real values are not kept
+        recorder.decisions.numbers = numbers
         self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
         recorder.adopt = self._adopt
         recorder.writes.past_the_edges = lambda _root: None

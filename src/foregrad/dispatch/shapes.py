@@ -1,0 +1,142 @@
+"""Sizes that vary from call to call: which ones become symbolic, and the check that a graph is right for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch.symbols import expression_text, is_symbolic
+from ..errors import UnsupportedError
+from ..frontend.call import FlatCall
+from ..graph.joint import JointGraph
+from ..graph.source import Names
+
+if TYPE_CHECKING:
+    from .dispatcher import Specialization
+
+__all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "static_or_none"]
+
+Limits = tuple["int | None", "int | None"]
+_MARK = "_foregrad_dynamic"
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None) -> None:
+    """Say that dimension `dim` of an argument varies from call to call, between `min` and `max` when given.
+
+    The first graph then already serves every size, instead of the second. Sizes 0 and 1 always get graphs of their
+    own. Raises `IndexError` for a dimension that the tensor does not have, `ValueError` when its size is out of
+    the range given. A program that only works for one size raises `UnsupportedError` when it is compiled.
+    """
+    rank = tensor.dim()
+    if not -rank <= dim < rank:
+        raise IndexError(f"dimension {dim} of a tensor that has {rank}")
+    dim %= rank
+    size = tensor.shape[dim]
+    if (min is not None and size < min) or (max is not None and size > max):
+        raise ValueError(f"dimension {dim} has size {size}, which is not between {min} and {max}")
+    marks: dict[int, Limits] = dict(getattr(tensor, _MARK, {}))
+    marks[dim] = (min, max)
+    setattr(tensor, _MARK, marks)
+
+
+def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
+    """The dimensions that `mark_dynamic` was told of."""
+    marks: Mapping[int, Limits] = getattr(tensor, _MARK, {})
+    return marks
+
+
+class SizesSeen:
+    """The sizes of arguments over the captures of one function: what differed between two of them is symbolic.
+
+    `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked).
+    """
+
+    def __init__(self, dynamic: bool | None) -> None:
+        self.dynamic = dynamic
+        self._hopeless = False
+        self._seen: dict[tuple[str, int], list[set[int]]] = {}
+
+    def give_up(self) -> None:
+        """The function can't be captured with symbols: from now on every size gets a graph of its own."""
+        self._hopeless = True
+
+    def observe(self, call: FlatCall, specializations: Sequence[Specialization] = ()) -> FlatCall:
+        """The call with the dimensions, and the lines where numbers are read, that are to be symbolic."""
+        if self._hopeless:
+            return call
+        if self.dynamic is not False and any(s.decides for s in specializations):
+            call = dataclasses.replace(call, varied=floats_read(specializations))
+        found: dict[int, dict[int, Limits]] = {}
+        for index, leaf in enumerate(call.leaves):
+            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
+                continue
+            seen = self._seen.setdefault((call.paths[index], leaf.dim()), [set() for _ in leaf.shape])
+            dims: dict[int, Limits] = {}
+            for dim, size in enumerate(leaf.shape):
+                if is_symbolic(size):
+                    continue
+                seen[dim].add(size)
+                if self.dynamic or (self.dynamic is None and len(seen[dim] - {0, 1}) > 1):
+                    dims[dim] = (None, None)
+            dims |= marked_dims(leaf)
+            if dims and call.first_of[index] == index:
+                found[index] = dims
+        return dataclasses.replace(call, dynamic=found) if found else call
+
+
+def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
+    """The lines at which a graph there is read a float: as there is to be another, it differs."""
+    return frozenset(
+        decision.where
+        for s in specializations
+        for decision in s.product.captured.joint.signature.decisions
+        if type(decision.value) is float
+    )
+
+
+def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
+    """Raise for a marked dimension that the program only works for one size of."""
+    for info in joint.signature.symbols:
+        argument = joint.signature.inputs[info.input].argument
+        if argument is None or info.dim not in marked_dims(call.leaves[argument]):
+            continue
+        value = joint.symbols.value_of(info.symbol)
+        if value is not None:
+            raise UnsupportedError(
+                f"dimension {info.dim} of {call.paths[argument]} was marked as dynamic, but `{name}` only works for "
+                f"size {value}: it uses the size as a plain number (in range, an index, int()) or compares it. "
+                "Leave the mark out, or compute with the size instead of reading it."
+            )
+
+
+def static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
+    """Sizes or strides with None for those that vary: what torch's check takes."""
+    return [None if is_symbolic(number) else number for number in numbers]
+
+
+def size_lines(
+    joint: JointGraph, inputs: list[str], names: Names, bind: Callable[[str, Any], str]
+) -> tuple[list[str], list[str], dict[Any, str]]:
+    """(lines that read the sizes, conditions on them, the variable of each symbol)."""
+    signature, table = joint.signature, joint.symbols
+    variables: dict[Any, str] = {}
+    reads, conditions = [], []
+    for info in signature.symbols:
+        variable = variables[info.symbol] = names.fresh(str(info.symbol))
+        reads.append(f"{variable} = {inputs[info.input]}.size({info.dim})")
+    for info in signature.symbols:
+        low, high = table.limits(info.symbol)
+        variable = variables[info.symbol]
+        if low == high:
+            conditions.append(f"{variable} == {low}")
+        else:
+            conditions.append(f"{low} <= {variable}" if high is None else f"{low} <= {variable} <= {high}")
+    for index, tensor in enumerate(signature.inputs):
+        for dim, stride in enumerate(tensor.spec.stride):
+            if is_symbolic(stride):
+                conditions.append(f"{inputs[index]}.stride({dim}) == {expression_text(stride, variables, bind)}")
+    conditions += [expression_text(guard, variables, bind) for guard in table.guards()]
+    return reads, list(dict.fromkeys(conditions)), variables

@@ -1,0 +1,67 @@
+"""Lines that look at what decided the program's way, before anything that the graph did can be seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ForegradError
+from ..graph.signature import DecisionInfo, Signature
+
+__all__ = ["decision_lines"]
+
+Bind = Callable[[str, Any], str]
+
+
+def decision_lines(
+    signature: Signature, inputs: list[str], outputs: list[str], run: list[str], bind: Bind, diverged: str
+) -> list[str]:
+    """`run`, the lines that call the graph, with the decisions looked at behind it; `diverged` where one differs.
+
+    A graph that runs with values that it was not captured for may fail half-way: that is a difference too.
+    """
+    save, undo = [], []
+    for index, generator in enumerate(signature.generators):
+        name = bind("generator", generator)
+        save.append(f"{name}_state_{index} = {name}.get_state()")
+        undo.append(f"{name}.set_state({name}_state_{index})")
+    for name, info in zip(inputs, signature.inputs, strict=True):
+        if info.becomes_differentiable and not signature.is_inference:
+            undo.append(f"{name}.requires_grad_(False)")
+    fallback = [*undo, diverged]
+    raised = bind("unless_diverged", raise_unless_diverged)
+    lines = [*save, "try:", *("    " + line for line in run)]
+    lines += ["except Exception as error:", f"    {raised}(error)", *("    " + line for line in fallback)]
+    for decision in signature.decisions:
+        condition = _differs(outputs[decision.output], decision, bind)
+        lines.append(f"if {condition}:  # {decision.where}")
+        lines += ["    " + line for line in fallback]
+    return lines
+
+
+def raise_unless_diverged(error: Exception) -> None:
+    """Pass on what running with other values can't have caused."""
+    if isinstance(error, ForegradError):
+        raise error
+
+
+def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:
+    value = info.value
+    text = f"{name}.item()" if info.is_tensor else name
+    if type(value) in (bool, int):
+        return f"{text} != {value!r}"
+    if type(value) is float and math.isfinite(value) and value:
+        return f"{text} != {value!r}"
+    return f"{bind('differs', _differ)}({text}, {bind('decided', value)})"
+
+
+def _differ(value: Any, decided: Any) -> bool:
+    """Whether two numbers can be told apart: by their bits, so that NaN is itself and -0.0 is not 0.0."""
+    if isinstance(decided, complex):
+        return _differ(value.real, decided.real) or _differ(value.imag, decided.imag)
+    if isinstance(decided, float):
+        if math.isnan(decided):
+            return not math.isnan(value)
+        return bool(value != decided) or math.copysign(1.0, value) != math.copysign(1.0, decided)
+    return bool(value != decided)

@@ -1,0 +1,276 @@
+"""Values of the inputs that the program reads while it is captured: to branch on, to take a size from.
+
+Such a value is found by running the recorded prefix of the tape on the real arguments. The graph is then right for
+calls in which the same value comes out: it becomes a `Decision`, an output of the forward graph that the runtime
+looks at before anything the call did can be seen.
+
+Random operators of the prefix run once, in their order, on generators forked when the capture began: they draw the
+numbers that the compiled call is going to draw, and the program's own generators stay where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch.dispatch import default_generator, plain_execution
+from .._torch.fakes import FakeTensor
+from .._torch.symbols import concrete, map_symbolic
+from ..errors import UnsupportedDataDependentError
+from ..graph.meta import TensorSpec
+from .tape import Entry, Tape, entries_in, map_entries
+from .views import Emit
+
+if TYPE_CHECKING:
+    from .numbers import Numbers
+
+__all__ = ["Decided", "Decisions", "SizedCall", "generators_drawn_from"]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(slots=True)
+class Decided:
+    """One value that was read: `entry` computes it (a tensor of one element, unless `is_tensor` is False)."""
+
+    entry: Entry
+    value: Any
+    where: str
+    is_tensor: bool = True
+
+
+class Decisions:
+    """The values read so far in one capture.
+
+    `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input. `varied` are the
+    lines at which another number was read by an earlier capture.
+    """
+
+    def __init__(
+        self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None], varied: frozenset[str] = frozenset()
+    ) -> None:
+        self.made: list[Decided] = []
+        self.varied = varied
+        self.numbers: Numbers
+        self._prefix = _Prefix(tape, real_of)
+        self._by_entry: dict[int, Decided] = {}
+
+    def item(self, entry: Entry, where: str, emit: Emit) -> Any:
+        """The number in a tensor of one element."""
+        known = self._by_entry.get(id(entry))
+        if known is None and where in self.varied:
+            value = self.value(entry, where).item()
+            if type(value) is float and math.isfinite(value):
+                return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
+        if known is None:
+            known = self._add(Decided(entry, self.value(entry, where).item(), where))
+        return known.value
+
+    def decide(self, entry: Entry, value: Any, where: str) -> Any:
+        """`value`, which a number's entry gave, from now on a part of the program."""
+        known = self._by_entry.get(id(entry))
+        return (known or self._add(Decided(entry, value, where, is_tensor=False))).value
+
+    def number(self, entry: Entry, where: str) -> Any:
+        """What an operator gives that returns no tensor."""
+        return self._add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
+
+    def value(self, entry: Entry, where: str) -> Any:
+        """What `entry` is in this very call; `UnsupportedDataDependentError` when it can't be known yet."""
+        try:
+            return self._prefix.value(entry)
+        except _Unknown as unknown:
+            raise UnsupportedDataDependentError(
+                f"the value read at {where} depends on {unknown}, which is not known while the function is captured. "
+                "Use torch.where or masking in place of the branch, or keep that part outside the compiled function."
+            ) from None
+
+    def sized(self, entry: Entry, where: str, emit: Emit) -> Any:
+        """What an operator gives whose result's size depends on values; the size becomes a decision."""
+        func, masks = entry.target, self._masks_that_decide(entry)
+        try:
+            result = self._prefix.value(entry)
+        except _Unknown:
+            # In a backward the numbers come from outside, but the mask that picks some of them doesn't.
+            if masks is None:
+                self.value(entry, where)
+                raise
+            result = self._picked(entry, where)
+            for mask in masks:
+                self.item(emit(aten.sum.default, mask), where, emit)
+            return result
+        call = SizedCall(func, _shapes_of(result))
+        entry.target = call
+        entry.spec = _specs_of(result)
+        index, first = _first_tensor(result)
+        part = entry if index is None else emit(operator.getitem, entry, index)
+        size = emit(aten.sym_numel.default, part)
+        self._add(Decided(size, first.numel(), where, is_tensor=False))
+        return result
+
+    def _masks_that_decide(self, entry: Entry) -> list[Entry] | None:
+        """For picking elements by masks: the masks."""
+        if entry.target is aten.index.Tensor:
+            found = [e for e in entries_in(entry.args[1]) if _dtype_of(e) in (torch.bool, torch.uint8)]
+        elif entry.target is aten.masked_select.default:
+            found = [entry.args[1]]
+        else:
+            return None
+        return found
+
+    def _picked(self, entry: Entry, where: str) -> torch.Tensor:
+        """The picked elements, with zeros for what they are picked from."""
+        source = entry.args[0].spec
+        indices = map_entries(entry.args[1], lambda e: self.value(e, where))
+        with plain_execution():
+            zeros = torch.empty_strided(source.shape, source.stride, dtype=source.dtype, device=source.device).zero_()
+            result: torch.Tensor = entry.target(zeros, indices)  # type: ignore[misc]
+            return result
+
+    def _add(self, decided: Decided) -> Decided:
+        self.made.append(decided)
+        self._by_entry[id(decided.entry)] = decided
+        return decided
+
+
+class SizedCall:
+    """An operator whose results' sizes depend on values, for a graph in which they are known: raises for others."""
+
+    def __init__(self, op: Any, shapes: tuple[Any, ...]) -> None:
+        self.op = op
+        self.shapes = shapes
+        self.__name__ = self.__qualname__ = "sized_" + str(op.overloadpacket.__name__).strip("_")
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.op(*args, **kwargs)
+        shapes = _shapes_of(result)
+        if shapes != self.shapes:
+            raise SizeDivergedError(f"`{self.op}` gave sizes {shapes} where the graph was captured for {self.shapes}")
+        return result
+
+    def __repr__(self) -> str:
+        return f"sized_call({self.op}, {self.shapes})"
+
+
+class SizeDivergedError(RuntimeError):
+    """Raised inside of a graph: its sizes are not those of this call."""
+
+
+def _shapes_of(result: Any) -> tuple[Any, ...]:
+    values = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else None for v in values)
+
+
+def _specs_of(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return TensorSpec.of(result)
+    return tuple(_specs_of(item) for item in result) if isinstance(result, (tuple, list)) else None
+
+
+def _first_tensor(result: Any) -> tuple[int | None, torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return None, result
+    return next((i, item) for i, item in enumerate(result) if isinstance(item, torch.Tensor))
+
+
+def _dtype_of(entry: Entry) -> torch.dtype | None:
+    return entry.spec.dtype if isinstance(entry.spec, TensorSpec) else None
+
+
+class _Unknown(Exception):  # noqa: N818 - says what is missing, never leaves this module
+    pass
+
+
+class _Prefix:
+    """The tape, run on the real arguments as far as anybody asked."""
+
+    def __init__(self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None]) -> None:
+        self.tape = tape
+        self.real_of = real_of
+        self.values: dict[int, Any] = {}
+        self.at = 0  # up to here, every random operator has run
+        self.states: dict[torch.Generator, torch.Tensor] = {}
+
+    def value(self, entry: Entry) -> Any:
+        with plain_execution():
+            entries = self.tape.entries
+            while self.at < len(entries):
+                if entries[self.at].has_effect:
+                    self._run(entries[self.at])
+                self.at += 1
+            return self._run(entry)
+
+    def _run(self, entry: Entry) -> Any:
+        values = self.values
+        stack: list[tuple[Entry, bool]] = [(entry, False)]
+        while stack:
+            current, ready = stack.pop()
+            if id(current) in values:
+                continue
+            if ready:
+                values[id(current)] = self._call(current)
+            elif current.target is None:
+                values[id(current)] = self._leaf(current)
+            else:
+                stack.append((current, True))
+                stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
+        return values[id(entry)]
+
+    def _leaf(self, entry: Entry) -> torch.Tensor:
+        if entry.constant is not None:
+            constant: torch.Tensor = entry.constant
+            return constant
+        real = self.real_of(entry)
+        if real is None:
+            raise _Unknown("a gradient that comes in from outside (it is read in the backward)")
+        if isinstance(real, FakeTensor):
+            raise _Unknown("the contents of a fake tensor, which has none")
+        return real
+
+    def _call(self, entry: Entry) -> Any:
+        assert entry.target is not None
+        args = map_symbolic(map_entries(entry.args, self._known), concrete)
+        kwargs = map_symbolic(map_entries(entry.kwargs, self._known), concrete)
+        if not entry.has_effect:
+            return entry.target(*args, **kwargs)
+        generators = _generators(entry)
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:
+            if generator in self.states:
+                generator.set_state(self.states[generator])
+        try:
+            return entry.target(*args, **kwargs)
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                self.states[generator] = generator.get_state()
+                generator.set_state(state)
+
+    def _known(self, entry: Entry) -> Any:
+        return self.values[id(entry)]
+
+
+def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
+    """The generators that the random operators among `entries` move."""
+    found = {generator: None for entry in entries if entry.has_effect for generator in _generators(entry)}
+    return tuple(found)
+
+
+def _generators(entry: Entry) -> list[torch.Generator]:
+    given = [v for v in (*entry.args, *entry.kwargs.values()) if isinstance(v, torch.Generator)]
+    if given:
+        return given
+    return [default_generator(device) for device in dict.fromkeys(_devices(entry.spec))]
+
+
+def _devices(spec: Any) -> Iterator[torch.device]:
+    if isinstance(spec, TensorSpec):
+        yield spec.device
+    elif isinstance(spec, (tuple, list)):
+        for item in spec:
+            yield from _devices(item)

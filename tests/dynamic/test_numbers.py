@@ -1,0 +1,135 @@
+"""Floats read from tensors, another at every call: the second graph computes with them, exactly as Python does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import foregrad
+from tests.parity.oracle import check
+
+
+class Compiled:
+    def __call__(self, fn):
+        self.made = foregrad.compile(fn, backend="eager")
+        return self.made
+
+    @property
+    def count(self):
+        return len(self.made.foregrad.specializations)
+
+
+def arguments():
+    return (torch.rand(4).add(0.5).requires_grad_(),)
+
+
+def scaled(x):
+    return x * x.detach().sum().item()
+
+
+def divided(x):
+    return x / (x.detach().norm().item() + 1e-6) * 2, x.sum().item()
+
+
+def from_the_left(x):
+    n = x.detach().mean().item()
+    return 2.0 - n, n * x, (1 - n) / x, -n + x, abs(n) + x, n // 0.1 * x, n**2 + x
+
+
+def mixed(x):
+    n, m = x.detach().sum().item(), x.detach().max().item()
+    return x.addcmul(x, x, value=n), x.clamp(max=m), torch.where(x > 1, x, n), torch.full((2,), n * m), x > m
+
+
+def written(x):
+    y = x * 1
+    y.mul_(x.detach().min().item()).add_(1)
+    y[0].fill_(x.detach().max().item())
+    return y
+
+
+@pytest.mark.parametrize("fn", [scaled, divided, from_the_left, mixed, written])
+def test_two_graphs_serve_every_number(fn):
+    compiled = Compiled()
+    assert check(fn, arguments, calls=6, compile=compiled) == "equal"
+    assert compiled.count == 2
+
+
+def clipped(x):
+    norm = x.detach().norm().item()
+    if norm > 2.0:
+        return x * (2.0 / (norm + 1e-6))
+    return x * 1
+
+
+def test_a_comparison_is_a_branch():
+    compiled = Compiled()
+    assert check(clipped, lambda: (torch.rand(4).mul(2).requires_grad_(),), calls=10, compile=compiled) == "equal"
+    assert compiled.count <= 4
+
+
+def asks_c(x):
+    return x * math.sqrt(x.detach().sum().item())
+
+
+def asks_backward(x):
+    return x ** x.detach().mean().item()
+
+
+def asks_kernel(x):
+    n = x.detach().mean().item()
+    return torch.add(x, x, alpha=n), x.lerp(x * 2, n), torch.tensor(n) * x
+
+
+def asks_text(x):
+    return f"{x.detach().sum().item():.2f}", str(x.sum().item()), x * 2
+
+
+def asks_integer(x):
+    return x * int(x.detach().sum().item()), round(x.detach().mean().item(), 2)
+
+
+@pytest.mark.parametrize("fn", [asks_c, asks_backward, asks_kernel, asks_text, asks_integer])
+def test_what_needs_the_number_itself_is_a_way_for_each(fn):
+    assert check(fn, arguments, calls=5, compile=Compiled()) == "equal"
+
+
+def test_a_traced_number_passes_for_a_float():
+    seen = []
+
+    def fn(x):
+        n = x.sum().item()
+        seen.append((isinstance(n, float), isinstance(n, (int, str)), n != n, bool(n), n in (None, 0.0)))
+        return x * n
+
+    compiled = foregrad.compile(fn, backend="eager")
+    for i in range(1, 4):
+        x = torch.ones(2) * i
+        assert torch.equal(compiled(x), x * x.sum())
+    assert seen == [(True, False, False, True, False)] * 2
+
+
+def test_numbers_and_changing_sizes_together():
+    compiled = Compiled()
+    makers = [lambda n=n: (torch.rand(n).requires_grad_(),) for n in (4, 6, 7, 5, 9)]
+    assert check(lambda x: x * x.detach().sum().item() / x.shape[0], makers, calls=5, compile=compiled) == "equal"
+    assert compiled.count == 2
+
+
+def test_a_number_in_a_backward():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad * x.sum().item()
+
+    compiled = Compiled()
+    assert check(lambda x: Scaled.apply(x) + 1, arguments, calls=5, compile=compiled) == "equal"
+    assert compiled.count == 2
