@@ -21,17 +21,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", nargs="*", help="overhead, capture, chains, code, import")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="of each capture")
+    parser.add_argument("--models", nargs="*", default=capture.DEFAULT, help="to capture, as name-layers")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     quick = options.quick
-    models = ["gpt2-6", "mlp-200"] if quick else capture.DEFAULT
+    models = ["gpt2-6", "mlp-200"] if quick else options.models
     benchmarks: dict[str, Callable[[], list[Section]]] = {
         "import": lambda: [startup.collect(3 if quick else 7)],
         "overhead": lambda: [overhead.collect([], 20 if quick else 60)],
         "code": lambda: [graph_code.collect(20 if quick else 60)],
-        "capture": lambda: capture.collect(models, 1 if quick else 3),
-        "chains": lambda: [capture.collect_chains(1 if quick else 2)],
+        "capture": lambda: capture.collect(models, 1 if quick else options.rounds),
+        "chains": lambda: [capture.collect_chains(1 if quick else min(options.rounds, 2))],
     }
     for name, run in benchmarks.items():
         if options.which and name not in options.which:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 import weakref
 
@@ -239,3 +240,35 @@ def test_errors_name_backend_and_graph():
     with pytest.raises(BackendError, match=r"backend `fast` .* returned 1 outputs; the graph has 2"):
         as_boxed(lambda x: [x], backend="fast", num_outputs=2)([1])
     assert as_boxed(lambda x: [x], num_outputs=1)([1]) == [1]
+
+
+def test_a_graph_module_is_written_when_first_run():
+    gm = graph(two_sins, torch.ones(1), torch.ones(1))
+    boxed = as_boxed(gm)
+    stub = boxed.__code__
+    first, second = (boxed([torch.ones(1), torch.ones(1)]) for _ in range(2))
+    assert boxed.__code__ is not stub, "later calls go straight to the graph's own code"
+    assert all(map(torch.equal, first, second))
+    assert "sin" in boxed.source()
+
+
+def test_the_source_of_a_graph_is_there_before_it_runs_and_after_it_is_gone():
+    gm = graph(two_sins, torch.ones(1), torch.ones(1))
+    assert "sin" in as_boxed(gm).source()  # the function itself dies before the call
+    boxed = as_boxed(gm)
+    assert boxed.source() == as_boxed(gm).source()
+    assert len(boxed([torch.ones(1), torch.ones(1)])) == len(as_boxed(gm)([torch.ones(1), torch.ones(1)]))
+
+
+@pytest.mark.parametrize("is_run", [False, True])
+def test_a_dropped_graph_leaves_no_cycle(is_run):
+    boxed = as_boxed(graph(two_sins, torch.ones(1), torch.ones(1)))
+    if is_run:
+        boxed([torch.ones(1), torch.ones(1)])
+    gone = weakref.ref(boxed)
+    gc.disable()
+    try:
+        del boxed
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -42,7 +42,7 @@ class FakeFactory:
     """Fake tensors of one mode, made from their layout in 4 us rather than the 15 us of the class's constructor.
 
     The constructor checks and sets the same twenty attributes each time; here they are copied from a fake that it
-    made for the same device. Each fake remembers the meta tensor behind it, over which views of it are laid.
+    made for the same device. Each fake remembers a meta tensor over all of its memory, on which views of it are laid.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -57,11 +57,12 @@ class FakeFactory:
         # The modes of an enclosing capture must not see how its fakes are made.
         with _NoDispatch():
             if type(offset) is int and offset == 0:
-                meta = _empty_strided(shape, stride, dtype=dtype, device=_META)
+                meta = behind = _empty_strided(shape, stride, dtype=dtype, device=_META)
             else:
                 span = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-                meta = torch.empty(span, dtype=dtype, device=_META).as_strided(shape, stride, offset)
-        return self._wrap(meta, device)
+                behind = torch.empty(span, dtype=dtype, device=_META)
+                meta = behind.as_strided(shape, stride, offset)
+        return self._wrap(meta, device, behind)
 
     def view(
         self,
@@ -80,7 +81,7 @@ class FakeFactory:
             else:
                 over = torch.empty(0, dtype=dtype, device=_META)
                 over.set_(base.untyped_storage(), offset, shape, stride)
-        return self._wrap(over, device)
+        return self._wrap(over, device, meta)
 
     def run_on_meta(self, op: Any, spec: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view operator applied to what is behind a fake of that layout, without FakeTensor's dispatch.
@@ -95,7 +96,7 @@ class FakeFactory:
             return op(_reinterpret(meta, spec.shape, spec.stride, spec.offset), *args, **kwargs)
 
     def _behind(self, fake: FakeTensor) -> torch.Tensor:
-        """A plain meta tensor over the fake's memory."""
+        """A plain meta tensor over the fake's memory, from its beginning: offsets count from there."""
         meta: torch.Tensor | None = fake.__dict__.get(_BEHIND)
         # `set_` and `.data =` may have given the fake another memory since.
         if meta is None or not share_memory(meta, fake):
@@ -105,7 +106,7 @@ class FakeFactory:
             fake.__dict__[_BEHIND] = meta
         return meta
 
-    def _wrap(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
+    def _wrap(self, meta: torch.Tensor, device: torch.device, behind: torch.Tensor) -> FakeTensor:
         made = self._made.get(device)
         if made is None:
             fake = FakeTensor(self.mode, meta, device)
@@ -114,7 +115,7 @@ class FakeFactory:
             fake = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=made[0])
             self._mark(fake)
             fake.__dict__.update(made[1])
-        fake.__dict__[_BEHIND] = meta
+        fake.__dict__[_BEHIND] = behind
         return fake
 
     @classmethod

@@ -79,12 +79,13 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
         function: Any = found()
         if pending:
             source, constants = _Writer(pending[0], None, as_list).write()
-            real = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
-            function.__globals__.update(real.__globals__)
-            function.__code__ = real.__code__
             text.append(source)
+            if function is not None:  # only its `source` is left of it otherwise
+                real = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
+                function.__globals__.update(real.__globals__)
+                function.__code__ = real.__code__
+                function.__globals__["__write__"] = found  # for a thread that is on its way here
             pending.clear()
-            function.__globals__["__write__"] = found  # for a thread that is on its way here
         return function
 
     def source() -> str:
