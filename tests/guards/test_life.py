@@ -252,3 +252,28 @@ def test_a_function_that_fills_a_cache_once_is_captured_again():
     assert torch.equal(g(X), X * 3)
     CACHE["scale"] = 4
     assert torch.equal(g(X), X * 4)
+
+
+def test_a_change_that_makes_no_difference_is_left_to_the_capture_with_a_warning():
+    log = []
+
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.count = 2.0, 0
+
+        def forward(self, x):
+            self.count += 1
+            log.append(self.count)
+            return x * self.scale
+
+    model = Counter()
+    compiled_model = compiled(model)
+    with pytest.warns(foregrad.errors.ForegradWarning, match=r"changes .*self\.count"):
+        assert torch.equal(compiled_model(X), X * 2)
+    seen = list(log)
+    assert torch.equal(compiled_model(X), X * 2)
+    assert log == seen  # as documented: not on every call
+    model.scale = 3.0
+    with pytest.warns(foregrad.errors.ForegradWarning):
+        assert torch.equal(compiled_model(X), X * 3)  # all else is looked at as ever

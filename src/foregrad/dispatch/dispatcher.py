@@ -46,6 +46,15 @@ class Specialization:
         self.fingerprint = fingerprint
         self.decides = bool(product.captured.joint.signature.decisions)
 
+    def makes_the_same_of_it(self, other: Specialization) -> bool:
+        """Whether another capture came to the same graph, and to the same outputs that are no tensors."""
+        one, two = self.product.captured.joint, other.product.captured.joint
+        numbers = [
+            [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.outputs]
+            for joint in (one, two)
+        ]
+        return numbers[0] == numbers[1] and str(one) == str(two)
+
     def source(self) -> str:
         """The rendered Python: guards, runtime, and the autograd node."""
         text = source_of(self.call)
@@ -164,9 +173,12 @@ class Dispatcher:
         # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
         self._remove(specialization)
         with compiling:
-            specialization = self.specialize(flatten_call(self.function, args, kwargs))
+            first, specialization = specialization, self.specialize(flatten_call(self.function, args, kwargs))
             self._add(specialization)
         result = specialization.call(args, kwargs)
+        if result is MISS and first.makes_the_same_of_it(specialization):
+            self._leave_unrepeated(specialization)
+            result = specialization.call(args, kwargs)
         if result is MISS:
             if specialization.decides:  # a backend that rounds otherwise, or an error that eager raises too
                 self._remove(specialization)
@@ -174,6 +186,17 @@ class Dispatcher:
                 return self.function(*args, **kwargs)
             self._unguardable(args, kwargs, specialization)
         return result
+
+    def _leave_unrepeated(self, specialization: Specialization) -> None:
+        """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""
+        changed = specialization.watch.drop_changed()
+        if changed:
+            warnings.warn(
+                f"`{self.name}` changes {'; '.join(changed)}. That happened while it was captured; compiled calls do "
+                "not repeat it, and do not look at it. Move it out of the compiled function.",
+                ForegradWarning,
+                stacklevel=4,
+            )
 
     def specialize(self, call: FlatCall) -> Specialization:
         """Capture, partition, compile and render for this call."""

@@ -152,6 +152,18 @@ class Watch:
                 return "hooks of a module", "none", describe(list(table.values()))
         return None
 
+    def drop_changed(self) -> list[str]:
+        """Stop watching whatever differs now; what that is, for people."""
+        dropped = []
+        while (found := self.difference()) is not None and not self.dead:
+            place = next((p for p in self.places if p.difference() is not None), None)
+            if place is None:
+                break  # a hook: never left out
+            dropped.append(f"{found[0]} (from {found[1]} to {found[2]})")
+            place.drop_changed()
+        self._rebuild(self._tensors())
+        return dropped
+
     def _tensors(self) -> tuple[Any, ...]:
         return tuple(table.get(key) for table, key, _ in self.tables)
 

@@ -194,6 +194,17 @@ class Place:
                 return self.path(key), expected.describe(), describe(now)
         return None
 
+    def drop_changed(self) -> None:
+        """Forget the first item that differs."""
+        if self.keys is not None and (
+            len(self.holder) != len(self.keys) or (self.kind == "dict" and tuple(self.holder) != self.keys)
+        ):
+            self.keys = None
+        elif self.copy is not None:
+            self.copy = None
+        else:
+            self.items.pop(next(key for key, expected in self.items.items() if not expected.holds(self.look(key))))
+
 
 class Reads:
     """All places a function looked at."""
