@@ -76,6 +76,7 @@ class Value:
 
     __slots__ = (
         "_storage",
+        "born",
         "entry",
         "fake",
         "generation",
@@ -103,6 +104,7 @@ class Value:
         self.is_written_through = False  # some write went to this value or to a view of it
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
+        self.born = self.generation  # how often the memory had been written to by then
 
     @property
     def storage(self) -> Storage:
