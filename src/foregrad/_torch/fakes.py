@@ -59,7 +59,7 @@ class FakeFactory:
             if type(offset) is int and offset == 0:
                 meta = behind = _empty_strided(shape, stride, dtype=dtype, device=_META)
             else:
-                span = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+                span = 1 + offset + sum(max(size - 1, 0) * step for size, step in zip(shape, stride, strict=True))
                 behind = torch.empty(span, dtype=dtype, device=_META)
                 meta = behind.as_strided(shape, stride, offset)
         return self._wrap(meta, device, behind)

@@ -239,6 +239,8 @@ class Recorder(TorchDispatchMode):
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
             self.values[id(out)] = value
+            if info.op is aten.as_strided.default and not self.in_backward and not self.is_symbolic:
+                self.writes.check_edges(value)
             return out
         call = object()
         for index, item in enumerate(out):
