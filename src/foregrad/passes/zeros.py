@@ -19,6 +19,7 @@ from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
+from ..graph.signature import Reach
 
 __all__ = ["without_tangents"]
 
@@ -55,11 +56,12 @@ _LINEAR = {
 
 
 def without_tangents(
-    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[frozenset[int]]
+    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[Reach]
 ) -> fx.GraphModule:
     """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those.
 
-    `reached_from` is the signature's: gradients that no such tangent leads to are None.
+    `reached_from` is the signature's: gradients that no such tangent leads to are None, and so are those that depend on
+    none of them, where PyTorch's own formulas say so.
     """
     old = backward.graph
     placeholders = [n for n in old.nodes if n.op == "placeholder"]
@@ -79,11 +81,12 @@ def without_tangents(
             continue
         if node.op == "output":
             present = {i for i, given in enumerate(mask) if given}
-            reached = [not present.isdisjoint(positions) for positions in reached_from]
-            gradients = [
-                None if g is None or not is_reached or (g in zeros and g.target is operator.getitem) else value(g)
-                for g, is_reached in zip(node.args[0], reached, strict=True)
-            ]  # the formulas with several results (norms') give undefined ones
+            alive = _depending(old, [t for t, given in zip(tangents, mask, strict=True) if given])
+            gradients = []
+            everything = Reach(frozenset(range(len(mask))), frozenset(range(len(mask))))
+            for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
+                sources = reach.outputs if gradient in alive else reach.custom
+                gradients.append(None if gradient is None or present.isdisjoint(sources) else value(gradient))
             graph.output(gradients)
         elif node not in zeros:
             survivor = _other_summand(node, depends, zeros)
@@ -110,6 +113,14 @@ def _zeros(graph: fx.Graph, tangents: list[fx.Node], mask: tuple[bool, ...]) -> 
         if node.target in _LINEAR and all(a in zeros for a in used):
             zeros.add(node)
     return depends, zeros
+
+
+def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
+    alive = set(tangents)
+    for node in graph.nodes:
+        if node.op == "call_function" and not alive.isdisjoint(node.all_input_nodes):
+            alive.add(node)
+    return alive
 
 
 def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) -> fx.Node | None:
