@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ __all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lin
 
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
+_LARGEST = 2**31  # of integers that may become symbolic: arithmetic on them stays within 64 bits
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None) -> None:
@@ -49,7 +50,7 @@ def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
 
 
 class SizesSeen:
-    """The sizes of arguments over the captures of one function: what differed between two of them is symbolic.
+    """Sizes and integers among the arguments of one function's captures: what differed between two is symbolic.
 
     `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked).
     """
@@ -58,6 +59,12 @@ class SizesSeen:
         self.dynamic = dynamic
         self._hopeless = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
+        self._integers: dict[str, set[int]] = {}
+        self._constants: set[str] = set()
+
+    def make_constant(self, paths: Iterable[str]) -> None:
+        """These integers are parts of the program: from now on every value gets a graph of its own."""
+        self._constants.update(paths)
 
     def give_up(self) -> None:
         """The function can't be captured with symbols: from now on every size gets a graph of its own."""
@@ -69,6 +76,9 @@ class SizesSeen:
             return call
         if self.dynamic is not False and any(s.decides for s in specializations):
             call = dataclasses.replace(call, varied=floats_read(specializations))
+        numbers = self._numbers(call)
+        if numbers:
+            call = dataclasses.replace(call, numbers=numbers)
         found: dict[int, dict[int, Limits]] = {}
         for index, leaf in enumerate(call.leaves):
             if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
@@ -86,6 +96,19 @@ class SizesSeen:
                 found[index] = dims
         return dataclasses.replace(call, dynamic=found) if found else call
 
+    def _numbers(self, call: FlatCall) -> frozenset[int]:
+        """The leaves that are integers and were others before; 0 and 1 are never symbolic."""
+        found = set()
+        for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
+            if self.dynamic is False or type(leaf) is not int or path in self._constants:
+                continue
+            seen = self._integers.setdefault(path, set())
+            if 1 < leaf < _LARGEST:
+                seen.add(leaf)
+                if len(seen) > 1:
+                    found.add(index)
+        return frozenset(found)
+
 
 def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
     """The lines at which a graph there is read a float: as there is to be another, it differs."""
@@ -101,7 +124,7 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
     """Raise for a marked dimension that the program only works for one size of."""
     for info in joint.signature.symbols:
         argument = joint.signature.inputs[info.input].argument
-        if argument is None or info.dim not in marked_dims(call.leaves[argument]):
+        if argument is None or info.dim is None or info.dim not in marked_dims(call.leaves[argument]):
             continue
         value = joint.symbols.value_of(info.symbol)
         if value is not None:
@@ -126,7 +149,7 @@ def size_lines(
     reads, conditions = [], []
     for info in signature.symbols:
         variable = variables[info.symbol] = names.fresh(str(info.symbol))
-        reads.append(f"{variable} = {inputs[info.input]}.size({info.dim})")
+        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
     for info in signature.symbols:
         low, high = table.limits(info.symbol)
         variable = variables[info.symbol]

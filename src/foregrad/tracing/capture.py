@@ -22,7 +22,8 @@ from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
+from ..graph.meta import TensorSpec
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature, SizeSymbol
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -41,6 +42,8 @@ from .tape import Entry
 __all__ = ["Captured", "capture_call"]
 
 aten = torch.ops.aten
+
+_NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class _Capture:
         self.name = name
         self.replays_views = replays_views
         self.needs_bases = shared_bases
-        self.symbols = SizeSymbols() if call.dynamic else None
+        self.symbols = SizeSymbols() if call.dynamic or call.numbers else None
         self.fake_mode = _fake_mode_of(call, self.symbols)
         self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
         self.origins = Origins(_run_function.__code__)
@@ -340,25 +343,29 @@ class _Capture:
                 records.append(whole)
                 outputs.append(None)
                 shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
+        outputs += [None] * len(inputs.numbers)
         module = build_module(
             self.recorder.tape,
-            [r.entry for r in records],
+            [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
             [entry for _, entry in tangents],
             outputs,
             self.fake_mode,
             "JointGraph",
             self.symbols,
-            self.recorder.decisions.numbers.by_entry,
+            {**self.recorder.decisions.numbers.by_entry, **{id(n.entry): n.number.plain() for n in inputs.numbers}},
         )
         number = {id(r): i for i, r in enumerate(records)}
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
-            inputs=tuple(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+            inputs=(
+                *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(InputInfo(n.slot, _NUMBER, False, True, n.argument, number=int) for n in inputs.numbers),
+            ),
             graph_outputs=tuple(found.slots),
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(rootless),
-            reached_from=tuple(reached.get(id(r), frozenset()) for r in records) if reached else (),
+            reached_from=tuple(reached.get(id(r), frozenset()) for r in (*records, *inputs.numbers)) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
@@ -371,10 +378,16 @@ class _Capture:
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
-            symbols=self.symbols.signature({id(r.entry): i for i, r in enumerate(records)}) if self.symbols else (),
+            symbols=self._signature_symbols(records),
         )
         table = self.symbols.table if self.symbols else None
         return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
+
+    def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
+        if self.symbols is None:
+            return ()
+        entries = [*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)]
+        return self.symbols.signature({id(entry): i for i, entry in enumerate(entries)})
 
     def _derivable(self, found: Analysis, records: list[InputRecord], joint: JointGraph) -> Derivable:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""

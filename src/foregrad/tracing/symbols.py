@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.symbols import SymbolTable, write_expression
+from .._torch.symbols import SymbolTable, TracedInt, write_expression
 from ..graph.meta import NodeMeta, TensorSpec
 from ..graph.signature import SizeSymbol
 
@@ -41,6 +41,11 @@ class SizeSymbols:
             tuple(shape), tuple(stride), spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg
         )
 
+    def number(self, value: int, name: str, entry: Any) -> Any:
+        """A symbol for an argument that is an integer; the plain integer, where it can't be one."""
+        number = self.table.symbol(value, name, (entry, None))
+        return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
+
     def signature(self, number: Mapping[int, int]) -> tuple[SizeSymbol, ...]:
         """What the signature says of the symbols; `number` has each input's position by the id of its entry."""
         found = []
@@ -71,6 +76,8 @@ class SizeNodes:
 
     def _size(self, symbol: Any) -> fx.Node:
         entry, dim = self.table.bound[symbol]
+        if dim is None:
+            return self.placeholders[id(entry)]
         node = self.graph.create_node(
             "call_function", aten.sym_size.int, (self.placeholders[id(entry)], dim), {}, f"size_{symbol}"
         )
