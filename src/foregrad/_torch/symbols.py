@@ -120,14 +120,17 @@ _OWN_OF_INTS = frozenset(name for name in dir(int) if not name.startswith("_"))
 
 
 class SymbolTable:
-    """The symbols of one capture, each bound to something that is known when a call begins."""
+    """The symbols of one capture, each bound to something that is known when a call begins.
 
-    def __init__(self) -> None:
+    `env` is the `ShapeEnv` of fake tensors that were given; by default one of its own.
+    """
+
+    def __init__(self, env: Any = None) -> None:
         import torch._refs  # noqa: F401 - registers what fakes of symbolic sizes run in place of kernels
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
-        self.env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.env = env or ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
 

@@ -12,12 +12,13 @@ from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
+from ..graph.signature import Signature
 from ..graph.source import Names
 
 if TYPE_CHECKING:
     from .dispatcher import Specialization
 
-__all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "static_or_none"]
+__all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "size_reads", "static_or_none"]
 
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
@@ -140,16 +141,23 @@ def static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
     return [None if is_symbolic(number) else number for number in numbers]
 
 
+def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[Any, str]]:
+    """(lines that read the sizes, the variable of each symbol)."""
+    variables: dict[Any, str] = {}
+    reads = []
+    for info in signature.symbols:
+        variable = variables[info.symbol] = names.fresh(str(info.symbol))
+        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
+    return reads, variables
+
+
 def size_lines(
     joint: JointGraph, inputs: list[str], names: Names, bind: Callable[[str, Any], str]
 ) -> tuple[list[str], list[str], dict[Any, str]]:
     """(lines that read the sizes, conditions on them, the variable of each symbol)."""
     signature, table = joint.signature, joint.symbols
-    variables: dict[Any, str] = {}
-    reads, conditions = [], []
-    for info in signature.symbols:
-        variable = variables[info.symbol] = names.fresh(str(info.symbol))
-        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
+    reads, variables = size_reads(signature, inputs, names)
+    conditions = []
     for info in signature.symbols:
         low, high = table.limits(info.symbol)
         variable = variables[info.symbol]

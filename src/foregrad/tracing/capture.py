@@ -14,6 +14,7 @@ import torch
 from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
+from .._torch.symbols import has_symbolic
 from .._torch.tensors import base_of, history_of, is_usable
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
@@ -124,7 +125,7 @@ class _Capture:
         self.name = name
         self.replays_views = replays_views
         self.needs_bases = shared_bases
-        self.symbols = SizeSymbols() if call.dynamic or call.numbers else None
+        self.symbols = _symbols_of(call)
         self.fake_mode = _fake_mode_of(call, self.symbols)
         self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
         self.origins = Origins(_run_function.__code__)
@@ -419,6 +420,14 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
     # Autocast belongs to the forward: eager's backward usually runs outside its region.
     with disable_autocast(), torch.autograd.set_detect_anomaly(False):
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
+
+
+def _symbols_of(call: FlatCall) -> SizeSymbols | None:
+    """For the sizes that are to be symbolic, or are so in fake tensors that were given."""
+    for leaf in call.leaves:
+        if has_symbolic(leaf.shape if isinstance(leaf, torch.Tensor) else leaf):
+            return SizeSymbols(_fake_mode_of(call, None).shape_env)
+    return SizeSymbols() if call.dynamic or call.numbers else None
 
 
 def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
-from .._torch.symbols import is_symbolic
+from .._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from .._torch.tensors import (
     base_of,
     copy_creation_meta,
@@ -142,22 +142,31 @@ class Inputs:
         for record in new:
             self._register(record)
         leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
-        for index in sorted(call.numbers):
-            leaves[index] = self._number(index)
+        for index, leaf in enumerate(call.leaves):
+            if index in call.numbers or (self.symbols is not None and type(leaf) is torch.SymInt):
+                leaves[index] = self._number(index)
         return leaves
 
     def _number(self, index: int) -> Any:
         """A number that stands for an argument which is another number in other calls."""
         assert self.symbols is not None
         slot, entry = Input(self.call.paths[index]), Entry(None)
-        number = self.symbols.number(self.call.leaves[index], str(slot), entry)
+        leaf = self.call.leaves[index]
+        if is_symbolic(leaf):
+            self.symbols.given([(None, leaf)], entry)
+            number = TracedInt(leaf.node)
+        else:
+            number = self.symbols.number(leaf, str(slot), entry)
         if is_symbolic(number):
             self.numbers.append(NumberRecord(entry, index, slot, number))
             self.recorder.tape.append(entry)
         return number
 
     def _with_symbols(self, record: InputRecord) -> None:
-        """Symbols for the sizes of an argument that may vary."""
+        """Symbols for the sizes of an argument that may vary; those that it has."""
+        if self.symbols is not None and has_symbolic(record.spec.shape):
+            self.symbols.given(enumerate(record.spec.shape), record.entry)
+            return
         if self.symbols is None or record.argument is None or isinstance(record.real, torch.nn.Parameter):
             return
         dims = self.call.dynamic.get(record.argument)
