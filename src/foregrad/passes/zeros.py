@@ -18,7 +18,7 @@ from .._torch.graphs import symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, contiguous_strides, spec_of
 
 __all__ = ["without_tangents"]
 
@@ -129,7 +129,7 @@ def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) ->
 def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
     spec = spec_of(node)
     if isinstance(spec, TensorSpec):
-        contiguous = _contiguous(spec.shape)
+        contiguous = contiguous_strides(spec.shape)
         shape, stride = map_symbolic(list(spec.shape), sizes.node), map_symbolic(list(spec.stride), sizes.node)
         zeros = graph.call_function(aten.full.default, (shape, 0), {"dtype": spec.dtype, "device": spec.device})
         zeros.meta = {"spec": TensorSpec(spec.shape, contiguous, spec.dtype, spec.device)}
@@ -178,11 +178,3 @@ class _Sizes:
             f"the backward for only some of the outputs needs the size {symbol}, which nothing it was given has. "
             "Compile with dynamic=False, or use all outputs in the loss."
         )
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
