@@ -25,6 +25,7 @@ from .dynamo import (
     dtype_from_inputs,
     fake_tensor_unsupported,
 )
+from .frontend.fakify import construct_fake_mode, process_inputs
 from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
@@ -45,6 +46,7 @@ __all__ = [
     "compiled_function",
     "compiled_module",
     "config",
+    "construct_fake_mode",
     "default_decompositions",
     "default_partition",
     "device_from_inputs",
@@ -66,6 +68,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "nop",
     "partition",
+    "process_inputs",
     "register_backend",
     "set_model_name",
     "ts_compile",

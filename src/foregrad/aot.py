@@ -11,6 +11,7 @@ from .api import compile_function
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.pipeline import Pipeline, Product
+from .dispatch.shapes import size_reads
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources
@@ -186,7 +187,9 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     signature = product.captured.joint.signature
     names = Names(["args", "call_module"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
-    run = render_run(product.compiled, variables, names, diverged="return call_module(*args)")
+    reads, symbols = size_reads(signature, variables, names)
+    lines += reads
+    run = render_run(product.compiled, variables, names, diverged="return call_module(*args)", symbols=symbols)
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ |= run.globals | {"call_module": call.function}
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)

@@ -4,7 +4,7 @@ Dynamo captures a frame's tensor code and guards what it assumed; each graph com
 without guards of our own. Three things Dynamo's guards do not promise are seen to here:
 
 * sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of ours, with
-  guards, and gets a specialization for each shape;
+  guards, which makes the sizes that differ symbolic;
 * inputs that share memory, one of them written to: the same, for the calls where it is so;
 * Python floats that it turned into inputs: it is asked to make them part of its guards instead.
 """
@@ -120,8 +120,9 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         dynamo.restart_with_floats(floats)
     pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
-    dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__)
-    if any(map(_is_symbolic, example_inputs)):
+    is_open = any(map(_is_symbolic, example_inputs))
+    dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=None if is_open else False)
+    if is_open:
         return dispatcher
     given = dynamo.graph_inputs(gm, example_inputs)
     slots = {i: slot for i, slot in enumerate(map(_slot, given)) if slot is not None}

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +23,12 @@ __all__ = [
     "compiler_counters",
     "float_symbols",
     "graph_inputs",
+    "is_dynamo_graph",
     "known_backends",
     "lookup_backend",
     "own_tracing_context",
+    "parameter_sources",
+    "placeholder_sources",
     "real_inputs",
     "restart_with_floats",
     "restarts",
@@ -54,10 +57,7 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
     found = [GraphInput(f"input {i}", "", "argument", False) for i in range(len(example_inputs))]
     placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
     for index, (node, value) in enumerate(zip(placeholders, example_inputs, strict=False)):
-        source = getattr(node, "_dynamo_source", None)
-        if source is None:
-            source = getattr(node.meta.get("grapharg"), "source", None)
-        text = _source_text(source)
+        text = _source_text(_source_of(node))
         facts = node.meta.get("tensor_dict") or {}
         kind = "argument"
         if isinstance(value, torch.nn.Parameter) or "._parameters[" in text:
@@ -66,6 +66,32 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
             kind = "buffer"
         found[index] = GraphInput(node.name, text, kind, facts.get("_dynamo_static_input_type") is not None)
     return found
+
+
+def is_dynamo_graph(gm: Any) -> bool:
+    """Whether Dynamo captured this graph."""
+    return isinstance(gm, fx.GraphModule) and "dynamo_compile_id" in gm.meta
+
+
+def parameter_sources(gm: Any) -> Mapping[str, Any] | None:
+    """Dynamo's source of each parameter and buffer of its graph; None for a graph that it exported."""
+    found: Mapping[str, Any] | None = getattr(gm, "_param_name_to_source", None)
+    return found
+
+
+def placeholder_sources(gm: fx.GraphModule) -> list[tuple[Any, bool]]:
+    """For each placeholder: Dynamo's source, or None, and whether it keeps its address from call to call."""
+    found = []
+    for node in _nodes(gm):
+        if node.op == "placeholder":
+            facts = node.meta.get("tensor_dict") or {}
+            found.append((_source_of(node), facts.get("_dynamo_static_input_type") is not None))
+    return found
+
+
+def _source_of(node: fx.Node) -> Any:
+    source = getattr(node, "_dynamo_source", None)
+    return getattr(node.meta.get("grapharg"), "source", None) if source is None else source
 
 
 def _nodes(gm: Any) -> list[fx.Node]:

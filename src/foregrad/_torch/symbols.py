@@ -14,6 +14,7 @@ from torch import fx
 
 __all__ = [
     "SymbolTable",
+    "TracedInt",
     "TracedSymbol",
     "concrete",
     "expression_text",
@@ -67,15 +68,69 @@ class TracedSymbol(torch.SymFloat):
     """A symbolic float of a class of our own: torch's operators take it as a number."""
 
 
-class SymbolTable:
-    """The symbols of one capture, each bound to something that is known when a call begins."""
+class TracedInt(torch.SymInt):
+    """A symbolic integer that was a plain one to the program: it says that it is one, and shows as one.
 
-    def __init__(self) -> None:
+    So does what is computed from it. torch's own code must see the `plain` one.
+    """
+
+    def plain(self) -> Any:
+        return torch.SymInt(self.node)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+    def __repr__(self) -> str:
+        return repr(int(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec)
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN_OF_INTS:
+            return getattr(int(self), name)
+        raise AttributeError(f"'int' object has no attribute {name!r}")
+
+
+def _on_plain(name: str) -> Callable[..., Any]:
+    def method(self: TracedInt, *others: Any) -> Any:
+        others = tuple(o.plain() if type(o) is TracedInt else o for o in others)
+        result = getattr(torch.SymInt, name)(self.plain(), *others)
+        return TracedInt(result.node) if type(result) is torch.SymInt else result
+
+    return method
+
+
+_WRITTEN_OUT = {"__init__", "__class__", "__getattr__", "__reduce__", *vars(TracedInt)}
+for _name, _method in vars(torch.SymInt).items():
+    if callable(_method) and _name.startswith("__") and _name not in _WRITTEN_OUT:
+        setattr(TracedInt, _name, _on_plain(_name))
+
+_OWN_OF_INTS = frozenset(name for name in dir(int) if not name.startswith("_"))
+
+
+class SymbolTable:
+    """The symbols of one capture, each bound to something that is known when a call begins.
+
+    `env` is the `ShapeEnv` of fake tensors that were given; by default one of its own.
+    """
+
+    def __init__(self, env: Any = None) -> None:
         import torch._refs  # noqa: F401 - registers what fakes of symbolic sizes run in place of kernels
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
-        self.env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.env = env or ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
 

@@ -18,6 +18,7 @@ from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
+from .numbers import ConstantNumbers, fixed_numbers
 from .paths import Paths
 from .pipeline import Pipeline, Product, compiling
 from .shapes import SizesSeen, check_marked
@@ -233,6 +234,20 @@ class Dispatcher:
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""
+        while call.numbers:
+            try:
+                product = self.pipeline.build(call, self.name, self.config)
+                constants = fixed_numbers(product.captured.joint)
+                self._sizes.make_constant(call.paths[i] for i in constants)
+                if product.captured.joint.backward_error is None:
+                    return call, product
+                constants = call.numbers
+            except ConstantNumbers as found:
+                constants = found.leaves
+            except Exception:  # whatever is wrong apart from symbols, the next try raises
+                constants = call.numbers
+            self._sizes.make_constant(call.paths[i] for i in constants)
+            call = dataclasses.replace(call, numbers=call.numbers - constants)
         if call.dynamic or call.varied:
             try:
                 product = self.pipeline.build(call, self.name, self.config)

@@ -71,6 +71,7 @@ class Fingerprint:
         self.tree = call.tree
         self.paths = [user_name(call.function, path) for path in call.paths]
         self.leaves = [_facts(leaf) for leaf in call.leaves]
+        self.open = _open(signature)
         self.first_of = call.first_of
         self.state = global_state()
         self.watch = watch
@@ -89,17 +90,20 @@ class Fingerprint:
             or self._reads()
             or self._closures()
             or self._details(call)
+            or self._arguments(call, everything=True)
             or Difference("which arguments share memory", "one way", "another")
         )
 
-    def _arguments(self, call: FlatCall) -> Difference | None:
+    def _arguments(self, call: FlatCall, *, everything: bool = False) -> Difference | None:
+        """What differs among the arguments; what the graph is not specialized to only when `everything` is to be."""
         if call.tree != self.tree:
             ours, theirs = _names(self.paths), _names([user_name(call.function, path) for path in call.paths])
             return Difference("the structure of the arguments", ours, theirs)
         for index, (path, before, leaf) in enumerate(zip(self.paths, self.leaves, call.leaves, strict=True)):
-            found = _compare(path, before, _facts(leaf))
+            free = self.open.get(index, ())
+            found = _compare(path, before, _facts(leaf), () if everything else free)
             if found is not None:
-                return found
+                return dataclasses.replace(found, before=f"{found.before} or the like") if free else found
             first = call.first_of[index]
             if first != self.first_of[index]:
                 said = [
@@ -178,11 +182,21 @@ def _facts(value: Any) -> dict[str, str]:
 _DETAILS = ("storage_offset()", "is_leaf", "is a view")
 
 
-def _compare(name: str, before: dict[str, str], now: dict[str, str]) -> Difference | None:
+def _open(signature: Signature) -> dict[int, tuple[str, ...]]:
+    """For each argument whose sizes or value are symbolic, the facts that are then no reason by themselves."""
+    found: dict[int, tuple[str, ...]] = {}
+    for info in signature.symbols:
+        argument = signature.inputs[info.input].argument
+        if argument is not None:
+            found[argument] = ("",) if info.dim is None else ("shape", "stride()")
+    return found
+
+
+def _compare(name: str, before: dict[str, str], now: dict[str, str], free: tuple[str, ...] = ()) -> Difference | None:
     if ("" in before) != ("" in now):
         return Difference(name, before.get("", "a tensor"), now.get("", "a tensor"))
     for fact, was in before.items():
-        if was != now[fact] and fact not in _DETAILS:
+        if was != now[fact] and fact not in _DETAILS and fact not in free:
             return Difference(f"{name}.{fact}" if fact else name, was, now[fact])
     return None
 

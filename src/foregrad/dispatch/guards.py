@@ -79,6 +79,7 @@ class _Renderer:
         self.globals: dict[str, Any] = {"MISS": MISS}
         self.leaves: list[str] = []
         self.symbols: dict[Any, str] = {}
+        self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
 
     def render(self) -> GuardLines:
         self._take_apart()
@@ -184,6 +185,8 @@ class _Renderer:
         first = self.call.first_of[index]
         if first != index:
             self._require(f"{name} is {self.leaves[first]}")
+        elif index in self.numbers:
+            self._require(f"type({name}) is {self.numbers[index].__name__}")
         elif not isinstance(value, torch.Tensor):
             self._require(self._same_constant(name, value))
 
@@ -246,7 +249,7 @@ class _Renderer:
         here = [
             i
             for i, info in enumerate(self.signature.inputs)
-            if not isinstance(info.source, (MemoryOf, BaseOf)) and i not in static
+            if not isinstance(info.source, (MemoryOf, BaseOf)) and i not in static and info.number is None
         ]
         self._check_tensors(here, inputs)
 
@@ -321,7 +324,9 @@ class _Renderer:
                 self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
         if not written:
             return
-        real = [i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf)]
+        real = [
+            i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf) and not info.number
+        ]
         keys = [storage_key(self._real(i)) for i in real]
         pairs = [(i, j) for i in real for j in real if i < j and (i in written or j in written)]
         if len(pairs) <= _FEW_PAIRS and len(set(keys)) == len(keys):
@@ -370,7 +375,7 @@ def _offset_dependent(joint: JointGraph) -> set[int]:
     found = set()
     placeholders = joint.placeholders()
     for index, info in enumerate(joint.signature.inputs):
-        if isinstance(info.source, MemoryOf):
+        if isinstance(info.source, MemoryOf) or info.number is not None:
             continue
         for user in placeholders[index].users:
             if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):

@@ -33,6 +33,7 @@ from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled, Derived
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
+from .numbers import check_numbers
 
 if TYPE_CHECKING:
     from ..tracing.again import Derivable
@@ -84,7 +85,12 @@ class Pipeline:
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         table = self.decompositions() if callable(self.decompositions) else self.decompositions
-        captured = capture_call(call, name=name, decompositions=table, lifted=lifted, higher_order=config.higher_order)
+        capture = functools.partial(
+            capture_call, name=name, decompositions=table, lifted=lifted, higher_order=config.higher_order
+        )
+        captured = capture(call)
+        if call.numbers:
+            check_numbers(call, captured.joint, capture)
         joint = captured.joint
         if config.check:
             joint.check()

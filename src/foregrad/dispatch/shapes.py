@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,15 +12,17 @@ from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
+from ..graph.signature import Signature
 from ..graph.source import Names
 
 if TYPE_CHECKING:
     from .dispatcher import Specialization
 
-__all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "static_or_none"]
+__all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "size_reads", "static_or_none"]
 
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
+_LARGEST = 2**31  # of integers that may become symbolic: arithmetic on them stays within 64 bits
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None) -> None:
@@ -49,7 +51,7 @@ def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
 
 
 class SizesSeen:
-    """The sizes of arguments over the captures of one function: what differed between two of them is symbolic.
+    """Sizes and integers among the arguments of one function's captures: what differed between two is symbolic.
 
     `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked).
     """
@@ -58,6 +60,12 @@ class SizesSeen:
         self.dynamic = dynamic
         self._hopeless = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
+        self._integers: dict[str, set[int]] = {}
+        self._constants: set[str] = set()
+
+    def make_constant(self, paths: Iterable[str]) -> None:
+        """These integers are parts of the program: from now on every value gets a graph of its own."""
+        self._constants.update(paths)
 
     def give_up(self) -> None:
         """The function can't be captured with symbols: from now on every size gets a graph of its own."""
@@ -69,6 +77,9 @@ class SizesSeen:
             return call
         if self.dynamic is not False and any(s.decides for s in specializations):
             call = dataclasses.replace(call, varied=floats_read(specializations))
+        numbers = self._numbers(call)
+        if numbers:
+            call = dataclasses.replace(call, numbers=numbers)
         found: dict[int, dict[int, Limits]] = {}
         for index, leaf in enumerate(call.leaves):
             if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
@@ -86,6 +97,19 @@ class SizesSeen:
                 found[index] = dims
         return dataclasses.replace(call, dynamic=found) if found else call
 
+    def _numbers(self, call: FlatCall) -> frozenset[int]:
+        """The leaves that are integers and were others before; 0 and 1 are never symbolic."""
+        found = set()
+        for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
+            if self.dynamic is False or type(leaf) is not int or path in self._constants:
+                continue
+            seen = self._integers.setdefault(path, set())
+            if 1 < leaf < _LARGEST:
+                seen.add(leaf)
+                if len(seen) > 1:
+                    found.add(index)
+        return frozenset(found)
+
 
 def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
     """The lines at which a graph there is read a float: as there is to be another, it differs."""
@@ -101,7 +125,7 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
     """Raise for a marked dimension that the program only works for one size of."""
     for info in joint.signature.symbols:
         argument = joint.signature.inputs[info.input].argument
-        if argument is None or info.dim not in marked_dims(call.leaves[argument]):
+        if argument is None or info.dim is None or info.dim not in marked_dims(call.leaves[argument]):
             continue
         value = joint.symbols.value_of(info.symbol)
         if value is not None:
@@ -117,16 +141,23 @@ def static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
     return [None if is_symbolic(number) else number for number in numbers]
 
 
+def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[Any, str]]:
+    """(lines that read the sizes, the variable of each symbol)."""
+    variables: dict[Any, str] = {}
+    reads = []
+    for info in signature.symbols:
+        variable = variables[info.symbol] = names.fresh(str(info.symbol))
+        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
+    return reads, variables
+
+
 def size_lines(
     joint: JointGraph, inputs: list[str], names: Names, bind: Callable[[str, Any], str]
 ) -> tuple[list[str], list[str], dict[Any, str]]:
     """(lines that read the sizes, conditions on them, the variable of each symbol)."""
     signature, table = joint.signature, joint.symbols
-    variables: dict[Any, str] = {}
-    reads, conditions = [], []
-    for info in signature.symbols:
-        variable = variables[info.symbol] = names.fresh(str(info.symbol))
-        reads.append(f"{variable} = {inputs[info.input]}.size({info.dim})")
+    reads, variables = size_reads(signature, inputs, names)
+    conditions = []
     for info in signature.symbols:
         low, high = table.limits(info.symbol)
         variable = variables[info.symbol]

@@ -24,6 +24,7 @@ class FlatCall:
     `slots` says of leaves what they are, where a front end knows better than their paths (parameters, say).
     `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
     `varied` are the lines of the program at which earlier captures read different numbers from tensors.
+    `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
     """
 
     function: Callable[..., Any]
@@ -34,6 +35,7 @@ class FlatCall:
     slots: Mapping[int, Slot] = dataclasses.field(default_factory=dict)
     dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] = frozenset()
+    numbers: frozenset[int] = frozenset()
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""

@@ -51,7 +51,8 @@ class InputInfo:
 
     `argument` is the position among the flattened arguments of the call, or None when the function reached the
     tensor by itself; then `source` says how to read it. `becomes_differentiable`: the function called
-    `requires_grad_()` on it.
+    `requires_grad_()` on it. `number`: it is an argument of this type (int or float), no tensor; an int goes into the
+    graphs as it is, a float as a tensor of no dimension, which is what `spec` says.
     """
 
     slot: Slot
@@ -61,6 +62,7 @@ class InputInfo:
     argument: int | None = None
     source: Any = None
     becomes_differentiable: bool = False
+    number: type | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,11 +107,14 @@ class DecisionInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SizeSymbol:
-    """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`."""
+    """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`.
+
+    `dim` is None where the input is that number, as those of a derivative may be.
+    """
 
     symbol: Any
     input: int
-    dim: int
+    dim: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

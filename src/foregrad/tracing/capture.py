@@ -14,6 +14,7 @@ import torch
 from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
+from .._torch.symbols import has_symbolic
 from .._torch.tensors import base_of, history_of, is_usable
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
@@ -22,7 +23,8 @@ from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature
+from ..graph.meta import TensorSpec
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -41,6 +43,9 @@ from .tape import Entry
 __all__ = ["Captured", "capture_call"]
 
 aten = torch.ops.aten
+_NOWHERE = Reach(frozenset(), frozenset())
+
+_NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class _Capture:
         self.name = name
         self.replays_views = replays_views
         self.needs_bases = shared_bases
-        self.symbols = SizeSymbols() if call.dynamic else None
+        self.symbols = _symbols_of(call)
         self.fake_mode = _fake_mode_of(call, self.symbols)
         self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
         self.origins = Origins(_run_function.__code__)
@@ -340,25 +345,29 @@ class _Capture:
                 records.append(whole)
                 outputs.append(None)
                 shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
+        outputs += [None] * len(inputs.numbers)
         module = build_module(
             self.recorder.tape,
-            [r.entry for r in records],
+            [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
             [entry for _, entry in tangents],
             outputs,
             self.fake_mode,
             "JointGraph",
             self.symbols,
-            self.recorder.decisions.numbers.by_entry,
+            {**self.recorder.decisions.numbers.by_entry, **{id(n.entry): n.number.plain() for n in inputs.numbers}},
         )
         number = {id(r): i for i, r in enumerate(records)}
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
-            inputs=tuple(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+            inputs=(
+                *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(InputInfo(n.slot, _NUMBER, False, True, n.argument, number=int) for n in inputs.numbers),
+            ),
             graph_outputs=tuple(found.slots),
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(rootless),
-            reached_from=tuple(reached.get(id(r), Reach(frozenset(), frozenset())) for r in records) if reached else (),
+            reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
@@ -371,10 +380,16 @@ class _Capture:
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
-            symbols=self.symbols.signature({id(r.entry): i for i, r in enumerate(records)}) if self.symbols else (),
+            symbols=self._signature_symbols(records),
         )
         table = self.symbols.table if self.symbols else None
         return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
+
+    def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
+        if self.symbols is None:
+            return ()
+        entries = [*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)]
+        return self.symbols.signature({id(entry): i for i, entry in enumerate(entries)})
 
     def _derivable(self, found: Analysis, records: list[InputRecord], joint: JointGraph) -> Derivable:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
@@ -406,6 +421,14 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
     # Autocast belongs to the forward: eager's backward usually runs outside its region.
     with disable_autocast(), torch.autograd.set_detect_anomaly(False):
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
+
+
+def _symbols_of(call: FlatCall) -> SizeSymbols | None:
+    """For the sizes that are to be symbolic, or are so in fake tensors that were given."""
+    for leaf in call.leaves:
+        if has_symbolic(leaf.shape if isinstance(leaf, torch.Tensor) else leaf):
+            return SizeSymbols(_fake_mode_of(call, None).shape_env)
+    return SizeSymbols() if call.dynamic or call.numbers else None
 
 
 def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:

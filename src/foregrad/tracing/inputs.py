@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
 import torch
 
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
+from .._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from .._torch.tensors import (
     base_of,
     copy_creation_meta,
@@ -28,7 +30,7 @@ from .recorder import Recorder
 from .symbols import SizeSymbols
 from .tape import Entry
 
-__all__ = ["InputRecord", "Inputs"]
+__all__ = ["InputRecord", "Inputs", "NumberRecord"]
 
 aten = torch.ops.aten
 
@@ -64,6 +66,16 @@ class InputRecord:
         self.start_sequence_nr: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class NumberRecord:
+    """An argument that is a symbolic integer."""
+
+    entry: Entry
+    argument: int
+    slot: Slot
+    number: Any
+
+
 class _StandIn(torch.autograd.Function):
     """A non-leaf twin of a leaf: what a non-leaf argument looks like, with its gradient taken at the leaf."""
 
@@ -96,6 +108,7 @@ class Inputs:
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self.by_stand_in: dict[int, InputRecord] = {}
+        self.numbers: list[NumberRecord] = []
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
         self._sources: dict[int, Source] | None = None
@@ -128,10 +141,32 @@ class Inputs:
             self._stand_in_group(group)
         for record in new:
             self._register(record)
-        return [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
+        leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
+        for index, leaf in enumerate(call.leaves):
+            if index in call.numbers or (self.symbols is not None and type(leaf) is torch.SymInt):
+                leaves[index] = self._number(index)
+        return leaves
+
+    def _number(self, index: int) -> Any:
+        """A number that stands for an argument which is another number in other calls."""
+        assert self.symbols is not None
+        slot, entry = Input(self.call.paths[index]), Entry(None)
+        leaf = self.call.leaves[index]
+        if is_symbolic(leaf):
+            self.symbols.given([(None, leaf)], entry)
+            number = TracedInt(leaf.node)
+        else:
+            number = self.symbols.number(leaf, str(slot), entry)
+        if is_symbolic(number):
+            self.numbers.append(NumberRecord(entry, index, slot, number))
+            self.recorder.tape.append(entry)
+        return number
 
     def _with_symbols(self, record: InputRecord) -> None:
-        """Symbols for the sizes of an argument that may vary."""
+        """Symbols for the sizes of an argument that may vary; those that it has."""
+        if self.symbols is not None and has_symbolic(record.spec.shape):
+            self.symbols.given(enumerate(record.spec.shape), record.entry)
+            return
         if self.symbols is None or record.argument is None or isinstance(record.real, torch.nn.Parameter):
             return
         dims = self.call.dynamic.get(record.argument)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.symbols import SymbolTable, TracedSymbol, symbol_made
+from .._torch.symbols import SymbolTable, TracedInt, TracedSymbol, symbol_made
 from .tape import Entry
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Numbers:
 
     def plain(self, number: Any) -> Any:
         """A number as torch's own code is to see it."""
+        if type(number) is TracedInt:
+            return number.plain()
         return torch.SymFloat(number.node) if type(number) is TracedFloat else number
 
     def ours(self, number: Any) -> Any:

@@ -168,7 +168,7 @@ class Recorder(TorchDispatchMode):
     def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, by FakeTensor's own kernels."""
         numbers = self.decisions.numbers
-        if numbers.made:
+        if self.is_symbolic:
             args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
         if func is aten.view.default:
             check_view(*args)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch.symbols import SymbolTable, write_expression
+from .._torch.graphs import symbol_of
+from .._torch.symbols import SymbolTable, TracedInt, write_expression
+from ..errors import UnsupportedError
 from ..graph.meta import NodeMeta, TensorSpec
 from ..graph.signature import SizeSymbol
 
@@ -23,8 +25,8 @@ Limits = tuple["int | None", "int | None"]
 class SizeSymbols:
     """The symbols made for the sizes of inputs; `bound` of the table says (entry of the input, dimension)."""
 
-    def __init__(self) -> None:
-        self.table = SymbolTable()
+    def __init__(self, env: Any = None) -> None:
+        self.table = SymbolTable(env)
 
     def spec(self, spec: TensorSpec, dims: Mapping[int, Limits], name: str, entry: Any) -> TensorSpec:
         """`spec` with symbols for the sizes at `dims`, and the strides that follow from them."""
@@ -40,6 +42,18 @@ class SizeSymbols:
         return TensorSpec(
             tuple(shape), tuple(stride), spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg
         )
+
+    def given(self, numbers: Iterable[Any], entry: Any) -> None:
+        """Sizes that are symbolic already: those of a fake tensor, or one number (dimension None)."""
+        for dim, number in numbers:
+            symbol = symbol_of(number)
+            if symbol is not None:
+                self.table.bound.setdefault(symbol, (entry, dim))
+
+    def number(self, value: int, name: str, entry: Any) -> Any:
+        """A symbol for an argument that is an integer; the plain integer, where it can't be one."""
+        number = self.table.symbol(value, name, (entry, None))
+        return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
 
     def signature(self, number: Mapping[int, int]) -> tuple[SizeSymbol, ...]:
         """What the signature says of the symbols; `number` has each input's position by the id of its entry."""
@@ -70,7 +84,11 @@ class SizeNodes:
         return self.written[expression]
 
     def _size(self, symbol: Any) -> fx.Node:
+        if symbol not in self.table.bound:
+            raise UnsupportedError(f"a graph needs the number {symbol}, which none of the inputs that were given has.")
         entry, dim = self.table.bound[symbol]
+        if dim is None:
+            return self.placeholders[id(entry)]
         node = self.graph.create_node(
             "call_function", aten.sym_size.int, (self.placeholders[id(entry)], dim), {}, f"size_{symbol}"
         )

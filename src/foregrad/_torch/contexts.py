@@ -1,0 +1,52 @@
+"""What a trace that is going on knows of the tensors it met, and torch's opaque objects. Checked on torch 2.13.0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["fake_mode_of", "is_opaque", "new_symbolic_integer", "shape_env", "symbolic_context_of"]
+
+
+def shape_env() -> Any:
+    """A new `ShapeEnv`."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv()
+
+
+def fake_mode_of(values: Any) -> Any:
+    """The fake mode of the trace that is going on, of the modes that are on, or of fakes among `values`; or None.
+
+    Raises what torch raises for two of them at once.
+    """
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
+def symbolic_context_of(tensor: torch.Tensor) -> Any:
+    """How the trace that is going on made a fake of this tensor: which sizes are symbolic, and where it is from."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.tensor_to_context.get(tensor)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether a value is an object whose contents only its own operators know."""
+    if isinstance(value, torch.ScriptObject):
+        return True
+    from torch._library.opaque_object import is_opaque_type
+
+    return bool(is_opaque_type(type(value)))
+
+
+def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
+    """A symbolic integer of `env` that is `value` now; a plain one where `env` specializes (0 and 1)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    symbol = env.create_symbol(value, source, positive=value >= 0)
+    return env.create_symintnode(symbol, hint=value, source=source)

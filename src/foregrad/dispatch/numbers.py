@@ -1,0 +1,90 @@
+"""Integers among the arguments that vary from call to call: whether one graph can serve all their values.
+
+A symbolic integer is not quite a plain one: `type(n) is int` tells them apart, and so does text made of it. So a graph
+with such a number is taken only when the program does the same things with the plain number in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from .._torch.symbols import concrete, map_symbolic
+from ..frontend.call import FlatCall
+from ..graph.joint import JointGraph
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.signature import ConstantOutput
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
+
+__all__ = ["ConstantNumbers", "check_numbers", "fixed_numbers"]
+
+
+class ConstantNumbers(Exception):  # noqa: N818 - not an error: asks for another try
+    """Raised when these leaves of a call must be parts of the program."""
+
+    def __init__(self, leaves: frozenset[int]) -> None:
+        super().__init__("the program depends on the values of numbers")
+        self.leaves = leaves
+
+
+def fixed_numbers(joint: JointGraph) -> frozenset[int]:
+    """The arguments that are symbolic integers, and that the graph is right for one value of."""
+    signature = joint.signature
+    found = {
+        signature.inputs[info.input].argument
+        for info in signature.symbols
+        if info.dim is None and joint.symbols.value_of(info.symbol) is not None
+    }
+    return frozenset(argument for argument in found if argument is not None)
+
+
+def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall], Captured]) -> None:
+    """Raise `ConstantNumbers` unless `joint`, captured from `call`, serves many values of its symbolic integers."""
+    fixed = fixed_numbers(joint)
+    if fixed:
+        raise ConstantNumbers(fixed)
+    plain = capture(dataclasses.replace(call, numbers=frozenset())).joint
+    if _what_it_does(joint) != _what_it_does(plain):
+        raise ConstantNumbers(call.numbers)
+
+
+def _what_it_does(joint: JointGraph) -> list[Any]:
+    """The operators on tensors in a graph with what they are given, and what it returns besides tensors.
+
+    Numbers are what they were in the call that was captured.
+    """
+    names: dict[fx.Node, Any] = {}
+    count = 0
+    done: list[Any] = []
+    for node in joint.graph.nodes:
+        if _gives_a_number(node):
+            names[node] = concrete(node.meta["val"])
+            continue
+        names[node] = f"value {count}"
+        count += 1
+        if node.op in ("call_function", "output"):
+            given = node.args if node.op == "call_function" else _outputs(joint)
+            arguments = fx.map_arg((given, node.kwargs), names.__getitem__)
+            done.append((node.target, repr(map_symbolic(arguments, concrete))))
+    for output in joint.signature.outputs:
+        if isinstance(output, ConstantOutput):
+            value = concrete(output.value)
+        else:
+            value = [(s.op, map_symbolic((s.args, s.kwargs), concrete), s.index) for s in getattr(output, "steps", ())]
+        done.append((type(output), output.path, repr(value)))
+    return done
+
+
+def _outputs(joint: JointGraph) -> list[Any]:
+    """What the graph returns, without the gradients of numbers, which come last and are none."""
+    outputs = joint.outputs()
+    return outputs[: len(outputs) - sum(1 for info in joint.signature.inputs if info.number is not None)]
+
+
+def _gives_a_number(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "call_function") and not isinstance(spec_of(node), (TensorSpec, tuple, list))

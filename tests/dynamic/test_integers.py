@@ -1,0 +1,121 @@
+"""Integers among the arguments: one graph for many of them where the program computes with them, else one for each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from tests.dynamic.test_shapes import Compiled
+from tests.parity.oracle import check
+
+
+def calls(*values, shape=(3, 9)):
+    return [lambda n=n: (torch.randn(*shape).requires_grad_(), n) for n in values]
+
+
+def expect(fn, values, graphs, **settings):
+    compiled = Compiled(**settings)
+    assert check(fn, calls(*values), calls=len(values) - 1, compile=compiled) == "equal"
+    assert compiled.count == graphs
+    return compiled.made
+
+
+def cut(x, n):
+    return (x[:, :n] * n).sum(1), torch.arange(n), x / (n + 1), n * 2, x.new_zeros(n, 2)
+
+
+def test_one_graph_for_many():
+    expect(cut, (3, 4, 5, 6, 7, 2, 8), 2)
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_through_both_partitioners(partition):
+    compiled = foregrad.compile(cut, backend="eager", partition=partition)
+    for n in (3, 4, 6, 8):
+        x = torch.randn(3, 9, requires_grad=True)
+        expected, actual = cut(x, n), compiled(x, n)
+        for a, b in zip(expected, actual, strict=True):
+            torch.testing.assert_close(a, b)
+        losses = [out[0].sum() + out[2].sum() for out in (expected, actual)]
+        torch.testing.assert_close(*[torch.autograd.grad(loss, x)[0] for loss in losses])
+    assert len(compiled.foregrad.specializations) == 2
+
+
+def test_zero_one_and_less_get_graphs_of_their_own():
+    expect(lambda x, n: x * n, (3, 4, 1, 0, -2, 5, 1, -2), 5)
+
+
+def test_never_when_told_so():
+    expect(cut, (3, 4, 5), 3, dynamic=False)
+
+
+def test_together_with_sizes():
+    compiled = Compiled()
+    made = [lambda n=n: (torch.randn(2, n).requires_grad_(), n) for n in (4, 5, 6, 9)]
+    assert (
+        check(lambda x, n: (x[:, : n - 1] * n).sum(0) + torch.arange(n - 1), made, calls=3, compile=compiled) == "equal"
+    )
+    assert compiled.count == 2
+
+
+def test_a_branch_on_one_is_a_guard():
+    made = expect(lambda x, n: x[:, :n] if n > 4 else x * n, (3, 4, 2, 6, 7, 8, 3), 3)
+    assert "n was" in str(foregrad.explain_recompiles(made))
+
+
+def test_where_the_value_matters_each_gets_a_graph():
+    expect(lambda x, n: x * 2 if type(n) is int else x * 3, (3, 4, 5), 3)
+    expect(lambda x, n: {str(n): x + 1, f"{n + 1}": x}, (3, 4, 5), 3)
+    expect(lambda x, n: sum(x * i for i in range(n)), (3, 4, 5), 3)
+    expect(lambda x, n: x.sum(n % 2), (2, 3, 4), 3)
+    expect(lambda x, n: x * {3: 1.5, 4: 2.5, 5: 0.5}[n], (3, 4, 5), 3)
+
+
+def test_it_says_that_it_is_an_integer():
+    expect(lambda x, n: x * n if isinstance(n, int) and isinstance(n + 1, int) else x, (3, 4, 5, 6), 2)
+
+
+def test_bits_and_division_are_pythons():
+    expect(lambda x, n: (x * (n // 2) + n % 3, x * (n / 3), x * 0.9**n), (3, 4, 5, 7), 4)
+    expect(lambda x, n: x * (n // 2) + n % 3, (3, 4, 5, 7, 11), 2)
+
+
+def test_the_report_says_what_the_graph_is_not_right_for():
+    made = expect(cut, (3, 4, 5, 1), 3)
+    made(torch.randn(3, 9, dtype=torch.float64), 6)
+    report = str(foregrad.explain_recompiles(made))
+    assert "n was 3, is 4" in report
+    assert "n was 4 or the like, is 1" in report
+    assert "x.dtype was torch.float32, is torch.float64" in report.split("graph 4:")[1]
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, step):
+        return self.linear(x) * step, x.new_full((2,), step)
+
+
+def test_a_step_number_of_a_module():
+    module = Steps()
+    compiled = foregrad.compile(module, backend="eager")
+    for step in range(12):
+        x = torch.randn(2, 4)
+        for a, b in zip(module(x, step), compiled(x, step), strict=True):
+            assert torch.equal(a, b)
+    assert len(compiled.foregrad.specializations) == 4  # 0, 1, 2 and all others
+
+
+def test_text_of_the_graph_leaves_it_open():
+    compiled = foregrad.compile(cut, backend="eager")
+    for n in (3, 4):
+        compiled(torch.randn(3, 9), n)
+    for specialization in compiled.foregrad.specializations:
+        str(specialization.product.captured.joint)
+        specialization.source()
+    compiled(torch.randn(3, 9), 6)
+    assert len(compiled.foregrad.specializations) == 2
