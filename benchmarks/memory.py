@@ -26,7 +26,6 @@ from benchmarks.models import build, first_tensor
 __all__ = ["collect_growth", "collect_steps"]
 
 MIB = 1 << 20
-MODELS = ["gpt2-6", "llama-8", "resnet-50", "mlp-200"]
 
 
 def _boxed(gm: Any, _: Any) -> Any:
@@ -187,6 +186,6 @@ def collect_growth(calls: int) -> Section:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     collect_growth(100_000)
-    collect_steps(5, MODELS)
+    collect_steps(5, ["gpt2-6", "mlp-200"])
     if torch.cuda.is_available():
-        collect_steps(20, MODELS, "cuda")
+        collect_steps(20, ["gpt2-6", "mlp-200"], "cuda")
