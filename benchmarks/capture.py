@@ -26,20 +26,20 @@ from benchmarks.common import Section, interleaved_once, ratio
 from benchmarks.models import build, first_tensor
 from foregrad.frontend.call import flatten_call
 
-__all__ = ["DEFAULT", "collect"]
+__all__ = ["DEFAULT", "collect", "collect_chains", "collect_dynamic"]
 
 DEFAULT = ["gpt2-6", "gpt2-12", "gpt2-24", "llama-8", "bert-6", "resnet-50", "mlp-200"]
 CHAINS = ["chain-1000", "chain-5000", "chain-20000"]
 
 
-def our_capture(name: str, policy: str) -> Callable[[], float]:
+def our_capture(name: str, policy: str, dynamic: bool = False) -> Callable[[], float]:
     module, args, kwargs = build(name)
 
     def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
         return first_tensor(module(*args, **kwargs))
 
     def run() -> float:
-        dispatcher: Any = foregrad.compile(loss, backend="nop", partition=policy).foregrad
+        dispatcher: Any = foregrad.compile(loss, backend="nop", partition=policy, dynamic=dynamic).foregrad
         start = time.process_time()
         specialization = dispatcher.specialize(flatten_call(loss, args, kwargs))
         specialization.product.compiled.make_backward()
@@ -48,7 +48,7 @@ def our_capture(name: str, policy: str) -> Callable[[], float]:
     return run
 
 
-def their_capture(name: str, partition: Callable[..., Any]) -> Callable[[], float]:
+def their_capture(name: str, partition: Callable[..., Any], dynamic: bool = False) -> Callable[[], float]:
     module, args, kwargs = build(name)
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
 
@@ -64,7 +64,9 @@ def their_capture(name: str, partition: Callable[..., Any]) -> Callable[[], floa
             stamps.append(time.process_time())
             return gm
 
-        compiled = aot_function(function, fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)
+        compiled = aot_function(
+            function, fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, dynamic=dynamic
+        )
         start = time.process_time()
         compiled(list(tensors.values()), list(args), kwargs)
         return stamps[0] - start
@@ -126,6 +128,30 @@ def collect(names: list[str], rounds: int) -> list[Section]:
     return [section]
 
 
+def collect_dynamic(names: list[str], rounds: int) -> Section:
+    """The same with every size of the arguments symbolic."""
+    warnings.simplefilter("ignore")
+    section = Section(
+        "From a call to forward and backward, symbolic sizes",
+        "Seconds. Nop compilers, default partition; sizes of arguments are symbols (PyTorch's: those of parameters "
+        "too). The ratio should be at most 0.20.",
+        ["model", "ours", "PyTorch", "ratio"],
+    )
+    for name in names:
+        variants = {"ours": our_capture(name, "default", True), "theirs": their_capture(name, torch_default, True)}
+        try:
+            times = interleaved_once(variants, rounds, dict.fromkeys(variants, forget))
+        except Exception as error:
+            section.add([name, "-", "-", f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"], model=name)
+            continue
+        ours, theirs = times["ours"], times["theirs"]
+        section.add(
+            [name, ours.text(1, 3), theirs.text(1, 3), ratio(ours.median, theirs.median)],
+            model=name, ours_s=ours.median, pytorch_s=theirs.median,
+        )  # fmt: skip
+    return section
+
+
 def collect_chains(rounds: int) -> Section:
     """Whether time grows with the number of operators and no faster."""
     section = Section(
@@ -145,7 +171,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
     options = parser.parse_args()
+    if options.dynamic:
+        collect_dynamic(options.models, options.rounds)
+        return
     collect(options.models, options.rounds)
     collect_chains(min(options.rounds, 3))
 

@@ -139,6 +139,12 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+_HEAD = (
+    "Written by `make bench`. Times are CPU time of the process, least / median. The machine was shared with other work: "
+    "compare within a row, whose columns were measured in turns, and not across rows."
+)
+
+
 def write_results(sections: Sequence[Section], folder: Path) -> None:
     """`RESULTS.md` for people, `RESULTS.json` for programs. Sections that were not run now keep their last figures."""
     path = folder / "RESULTS.json"
@@ -147,7 +153,7 @@ def write_results(sections: Sequence[Section], folder: Path) -> None:
     for section in sections:
         stored[section.title] = {**dataclasses.asdict(section), "environment": made}
     path.write_text(json.dumps(stored, indent=1) + "\n")
-    texts = ["# Results", "", "Written by `make bench`. Times are CPU time of the process, least / median.", ""]
+    texts = ["# Results", "", _HEAD, ""]
     for kept in stored.values():
         place = ", ".join(f"{k} {v}" for k, v in kept["environment"].items())
         fields = {f.name: kept[f.name] for f in dataclasses.fields(Section)}

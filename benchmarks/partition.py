@@ -23,6 +23,7 @@ from functorch.compile import default_partition as torch_default
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 from torch import fx, nn
 
+from benchmarks.common import Section, ratio
 from benchmarks.models import build
 from foregrad.partitioners import default_partition, min_cut_rematerialization_partition
 
@@ -112,20 +113,28 @@ def timed(partition: Any, joint: fx.GraphModule, keywords: dict[str, Any], round
     return best, forward
 
 
-def bench(name: str, rounds: int) -> None:
-    joint, keywords = joint_graph(name)
-    count = keywords["num_fwd_outputs"]
-    print(f"{name}: joint graph of {len(joint.graph.nodes)} nodes")
-    for title, (ours, torchs) in PARTITIONERS.items():
-        our_s, our_forward = timed(ours, joint, keywords, rounds)
-        torch_s, torch_forward = timed(torchs, joint, keywords, min(rounds, 2))
-        row = [
-            f"  {title:8}",
-            f"bytes {saved_bytes(our_forward, count):12,} / {saved_bytes(torch_forward, count):12,}",
-            f"values {len(saved_values(our_forward, count)):5} / {len(saved_values(torch_forward, count)):5}",
-            f"s {our_s:7.3f} / {torch_s:7.3f} = {our_s / torch_s:.3f}",
-        ]
-        print("  ".join(row), flush=True)
+def collect(names: list[str], rounds: int) -> Section:
+    """The table."""
+    section = Section(
+        "Partition",
+        "On joint graphs that PyTorch captured: MiB of activations saved for the backward (memory that several share "
+        "once, inputs not), saved values, and CPU seconds of a partition; each ours / PyTorch's.",
+        ["model", "nodes", "partition", "MiB saved", "values saved", "seconds", "ratio of seconds"],
+    )
+    for name in names:
+        joint, keywords = joint_graph(name)
+        count = keywords["num_fwd_outputs"]
+        for title, (ours, torchs) in PARTITIONERS.items():
+            our_s, our_forward = timed(ours, joint, keywords, rounds)
+            torch_s, torch_forward = timed(torchs, joint, keywords, min(rounds, 2))
+            size = [saved_bytes(half, count) for half in (our_forward, torch_forward)]
+            values = [len(saved_values(half, count)) for half in (our_forward, torch_forward)]
+            section.add(
+                [name, str(len(joint.graph.nodes)), title, " / ".join(f"{n / 2**20:.2f}" for n in size),
+                 f"{values[0]} / {values[1]}", f"{our_s:.3f} / {torch_s:.3f}", ratio(our_s, torch_s)],
+                model=name, partition=title, bytes=size, values=values, ours_s=our_s, pytorch_s=torch_s,
+            )  # fmt: skip
+    return section
 
 
 def main() -> None:
@@ -140,8 +149,7 @@ def main() -> None:
         _DECOMPOSITIONS.update(select_decomp_table())
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
-    for name in options.models:
-        bench(name, options.rounds)
+    collect(options.models, options.rounds)
 
 
 if __name__ == "__main__":

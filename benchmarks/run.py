@@ -1,30 +1,34 @@
 """Every benchmark, into `benchmarks/RESULTS.md` and `RESULTS.json`: what `make bench` runs.
 
-python -m benchmarks.run                 # all of them, ten minutes
+python -m benchmarks.run                 # all of them, twenty minutes
 python -m benchmarks.run overhead chains # some
 python -m benchmarks.run --quick         # fewer rounds and smaller models
+
+The section `gpu` is run where there is one; JAX is compared with where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks import capture, graph_code, overhead, startup
+from benchmarks import capture, composite, graph_code, memory, overhead, partition, startup
 from benchmarks.common import Section, write_results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", help="overhead, capture, chains, code, import")
+    parser.add_argument("which", nargs="*", help="the sections: import, overhead, ...")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="of each capture")
     parser.add_argument("--models", nargs="*", default=capture.DEFAULT, help="to capture, as name-layers")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the results")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     quick = options.quick
     models = ["gpt2-6", "mlp-200"] if quick else options.models
@@ -34,7 +38,14 @@ def main() -> None:
         "code": lambda: [graph_code.collect(20 if quick else 60)],
         "capture": lambda: capture.collect(models, 1 if quick else options.rounds),
         "chains": lambda: [capture.collect_chains(1 if quick else min(options.rounds, 2))],
+        "dynamic": lambda: [capture.collect_dynamic(models, 1 if quick else min(options.rounds, 2))],
+        "partition": lambda: [partition.collect(models, 1 if quick else options.rounds)],
+        "composite": lambda: [composite.collect(20 if quick else 60)],
+        "steps": lambda: [memory.collect_steps(2 if quick else 7, models)],
+        "growth": lambda: [memory.collect_growth(5_000 if quick else 100_000)],
     }
+    if torch.cuda.is_available():
+        benchmarks["gpu"] = lambda: [memory.collect_steps(5 if quick else 20, models, "cuda")]
     for name, run in benchmarks.items():
         if options.which and name not in options.which:
             continue

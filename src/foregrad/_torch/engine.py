@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 __all__ = [
-    "GlobalStateGuard",
-    "TensorGuards",
     "count_dispatch_modes",
     "count_function_modes",
     "direct_apply",
     "disable_autocast",
-    "forward_ad_active",
+    "forward_ad",
     "is_any_autocast_enabled",
     "keeps_graph",
     "transforms_active",
@@ -26,18 +25,11 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
-GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The C++ apply of a Function, without the Python one around it (which looks for functorch transforms)."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
-
-
-def forward_ad_active(_module: Any = torch.autograd.forward_ad) -> bool:
-    """Whether a level of dual tensors is open (`torch.autograd.forward_ad.dual_level`)."""
-    return _module._current_level >= 0  # type: ignore[no-any-return]
 
 
 def default_device_is_the_mode() -> bool:

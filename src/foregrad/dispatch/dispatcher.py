@@ -94,15 +94,10 @@ class Dispatcher:
         """What users call: one frame between them and the graph, with everything that it reads at hand."""
         function, compile_and_call = self.function, self._compile_and_call
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
-        transforms_active, dual_level = engine.transforms_active, engine.forward_ad_active
+        transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
 
         def entry(*args: Any, **kwargs: Any) -> Any:
-            if (
-                dispatch_modes()
-                or transforms_active()
-                or dual_level()
-                or (function_modes() and _foreign_function_modes())
-            ):
+            if dispatch_modes() or forward_ad._current_level >= 0:
                 return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
             tried = self._calls
             for call in tried:
@@ -111,6 +106,9 @@ class Dispatcher:
                     if call is not tried[0]:
                         self._to_front(call)
                     return result
+            # The guards of every graph say no to these.
+            if transforms_active() or (function_modes() and _foreign_function_modes()):
+                return function(*args, **kwargs)
             return compile_and_call(args, kwargs, tried)
 
         return entry

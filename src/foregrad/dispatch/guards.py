@@ -95,7 +95,8 @@ class _Renderer:
         if self.signature.symbols:
             reads, conditions, self.symbols = size_lines(self.joint, inputs, self.names, self._bind)
             self.lines += [*reads, f"if not ({' and '.join(conditions)}): return MISS"]
-        for condition in state_conditions(self.joint, self._bind):
+        tensors = any(tensor is not None and not tensor.is_inference() for tensor in self.tensors)
+        for condition in state_conditions(self.joint, self._bind, tensors=tensors):
             self._require(condition)
         watch = self._watched(inputs, static)
         self._bases(inputs)

@@ -23,10 +23,12 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
 from ..frontend.reads import ABSENT, Expected, Place, Reads, describe
+from ..graph.source import compile_source
 
 __all__ = ["Watch"]
 
 Check = Callable[[tuple[Any, ...]], bool]
+_FEW = 6  # places, up to which their versions are looked at from Python
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
 
 
@@ -170,6 +172,10 @@ class Watch:
     def _rebuild(self, tensors: tuple[Any, ...]) -> None:
         holders = tuple(place.holder for place in self.places)
         self._versions = [dict_version(h) if p.kind == "dict" else 0 for p, h in zip(self.places, holders, strict=True)]
+        few = _few_conditions(self.places, self._versions)
+        if few is not None:
+            self.now = (few, holders, tensors)
+            return
         tree = Tree(holders)
         slow = [place for index, place in enumerate(self.places) if not _render_place(tree, index, place)]
         check = tree.check
@@ -189,10 +195,37 @@ def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:
     return tree
 
 
+def _by_version(place: Place) -> bool:
+    return place.kind == "dict" and (place.volatile < _PATIENCE or place.keys is not None)
+
+
+def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
+    """The check in Python, where there is little to check: a tree takes a microsecond for one look at anything."""
+    if len(places) > _FEW:
+        return None
+    conditions, known = [], {"version": dict_version, "ABSENT": ABSENT}
+    for number, (place, version) in enumerate(zip(places, versions, strict=True)):
+        if _by_version(place):
+            conditions.append(f"version(place_{number}) == {version}")
+            continue
+        if type(place.holder) is not dict:
+            return None
+        for key, expected in place.items.items():
+            now = place.look(key)
+            if type(key) is not str or expected.kind == "tensor" or not (now is ABSENT or isinstance(now, bool)):
+                return None
+            conditions.append(f"place_{number}.get({key!r}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
+    if not 0 < len(conditions) <= _FEW:
+        return None
+    names = ", ".join(f"place_{number}" for number in range(len(places)))
+    source = f"def check(places):\n    {names}, = places\n    return {' and '.join(conditions)}\n"
+    return compile_source(source, "check", known, label="watch")
+
+
 def _render_place(tree: Tree, index: int, place: Place) -> bool:
     """Add the check of one place; False when it can only be done in Python."""
     holder = place.holder
-    if place.kind == "dict" and (place.volatile < _PATIENCE or place.keys is not None):
+    if _by_version(place):
         tree.unchanged(tree.of(index), holder)
         return True
     if place.copy is not None or place.kind == "set" or (place.kind == "object" and _has_holes(place)):

@@ -1,8 +1,8 @@
 """The autograd node of a compiled function: a `torch.autograd.Function` whose two methods are rendered.
 
-The forward takes the inputs that may need gradients as arguments and the others in a list, which it empties and
-returns the outputs without gradients in: autograd then only handles what it must. Saved tensors are given up as
-soon as the backward has them, unless the graph is kept.
+The forward takes the inputs that may need gradients as arguments and the others in a list, in which it returns the
+outputs without gradients: autograd then only handles what it must. Saved tensors are given up as soon as the backward
+has them, unless the graph is kept.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ class _NodeRenderer:
         lines = [f"def forward(ctx, others, {', '.join(primals[i] for i in self.taken)}):"]
         if rest:
             lines.append(f"    {', '.join(rest)}{',' if len(rest) == 1 else ''} = others")
-            lines.append("    others.clear()")
         outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
         saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
         self.globals["forward_graph"] = self.compiled.forward
@@ -92,7 +91,7 @@ class _NodeRenderer:
             if not isinstance(spec_of(node), TensorSpec)
         ]
         if tensors:
-            lines.append(f"    ctx.save_for_backward({', '.join(tensors)})")
+            lines.append(f"    ctx.to_save = ({', '.join(tensors)},)")  # what `save_for_backward` does
         if sizes:
             lines.append(f"    ctx.sizes = [{', '.join(sizes)}]")
         trails = [primals[i] for i in needs_trail(self.compiled, self.taken)]
@@ -100,12 +99,10 @@ class _NodeRenderer:
             self.globals["trails_of"] = trails_of
             leaves = " and ".join(f"{name}.is_leaf" for name in trails)
             lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
-        lines.append("    ctx.set_materialize_grads(False)")
+        lines.append("    ctx.materialize_grads = False")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
-            lines.append(
-                f"    others.extend(({', '.join(plain)},))" if len(plain) > 1 else f"    others.append({plain[0]})"
-            )
+            lines.append(f"    others[:] = ({', '.join(plain)},)")
         carried = [
             f"{outputs[i]}.data" if i in signature.runtime_views else outputs[i] for i in signature.differentiable
         ]
