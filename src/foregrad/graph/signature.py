@@ -23,6 +23,7 @@ __all__ = [
     "MemoryOf",
     "MetadataWrite",
     "OutputInfo",
+    "Reach",
     "Signature",
     "SizeSymbol",
     "Update",
@@ -157,7 +158,8 @@ class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
     `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
-    over, and this is a view of that. `history`: the graph output that has the view's elements and its gradients, where
+    over, and this is a view of that. `before_updates`: it was taken before anything in that memory was written, and
+    autograd can tell. `history`: the graph output that has the view's elements and its gradients, where
     the way from the base is cut off (detach, then a write in place).
     """
 
@@ -166,7 +168,20 @@ class AliasOutput(OutputInfo):
     steps: tuple[ViewStep, ...]
     leaf: bool = False
     after_replacement: bool = False
+    before_updates: bool = False
     history: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reach:
+    """The outputs (positions in `differentiable`) from which autograd has a path to an input.
+
+    `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
+    formulas leave out what depends on nothing that came in.
+    """
+
+    outputs: frozenset[int]
+    custom: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,8 +194,7 @@ class Signature:
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
-    * `reached_from`: for each input, the differentiable outputs (positions in `differentiable`) that lead to it; empty
-      when there is but one.
+    * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
@@ -204,7 +218,7 @@ class Signature:
     replacements: tuple[tuple[int, OutputInfo], ...] = ()
     counted: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
-    reached_from: tuple[frozenset[int], ...] = ()
+    reached_from: tuple[Reach, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()
