@@ -179,7 +179,8 @@ def test_roles_of_the_three_kinds_of_graph():
         call(torch.ones(2, 2), w, torch.zeros(3))
     forward, backward, inference = seen
     assert (forward.phase, backward.phase, inference.phase) == ("forward", "backward", "inference")
-    assert forward.visible_outputs == (1, 2)  # the first one is copied into the buffer
+    # The first one is copied into the buffer; x is saved, and as it came in.
+    assert forward.visible_outputs == (1, 2, 3)
     assert backward.visible_outputs == (1,)
     bare = fx.symbolic_trace(lambda x: (x, operator.neg(x)))
     assert role_of(bare) == GraphRole("inference", (), (0, 1))

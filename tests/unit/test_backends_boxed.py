@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
+import inspect
+import os
+import subprocess
 import sys
 import weakref
 
@@ -14,9 +18,58 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from foregrad.backends.boxed import as_boxed, call_boxed, is_boxed, make_boxed_compiler, make_boxed_func, nop
 from foregrad.errors import BackendError
 
-needs_moved_arguments = pytest.mark.skipif(
+before_3_11 = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="before 3.11 the interpreter keeps the arguments of every call on its stack"
 )
+
+
+def arguments_are_moved():
+    """Whether a function called here can free its arguments; nothing of ours is asked.
+
+    An error inside of torch.compile leaves Dynamo's hook in the interpreter, which from then on keeps the arguments
+    of every call until it returns.
+    """
+    states = []
+
+    def f(a):
+        del a
+        states.append(ref() is None)
+
+    value, ref = watched()
+    args = [value]
+    del value
+    f(args.pop())
+    return states == [True]
+
+
+NEW = "FOREGRAD_TESTS_NEW_INTERPRETER"
+
+
+def needs_moved_arguments(test):
+    """Run a test in a new interpreter where this one keeps arguments alive, whoever calls."""
+
+    @functools.wraps(test)
+    def run(request, **arguments):
+        if arguments_are_moved() or NEW in os.environ:
+            test(**arguments)
+            return
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{request.node.name}"]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=request.config.rootpath,
+            check=False,
+            env={**os.environ, NEW: "1"},
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "1 passed" in done.stdout
+
+    taken = inspect.signature(test).parameters.values()
+    own = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
+    run.__signature__ = inspect.Signature([*(p.replace(kind=own.kind) for p in taken), own])
+    return before_3_11(run)
 
 
 def graph(f, *args) -> torch.fx.GraphModule:

@@ -9,13 +9,14 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from .fakes import FakeTensor, FakeTensorMode
+from .graphs import symbols_in
 
 __all__ = [
     "compile_graph",
@@ -68,13 +69,32 @@ def uses_cudagraphs() -> bool:
     return bool(config.triton.cudagraphs)
 
 
-def propagate(gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode) -> None:
-    """Give every node a fake value (`meta["val"]`) that shares memory as the real one will."""
+def propagate(
+    gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, known: Collection[fx.Node] = ()
+) -> None:
+    """Give every node a fake value (`meta["val"]`) that shares memory as the real one will.
+
+    Nodes in `known` keep the one that they have.
+    """
     from torch._dispatch.python import enable_python_dispatcher
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     with torch.no_grad(), enable_python_dispatcher(), _real_constants(fake_mode):
-        FakeTensorProp(gm, mode=fake_mode).propagate_dont_convert_inputs(*inputs)
+        _propagator()(gm, fake_mode, known).propagate_dont_convert_inputs(*inputs)
+
+
+@functools.cache
+def _propagator() -> Any:
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    class Propagator(FakeTensorProp):
+        def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode, known: Collection[fx.Node]) -> None:
+            super().__init__(gm, mode=mode)
+            self.known = known
+
+        def run_node(self, node: fx.Node) -> Any:
+            return node.meta["val"] if node in self.known else super().run_node(node)
+
+    return Propagator
 
 
 def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
@@ -121,7 +141,10 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = [i for i in visible_outputs if isinstance(results[i], fx.Node)]
     inputs = list(example_inputs)
     mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
-    with tracing(_context(mode)), _real_constants(mode), TracingContext.report_output_strides() as strides:
+    # What the cache of graphs says of the conditions that a graph was compiled under leaves out sizes that Inductor
+    # fixed (its cache of kernels, which most of the time goes to, is used all the same).
+    cache = patched_config({"fx_graph_cache": False} if any(map(symbols_in, inputs)) else {})
+    with cache, tracing(_context(mode)), _real_constants(mode), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
             gm,
             inputs,
@@ -150,7 +173,9 @@ def _context(mode: FakeTensorMode | None) -> Any:
     """A tracing context of our own: one of Dynamo's would describe the graph that it captured, not this one."""
     from torch._guards import TracingContext
 
-    return TracingContext(mode)
+    context = TracingContext(mode)
+    context.fakify_first_call = True  # strides are to be reported as symbols where they are, not as this call's numbers
+    return context
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ capture with a symbolic size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ __all__ = [
     "has_symbolic",
     "is_symbolic",
     "map_symbolic",
+    "same_numbers",
     "symbol_made",
     "write_expression",
 ]
@@ -57,6 +60,15 @@ def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
 def concrete(value: Any) -> Any:
     """A symbolic number as the plain one it was at capture, with no guard added; anything else as it is."""
     return value.node.hint if isinstance(value, _SYMBOLIC) else value
+
+
+def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two rows of numbers are the same, symbolic ones as expressions; adds no guard."""
+    return len(a) == len(b) and all(_expression(x) == _expression(y) for x, y in zip(a, b, strict=True))
+
+
+def _expression(number: Any) -> Any:
+    return number.node.expr if isinstance(number, _SYMBOLIC) else number
 
 
 def symbol_made(number: Any) -> Any:
@@ -212,7 +224,6 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
 def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node]) -> Any:
     """A symbolic number as nodes at the end of `graph`; `env` has the node of each symbol."""
     from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     expression = number.node.expr
     if expression.is_number:
@@ -220,10 +231,21 @@ def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node]) -
     before = next(iter(reversed(graph.nodes)), None)
     tracer = fx.proxy.GraphAppendingTracer(graph)
     proxies = {symbol: fx.Proxy(env[symbol], tracer) for symbol in expression.free_symbols}
-    result = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    result = sympy_interp(_arithmetic(), proxies, expression)
     for node in _after(graph, before):
         node.meta["val"] = _value(node)
     return result.node if isinstance(result, fx.Proxy) else result
+
+
+@functools.cache
+def _arithmetic() -> type:
+    """What each operator of an expression is in Python; torch's own leaves out the quotient of integers."""
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    class Arithmetic(PythonReferenceAnalysis):
+        int_truediv = staticmethod(operator.truediv)
+
+    return Arithmetic
 
 
 def _after(graph: fx.Graph, node: fx.Node | None) -> Iterator[fx.Node]:

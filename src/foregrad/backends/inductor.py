@@ -4,8 +4,9 @@ What Inductor wants first is done on the way: its decompositions while capturing
 graph is split (`prepare_joint`), then its inner compiler for each half. It is told which outputs the user sees, so it
 may lay out everything else as it likes; the strides it chose for what is saved go on to the backward.
 
-A graph with an operator that Inductor has no notion of, or one that it fails on, runs on eager's kernels instead
-(`auto`), or raises `BackendError` (`inductor`). Random numbers are Inductor's, not eager's, unless
+A graph is compiled around operators that Inductor has no notion of, which run as eager runs them; one with symbolic
+sizes besides runs on eager's kernels altogether, and the log says so. A graph that Inductor fails on runs on eager's
+kernels (`auto`), or raises `BackendError` (`inductor`). Random numbers are Inductor's, not eager's, unless
 `torch._inductor.config.fallback_random` is set.
 
 Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile` does.
@@ -25,13 +26,15 @@ from .._torch import inductor
 from .._torch.codegen import OpOverload
 from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
-from .._torch.graphs import GraphCopier
+from .._torch.graphs import GraphCopier, symbols_in
 from .._torch.modules import make_graph_module
+from .._torch.ops import depends_on_values
 from ..errors import BackendError
 from ..graph.meta import respecify
 from ..graph.role import GraphRole, role_of
 from ..passes.decompose import decompose
 from .eager import eager_compiler
+from .segments import compile_around
 
 __all__ = ["InductorCompiler", "why_not"]
 
@@ -73,16 +76,24 @@ class InductorCompiler:
 
     def prepare_joint(self, gm: fx.GraphModule) -> fx.GraphModule:
         """A copy of a joint graph after Inductor's passes for such graphs."""
-        with inductor.patched_config(self.settings):
-            return _after_joint_passes(gm)
+        try:
+            with inductor.patched_config(self.settings):
+                return _after_joint_passes(gm)
+        except Exception as error:
+            if self.fallback:
+                log.warning("Inductor's passes failed on a joint graph, which stays as it is: %s", _first_line(error))
+                return gm
+            raise _failure("joint", error) from error
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""
-        foreign = _foreign_target(gm)
-        if foreign is not None:
-            log.info("Inductor does not know %s: that graph runs on eager's kernels", foreign)
+        nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+        if not nodes:
             return eager_compiler(gm, example_inputs)
-        if not any(node.op == "call_function" for node in gm.graph.nodes):
+        foreign = _foreign(gm)
+        reason = self._reason_for_eager(gm, example_inputs, foreign)
+        if reason is not None:
+            log.info("the %s graph runs on eager's kernels: %s", role_of(gm).phase, reason)
             return eager_compiler(gm, example_inputs)
         reason = why_not([value.device for value in example_inputs if isinstance(value, torch.Tensor)])
         if reason is not None and self.fallback:
@@ -95,10 +106,27 @@ class InductorCompiler:
             if self.fallback:
                 log.warning("Inductor failed on a graph, which runs on eager's kernels instead: %s", _first_line(error))
                 return eager_compiler(gm, example_inputs)
-            raise BackendError(
-                f"Inductor failed on the {role_of(gm).phase} graph: {type(error).__name__}: {_first_line(error)}\n"
-                '  backend="auto" runs such graphs on eager\'s kernels; backend="eager" all of them.'
-            ) from error
+            raise _failure(role_of(gm).phase, error) from error
+
+    def _reason_for_eager(self, gm: fx.GraphModule, example_inputs: Sequence[Any], foreign: set[fx.Node]) -> str | None:
+        """Why nothing of a graph is for Inductor."""
+        if not foreign:
+            return None
+        named = [node for node in gm.graph.nodes if node in foreign and node.target is not operator.getitem]
+        called = ", ".join(dict.fromkeys(map(_title, named)))
+        if all(node in foreign for node in gm.graph.nodes if node.op == "call_function"):
+            return f"Inductor knows none of {called}"
+        if any(symbols_in(value) for value in example_inputs):
+            return f"Inductor does not know {called}, and some of its sizes are symbolic"
+        log.info("the %s graph is compiled around %s, which Inductor does not know", role_of(gm).phase, called)
+        return None
+
+
+def _failure(phase: str, error: Exception) -> BackendError:
+    return BackendError(
+        f"Inductor failed on the {phase} graph: {type(error).__name__}: {_first_line(error)}\n"
+        '  backend="auto" runs such graphs on eager\'s kernels; backend="eager" all of them.'
+    )
 
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole) -> Boxed:
@@ -107,6 +135,9 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         copy = _after_joint_passes(gm)
     else:
         copy = _copy(gm)
+    foreign = _foreign(copy)
+    if foreign:
+        return compile_around(copy, foreign, _compile_segment)
     static = role.static_inputs if inductor.uses_cudagraphs() else ()
     compiled, strides = inductor.compile_graph(
         copy,
@@ -120,6 +151,11 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     return compiled
 
 
+def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any]) -> Boxed:
+    count = len(next(iter(reversed(gm.graph.nodes))).args[0])
+    return inductor.compile_graph(gm, example_inputs, visible_outputs=range(count))[0]
+
+
 def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
     copy = _copy(gm)
@@ -127,11 +163,11 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     if mode is None:
         return copy
     with own_tracing_context(mode):  # Dynamo's, if we are inside of it, has another fake mode
-        decompose(copy, inductor.decompositions(), mode)
-        inductor.propagate(copy, inputs, mode)
+        decompose(copy, inductor.decompositions(), mode, leave=_foreign(copy))
+        inductor.propagate(copy, inputs, mode, known=_foreign(copy))
         copy = inductor.joint_passes(copy)
         if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
-            inductor.propagate(copy, inputs, mode)
+            inductor.propagate(copy, inputs, mode, known=_foreign(copy))
     respecify(copy.graph)
     return copy
 
@@ -152,14 +188,41 @@ def _fake_mode(inputs: Sequence[Any]) -> Any:
     return next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
 
 
-def _foreign_target(gm: fx.GraphModule) -> str | None:
-    """Something called in the graph that is neither an operator nor arithmetic on sizes."""
+def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
+    """Nodes that Inductor is not to see: calls of what is neither an operator nor arithmetic on sizes, operators whose
+    results' sizes depend on values, and whatever makes or takes a number that depends on a tensor's contents.
+    """
+    foreign: set[fx.Node] = set()
+    numbers: set[fx.Node] = set()
     for node in gm.graph.nodes:
-        if node.op == "call_function" and not isinstance(node.target, OpOverload):
-            if node.target is operator.getitem or getattr(node.target, "__module__", "") in _ARITHMETIC:
-                continue
-            return str(node.target)
-    return None
+        if node.op not in ("placeholder", "call_function"):
+            continue
+        if _is_number_of_data(node):
+            numbers.add(node)
+        if node.op == "placeholder":
+            continue
+        if node in numbers or not numbers.isdisjoint(node.all_input_nodes):
+            foreign.add(node)
+        elif node.target is operator.getitem:
+            if node.args[0] in foreign:
+                foreign.add(node)
+        elif isinstance(node.target, OpOverload):
+            if depends_on_values(node.target):
+                foreign.add(node)
+        elif getattr(node.target, "__module__", "") not in _ARITHMETIC:
+            foreign.add(node)
+    return foreign
+
+
+def _is_number_of_data(node: fx.Node) -> bool:
+    value = node.meta.get("val", node)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        return not all(symbol.is_integer for symbol in symbols_in(value))
+    return node.op == "call_function" and (value is None or isinstance(value, (bool, int, float, complex)))
+
+
+def _title(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
 
 
 _ARITHMETIC = {"_operator", "math", "builtins", "torch"}

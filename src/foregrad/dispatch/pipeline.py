@@ -14,6 +14,7 @@ from torch import fx
 from .._torch import engine
 from .._torch.fakes import new_fake
 from .._torch.modules import make_graph_module
+from .._torch.symbols import same_numbers
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..config import Config
@@ -128,7 +129,7 @@ class Pipeline:
         compiler = self.inference_compiler if inference else self.fw_compiler
         backward = partitioned.backward
         num_saved = len(partitioned.saved_nodes)
-        roles = _Roles(joint.signature, num_saved)
+        roles = _Roles(joint.signature, partitioned.saved_nodes)
         forward, strides = _compile(
             compiler, partitioned.forward, joint.name, roles.inference() if inference else roles.forward()
         )
@@ -231,10 +232,13 @@ class _Roles:
     """What each half is told about itself."""
 
     signature: Signature
-    num_saved: int
+    saved: Sequence[fx.Node] = ()
 
     def forward(self) -> GraphRole:
-        return dataclasses.replace(self.inference(), phase="forward")
+        role, first = self.inference(), len(self.signature.graph_outputs)
+        # Of an input that is saved it is the very input that is kept, whatever the graph returns.
+        inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder"]
+        return GraphRole("forward", role.static_inputs, (*role.visible_outputs, *inputs))
 
     def inference(self) -> GraphRole:
         static = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.slot, (Param, Buffer))]
@@ -243,7 +247,7 @@ class _Roles:
 
     def backward(self) -> GraphRole:
         visible = [i for i, has in enumerate(self.signature.gradients) if has]
-        return GraphRole("backward", tuple(range(self.num_saved)), tuple(visible))
+        return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible))
 
 
 def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] | None]) -> None:
@@ -253,7 +257,9 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
     for node, stride in zip(saved, strides[len(strides) - len(saved) :], strict=True):
         placeholder = by_name[node.name]
         spec = spec_of(placeholder)
-        if isinstance(spec, TensorSpec) and stride is not None and tuple(spec.stride) != tuple(stride):
+        if node.op == "placeholder":
+            continue
+        if isinstance(spec, TensorSpec) and stride is not None and not same_numbers(spec.stride, stride):
             chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
             placeholder.meta["spec"] = chosen
             placeholder.meta["val"] = new_fake(

@@ -6,7 +6,7 @@ a few are left; a graph that came from elsewhere may have any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,14 +18,23 @@ from .._torch.fakes import FakeTensorMode
 __all__ = ["decompose"]
 
 
-def decompose(gm: fx.GraphModule, table: Mapping[Any, Callable[..., Any]], fake_mode: FakeTensorMode) -> int:
+def decompose(
+    gm: fx.GraphModule,
+    table: Mapping[Any, Callable[..., Any]],
+    fake_mode: FakeTensorMode,
+    leave: Collection[fx.Node] = (),
+) -> int:
     """Replace, in place, every call of an operator in `table` by what it decomposes into; how many there were.
+
+    Nodes in `leave` stay.
 
     A decomposition that gives `NotImplemented`, or refuses its arguments so, leaves the call as it is.
     """
     count = 0
     for node in list(gm.graph.nodes):
-        if node.op == "call_function" and node.target in table and _expand(gm.graph, node, table, fake_mode):
+        if node.op != "call_function" or node in leave:
+            continue
+        if node.target in table and _expand(gm.graph, node, table, fake_mode):
             count += 1
     if count:
         gm.graph.lint()

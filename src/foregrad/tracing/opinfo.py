@@ -102,7 +102,7 @@ class CallOnCopies:
         positional = [a for a, kw in zip(call, kwonly[: len(call)], strict=True) if not kw]
         keywords = {n: a for n, a, kw in zip(names[: len(call)], call, kwonly[: len(call)], strict=True) if kw}
         result = self.op(*positional, **keywords)
-        results = result if isinstance(result, tuple) else (result,)
+        results = () if result is None else result if isinstance(result, (tuple, list)) else (result,)
         return (*results, *(call[i] for i in self.writes))
 
     def __repr__(self) -> str:
