@@ -126,7 +126,7 @@ def size_lines(
     reads, conditions = [], []
     for info in signature.symbols:
         variable = variables[info.symbol] = names.fresh(str(info.symbol))
-        reads.append(f"{variable} = {inputs[info.input]}.size({info.dim})")
+        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
     for info in signature.symbols:
         low, high = table.limits(info.symbol)
         variable = variables[info.symbol]

@@ -104,11 +104,14 @@ class DecisionInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SizeSymbol:
-    """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`."""
+    """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`.
+
+    `dim` is None where the input is that number, as those of a derivative may be.
+    """
 
     symbol: Any
     input: int
-    dim: int
+    dim: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

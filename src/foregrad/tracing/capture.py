@@ -193,9 +193,7 @@ class _Capture:
         records, joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
-        is_plain = self.symbols is None and not call.varied
-        keeps = differentiable and self.higher_order and is_plain
-        derivable = self._derivable(found, records, joint) if keeps else None
+        derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
         return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, derivable)
 
     # ---------------------------------------------------------------- while the function runs
@@ -347,7 +345,7 @@ class _Capture:
             outputs,
             self.fake_mode,
             "JointGraph",
-            self.symbols,
+            self.symbols is not None,
             self.recorder.decisions.numbers.by_entry,
         )
         number = {id(r): i for i, r in enumerate(records)}
