@@ -27,6 +27,7 @@ class Strictness:
     that is a view in eager must be one when compiled, of the same base. exact_versions: version counters move by
     the same number, not only both or neither. slack: allow this many roundings of the largest element.
     all_strides: also those that no address depends on, of dimensions of size one and of tensors with no elements.
+    strides: look at strides at all.
     """
 
     values: bool = True
@@ -37,6 +38,7 @@ class Strictness:
     exact_versions: bool = False
     slack: int = 0
     all_strides: bool = True
+    strides: bool = True
 
 
 # --------------------------------------------------------------------------------------------- structure
@@ -149,6 +151,8 @@ def compare_tensor(where: str, eager: torch.Tensor, compiled: torch.Tensor, how:
 
 
 def _strides(tensor: torch.Tensor, how: Strictness) -> tuple[int, ...]:
+    if not how.strides:
+        return ()
     if how.all_strides:
         return tensor.stride()
     counted = tensor.numel() > 0

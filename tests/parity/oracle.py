@@ -147,6 +147,7 @@ class Pair:
     how_grads: Strictness
     where: str
     seed: int
+    strides_are_given: bool = True
 
     def forward(self, make_args: MakeArgs) -> bool:
         """Call both and compare; False when both raise the same."""
@@ -177,6 +178,12 @@ class Pair:
             roots = kept or roots[:1]
         if not roots:
             return True
+        # Gradients are laid out as tangents are where these come in as they are, not through views put together again,
+        # and where the leaf's own layout can be followed.
+        outputs = dict(self.eager.outputs)
+        self.strides_are_given = not any(label in outputs and outputs[label]._is_view() for label in roots) and not any(
+            overlaps(tensor) for _, tensor in self.eager.inputs
+        )
         grads: list[list[Any]] = []
         errors: list[Exception | None] = []
         for side in (self.eager, self.compiled):
@@ -203,10 +210,9 @@ class Pair:
             return [f"{label}: is None: eager {said[0]}, compiled {said[1]}"]
         # What accumulates into .grad may be kept as it comes when only the strides of single elements differ.
         slack = self.how_grads.slack if plan.tangents == "like" else max(self.how_grads.slack, LAYOUT_SLACK)
-        # The engine adds up gradients in an order of its own: strides that mean nothing depend on it, and so do those
-        # of gradients for a tensor whose own layout they can't follow.
+        # The engine adds up gradients in an order of its own: strides that mean nothing depend on it.
         exact = plan.into == "returned" and eager is not None and eager.numel() > 0 and 1 not in eager.shape
-        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack)
+        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=self.strides_are_given)
         return [] if eager is None else compare_tensor(label, eager, compiled, how)
 
     def compare_all(self, stage: str) -> None:
@@ -309,3 +315,8 @@ def _name(error: Exception) -> str:
 def _trace(error: Exception) -> str:
     lines = traceback.format_exception(error, limit=-6, chain=False)
     return "".join(lines)
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether some elements are in one place, as after expand."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))

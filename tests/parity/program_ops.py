@@ -310,7 +310,7 @@ IN_PLACE = [
     Op("unsqueeze_", "in-place", lambda n, t, p: f"{n}.unsqueeze_({p.choose.integer(0, t.dim())})", gives=False),
     Op("squeeze_", "in-place", _change("{x}.squeeze_()"), gives=False),
     Op("result of add_", "in-place", _change("{x}.add_({s})")),
-    Op("exchange", "in-place", _change_by("{x}.lerp_({y}, 0.5)"), _floating, gives=False),
+    Op("exchange", "in-place", lambda n, t, p: f"{n}.lerp_({p.source(t)}, 0.5)", _floating, gives=False),
     Op("clip under a view", "in-place", _change("{x}.view(-1).clamp_(-1, 1)"), _real_number, gives=False),
     Op("detached change", "in-place", _change("{x}.detach().add_({s})"), gives=False),
 ]

@@ -255,3 +255,91 @@ def f(x0):
     return y.sin()
 """,
 )
+
+regression(
+    "an output requires grad though its gradient leads to no input",
+    """
+def make_args():
+    return (torch.randn(3, requires_grad=True),)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0.view_as(x0)
+    return torch.nn.functional.dropout(v0, 0.5), v0.sin()[1:]
+""",
+)
+
+regression(
+    "a row of an expanded tensor is written",
+    """
+def make_args():
+    a0 = torch.randn((1, 1, 2)).expand((2, 1, 2))
+    return (a0,)
+
+
+def f(x0):
+    x0[1].fill_(0)
+    return x0.reshape((1, 4, 1)).sin()
+""",
+)
+
+regression(
+    "a view taken under no_grad is returned, its base written afterwards",
+    """
+def make_args():
+    return ((torch.randn((2, 3)).requires_grad_() * 1),)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0[1]
+    x0.detach().add_(1)
+    return v0
+""",
+)
+
+regression(
+    "two arguments are written with gradients, one leads nowhere",
+    """
+def make_args():
+    a0 = torch.randn(4).requires_grad_() * 1
+    a1 = torch.randn((2, 3)).requires_grad_() * 1
+    return (a0[...], a1)
+
+
+def f(x0, x1):
+    x1[[0]] = 2
+    x0.masked_fill_(x0 == 2, 2)
+    return x1
+""",
+)
+
+regression(
+    "a detached view gets a history of its own",
+    """
+def make_args():
+    return (torch.randn(3, requires_grad=True), torch.randn(3))
+
+
+def f(x0, x1):
+    v0 = x1.detach()
+    v0.fill_(x0.sum())
+    return v0
+""",
+)
+
+regression(
+    "a view whose sizes change is written with gradients",
+    """
+def make_args():
+    a0 = torch.randn((3, 2, 2)).requires_grad_() * 1
+    return (a0, a0.diagonal(0))
+
+
+def f(x0, x1):
+    x1.unsqueeze_(2)
+    x1.add_(0.5)
+    return ()
+""",
+)

@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import (
 from .tensors import share_memory
 
 __all__ = [
+    "CORRECTED",
     "DATA_DEPENDENT_ERRORS",
     "FakeFactory",
     "FakeTensor",
     "FakeTensorMode",
     "UnsupportedOperatorException",
     "fake_device",
-    "fake_grouped_mm",
     "new_fake",
     "new_fake_over",
     "symbolic_fake",
@@ -59,7 +59,7 @@ class FakeFactory:
             if type(offset) is int and offset == 0:
                 meta = behind = _empty_strided(shape, stride, dtype=dtype, device=_META)
             else:
-                span = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+                span = 1 + offset + sum(max(size - 1, 0) * step for size, step in zip(shape, stride, strict=True))
                 behind = torch.empty(span, dtype=dtype, device=_META)
                 meta = behind.as_strided(shape, stride, offset)
         return self._wrap(meta, device, behind)
@@ -168,6 +168,22 @@ def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[st
     out: Any = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
     wanted = kwargs.get("out_dtype") or dtype
     return new_fake(mode, out.shape, out.stride(), wanted, fake_device(args[0]))
+
+
+def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`aten.multilabel_margin_loss_forward` on fakes: torch takes the unreduced loss of one sample for a vector."""
+    out: Any = mode.dispatch(torch.ops.aten.multilabel_margin_loss_forward.default, (), args, kwargs)
+    loss, is_target = out
+    if args[0].dim() < 2:
+        loss = new_fake(mode, (), (), loss.dtype, fake_device(args[0]))
+    return loss, is_target
+
+
+# Operators for which torch's fakes are not what its kernels give.
+CORRECTED: dict[Any, Any] = {
+    torch.ops.aten._grouped_mm.default: fake_grouped_mm,
+    torch.ops.aten.multilabel_margin_loss_forward.default: fake_multilabel_margin_loss,
+}
 
 
 def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

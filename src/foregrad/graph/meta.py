@@ -107,6 +107,11 @@ class TensorSpec:
                 span += stride * (size - 1)
         return False
 
+    @property
+    def is_static(self) -> bool:
+        """Whether no size, stride or offset is symbolic."""
+        return type(self.offset) is int and all(type(n) is int for n in (*self.shape, *self.stride))
+
     def holds(self, part: TensorSpec) -> bool:
         """Whether this is a stretch of memory without gaps or overlaps in which all elements of `part` are."""
         start, first = self.offset * self.dtype.itemsize, part.offset * part.dtype.itemsize

@@ -160,7 +160,8 @@ class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
     `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
-    over, and this is a view of that. `history`: the graph output that has the view's elements and its gradients, where
+    over, and this is a view of that. `before_updates`: it was taken before anything in that memory was written, and
+    autograd can tell. `history`: the graph output that has the view's elements and its gradients, where
     the way from the base is cut off (detach, then a write in place).
     """
 
@@ -169,6 +170,7 @@ class AliasOutput(OutputInfo):
     steps: tuple[ViewStep, ...]
     leaf: bool = False
     after_replacement: bool = False
+    before_updates: bool = False
     history: int | None = None
 
 

@@ -8,7 +8,7 @@ mutations back, taking views. `RunLines` is put by dispatch behind the guards in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from .compiled import Compiled
 from .decisions import decision_lines
 from .node import NodeSource, make_node
 from .pack import pack_expression
-from .writes import write_overlapping, write_with_history
+from .writes import with_history, write_overlapping, write_with_history
 
 __all__ = ["RunLines", "render_run"]
 
@@ -84,18 +84,20 @@ class _Renderer:
         ]
         if signature.is_inference:
             self._inference()
+            self._histories()
         else:
             self.lines += marks
             self._training()
         if signature.decisions:
             self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
+        early = self._values(lambda info: isinstance(info, AliasOutput) and info.before_updates)
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
         self._updates(differentiable=True)  # in the sizes they have after the call
         self._count_writes()
         if signature.is_inference:
             self.lines += marks
-        self._returns()
+        self._returns(early)
         return RunLines(self.lines, self.globals, self.node)
 
     def bind(self, wanted: str, value: Any) -> str:
@@ -128,6 +130,13 @@ class _Renderer:
 
     def _indent(self, start: int) -> None:
         self.lines[start:] = ["    " + line for line in self.lines[start:]]
+
+    def _histories(self) -> None:
+        """Outputs that require grad though it leads nowhere."""
+        rootless = [self.outputs[i] for i in self.signature.rootless]
+        if rootless:
+            line = f"{_unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
+            self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _training(self) -> None:
         signature = self.signature
@@ -188,12 +197,16 @@ class _Renderer:
                 else:
                     self.lines.append(f"{hidden}.copy_({value})")
 
-    def _returns(self) -> None:
+    def _values(self, chosen: Callable[[OutputInfo], bool]) -> dict[int, str]:
+        """An expression for each of the chosen outputs."""
+        return {at: self._output(info) for at, info in enumerate(self.signature.outputs) if chosen(info)}
+
+    def _returns(self, early: dict[int, str]) -> None:
         outputs = self.signature.outputs
-        values = {at: self._output(info) for at, info in enumerate(outputs) if not _is_late(info)}
+        values = early | self._values(lambda info: not _is_late(info) and not getattr(info, "before_updates", False))
         replacements = [(self.inputs[index], self._output(info)) for index, info in self.signature.replacements]
         self.lines += [f"{name}.data = {value}" for name, value in replacements]
-        values |= {at: self._output(info) for at, info in enumerate(outputs) if _is_late(info)}
+        values |= self._values(_is_late)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
 

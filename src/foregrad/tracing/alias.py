@@ -76,6 +76,7 @@ class Value:
 
     __slots__ = (
         "_storage",
+        "born",
         "entry",
         "fake",
         "generation",
@@ -103,6 +104,7 @@ class Value:
         self.is_written_through = False  # some write went to this value or to a view of it
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
+        self.born = self.generation  # how often the memory had been written to by then
 
     @property
     def storage(self) -> Storage:
@@ -122,14 +124,27 @@ class Value:
             return self.entry
         assert storage is not None
         assert self.parent is not None, "the root of a storage is always current"
-        self.entry = self._replay(emit, self.parent.read(emit))
+        self.entry = self._replay(emit, self._seen())
         self.generation = storage.generation
         return self.entry
 
-    def _replay(self, emit: Emit, source: Entry) -> Entry:
+    def _seen(self) -> Value:
+        """What this is a view of; for one by strides, the nearest that has all of its elements."""
+        parent, view = self.parent, self.view
+        assert parent is not None
+        assert view is not None
+        if view.op is aten.as_strided.default and not view.is_member and self.spec.is_static:
+            while not parent.spec.holds(self.spec):
+                above = parent.parent
+                if above is None or above.spec.dtype is not parent.spec.dtype:
+                    break
+                parent = above
         assert self.parent is not None
+        return parent if parent.parent is None or parent.spec.holds(self.spec) else self.parent
+
+    def _replay(self, emit: Emit, parent: Value) -> Entry:
         assert self.view is not None
-        view, parent = self.view, self.parent
+        view, source = self.view, parent.read(emit)
         if view.op in IDENTITIES:
             return source
         assert isinstance(source.spec, TensorSpec)

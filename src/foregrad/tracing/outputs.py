@@ -311,7 +311,7 @@ def _tensor_output(
             return dataclasses.replace(alias, leaf=True)
         if any(step.op in CUTS for step in alias.steps):  # a history of its own
             own = found.add(Output(path), value.read(recorder.emit), value.spec, leaf)
-            return dataclasses.replace(alias, history=own)
+            return dataclasses.replace(alias, before_updates=False, history=own)
         return alias
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
@@ -341,6 +341,9 @@ def _input_alias(
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
     steps = _steps(value, at)
+    marked = record.stand_in.requires_grad and not record.real.requires_grad
+    if value.born == 0 and value.storage.is_written and at is record.initial and not marked:
+        return AliasOutput(path, number[id(record)], None, steps, before_updates=True)
     if not is_current:  # the input's own sizes have changed since: start from the memory layout it had
         steps = (_as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)

@@ -15,11 +15,11 @@ import torch
 
 from .._torch.dispatch import TorchDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
 from .._torch.fakes import (
+    CORRECTED,
     DATA_DEPENDENT_ERRORS,
     FakeTensor,
     FakeTensorMode,
     fake_device,
-    fake_grouped_mm,
     new_fake,
     symbolic_fake,
 )
@@ -172,8 +172,8 @@ class Recorder(TorchDispatchMode):
             args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
         if func is aten.view.default:
             check_view(*args)
-        elif func is aten._grouped_mm.default:
-            return fake_grouped_mm(self.fake_mode, args, kwargs)
+        elif func in CORRECTED:
+            return CORRECTED[func](self.fake_mode, args, kwargs)
         if self.is_symbolic:
             out = symbolic_fake(self.fake_mode, func, args, kwargs)
             if out is not NotImplemented:
@@ -239,6 +239,8 @@ class Recorder(TorchDispatchMode):
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
             self.values[id(out)] = value
+            if info.op is aten.as_strided.default and not self.in_backward and not self.is_symbolic:
+                self.writes.check_edges(value)
             return out
         call = object()
         for index, item in enumerate(out):

@@ -167,6 +167,11 @@ class Writes:
                     "one place (as unfold gives) leaves what the order of writing leaves; write to a copy instead."
                 )
 
+    def check_edges(self, view: Value) -> None:
+        """A view by strides may see more of the memory than the input it is taken of."""
+        if view.storage.is_input and _leaves_its_root(view):
+            self.past_the_edges(view.storage.root)
+
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""
         rec = self.recorder
