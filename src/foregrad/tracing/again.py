@@ -29,7 +29,7 @@ from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
 from .outputs import memory_root
-from .reach import reached_from
+from .reach import other_leaves, reached_from
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
@@ -171,6 +171,8 @@ class _Differentiation:
         self.middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
         second = self._second(sources, self._variables(), [fake for fake, _ in seeds])
         if self.backward_error is None and not any(second):
+            self._find_error(sources, [fake for fake, _ in seeds])
+        if self.backward_error is None and not any(second):
             sources, seeds = [], []
         return self._derivative(gradients, sources, [entry for _, entry in seeds], second)
 
@@ -204,6 +206,18 @@ class _Differentiation:
             return [None] * len(variables)
         recorder = self.recorder
         return [None if g is None else recorder.value_of(g).read(recorder.emit) for g in found]
+
+    def _find_error(self, sources: list[_Output], seeds: list[torch.Tensor]) -> None:
+        """What eager raises on a way that leads to no input, as after `once_differentiable`."""
+        fakes = [output.fake for output in sources]
+        others = other_leaves(fakes, self._variables())
+        try:
+            with self.session.recording():
+                run_engine(fakes, others, seeds, create_graph=False)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            self.backward_error = error
 
     # ---------------------------------------------------------------- the graph
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["reached_from"]
+__all__ = ["other_leaves", "reached_from"]
 
 
 # Their weights get a gradient from the first output only.
@@ -45,6 +45,14 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     return [
         frozenset() if leaf is None else frozenset(i for i in count if of_leaf[id(leaf)] >> i & 1) for leaf in leaves
     ]
+
+
+def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that gradients of `outputs` reach, apart from those known."""
+    roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    leaves = [getattr(node, "variable", None) for node in _consumers_first(roots)]
+    ids = set(map(id, known))
+    return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
 
 
 def _consumers_first(roots: Sequence[Any]) -> list[Any]:
