@@ -9,14 +9,14 @@ Known weakness: fake values made late do not share storage with one another, eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .._torch.graphs import size_hint
 
-__all__ = ["NodeMeta", "TensorSpec", "nbytes_of", "respecify", "spec_of"]
+__all__ = ["NodeMeta", "TensorSpec", "contiguous_strides", "nbytes_of", "respecify", "spec_of"]
 
 
 _UNKNOWN = object()
@@ -237,3 +237,12 @@ def nbytes_of(node: torch.fx.Node) -> int:
 def _hinted(number: Any) -> int:
     """A number of bytes; of symbolic sizes, what it was at capture."""
     return number if type(number) is int else size_hint(number)
+
+
+def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a contiguous tensor of this shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

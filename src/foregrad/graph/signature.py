@@ -23,6 +23,7 @@ __all__ = [
     "MemoryOf",
     "MetadataWrite",
     "OutputInfo",
+    "Reach",
     "Signature",
     "SizeSymbol",
     "Update",
@@ -175,6 +176,18 @@ class AliasOutput(OutputInfo):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Reach:
+    """The outputs (positions in `differentiable`) from which autograd has a path to an input.
+
+    `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
+    formulas leave out what depends on nothing that came in.
+    """
+
+    outputs: frozenset[int]
+    custom: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
     """How the joint graph is called and what its results mean.
 
@@ -184,8 +197,7 @@ class Signature:
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
-    * `reached_from`: for each input, the differentiable outputs (positions in `differentiable`) that lead to it; empty
-      when there is but one.
+    * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
@@ -209,7 +221,7 @@ class Signature:
     replacements: tuple[tuple[int, OutputInfo], ...] = ()
     counted: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
-    reached_from: tuple[frozenset[int], ...] = ()
+    reached_from: tuple[Reach, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()

@@ -18,7 +18,8 @@ from .._torch.graphs import symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, contiguous_strides, spec_of
+from ..graph.signature import Reach
 
 __all__ = ["without_tangents"]
 
@@ -55,11 +56,12 @@ _LINEAR = {
 
 
 def without_tangents(
-    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[frozenset[int]]
+    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[Reach]
 ) -> fx.GraphModule:
     """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those.
 
-    `reached_from` is the signature's: gradients that no such tangent leads to are None.
+    `reached_from` is the signature's: gradients that no such tangent leads to are None, and so are those that depend on
+    none of them, where PyTorch's own formulas say so.
     """
     old = backward.graph
     placeholders = [n for n in old.nodes if n.op == "placeholder"]
@@ -79,11 +81,12 @@ def without_tangents(
             continue
         if node.op == "output":
             present = {i for i, given in enumerate(mask) if given}
-            reached = [not present.isdisjoint(positions) for positions in reached_from]
-            gradients = [
-                None if g is None or not is_reached or (g in zeros and g.target is operator.getitem) else value(g)
-                for g, is_reached in zip(node.args[0], reached, strict=True)
-            ]  # the formulas with several results (norms') give undefined ones
+            alive = _depending(old, [t for t, given in zip(tangents, mask, strict=True) if given])
+            gradients = []
+            everything = Reach(frozenset(range(len(mask))), frozenset(range(len(mask))))
+            for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
+                sources = reach.outputs if gradient in alive else reach.custom
+                gradients.append(None if gradient is None or present.isdisjoint(sources) else value(gradient))
             graph.output(gradients)
         elif node not in zeros:
             survivor = _other_summand(node, depends, zeros)
@@ -112,6 +115,14 @@ def _zeros(graph: fx.Graph, tangents: list[fx.Node], mask: tuple[bool, ...]) -> 
     return depends, zeros
 
 
+def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
+    alive = set(tangents)
+    for node in graph.nodes:
+        if node.op == "call_function" and not alive.isdisjoint(node.all_input_nodes):
+            alive.add(node)
+    return alive
+
+
 def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) -> fx.Node | None:
     """For the sum of a zero and something of the same layout: that something."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
@@ -129,7 +140,7 @@ def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) ->
 def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
     spec = spec_of(node)
     if isinstance(spec, TensorSpec):
-        contiguous = _contiguous(spec.shape)
+        contiguous = contiguous_strides(spec.shape)
         shape, stride = map_symbolic(list(spec.shape), sizes.node), map_symbolic(list(spec.stride), sizes.node)
         zeros = graph.call_function(aten.full.default, (shape, 0), {"dtype": spec.dtype, "device": spec.device})
         zeros.meta = {"spec": TensorSpec(spec.shape, contiguous, spec.dtype, spec.device)}
@@ -178,11 +189,3 @@ class _Sizes:
             f"the backward for only some of the outputs needs the size {symbol}, which nothing it was given has. "
             "Compile with dynamic=False, or use all outputs in the loss."
         )
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

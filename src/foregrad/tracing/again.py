@@ -24,7 +24,7 @@ from .._torch.symbols import is_symbolic
 from ..errors import ForegradError, UnsupportedError
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import InputInfo, Signature
+from ..graph.signature import InputInfo, Reach, Signature
 from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
@@ -290,7 +290,7 @@ class _Differentiation:
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
 
-    def _reached(self, sources: list[_Output], leaves: list[torch.Tensor | None]) -> tuple[frozenset[int], ...]:
+    def _reached(self, sources: list[_Output], leaves: list[torch.Tensor | None]) -> tuple[Reach, ...]:
         """For each input the outputs that lead to it, where there are several."""
         fakes = [output.fake for output in sources]
         if len(fakes) < 2 or any(fake.grad_fn is None for fake in fakes):

@@ -22,7 +22,7 @@ from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Signature
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -298,7 +298,7 @@ class _Capture:
     def _forward_entries(self) -> list[Entry]:
         return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
 
-    def _reached(self, outputs: list[Any]) -> dict[int, frozenset[int]]:
+    def _reached(self, outputs: list[Any]) -> dict[int, Reach]:
         """For each record, which outputs lead to it, when there are several."""
         if len(outputs) < 2:
             return {}
@@ -325,7 +325,7 @@ class _Capture:
         rootless: list[int],
         tangents: list[tuple[torch.Tensor, Entry]],
         gradients: list[Entry | None],
-        reached: dict[int, frozenset[int]],
+        reached: dict[int, Reach],
         out_tree: Any,
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs = self.inputs
@@ -356,7 +356,7 @@ class _Capture:
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(rootless),
-            reached_from=tuple(reached.get(id(r), frozenset()) for r in records) if reached else (),
+            reached_from=tuple(reached.get(id(r), Reach(frozenset(), frozenset())) for r in records) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..graph.meta import TensorSpec
+from ..graph.meta import TensorSpec, contiguous_strides
 
 __all__ = ["RULES", "layout_of"]
 
@@ -29,7 +29,7 @@ def layout_of(op: Any, specs: Specs, args: tuple[Any, ...], kwargs: dict[str, An
     rule = RULES.get(op)
     if rule is None or not specs or not _are_alike(specs):
         return None
-    if op not in _ANY_STRIDES and not all(s.stride == _contiguous(s.shape) for s in specs):
+    if op not in _ANY_STRIDES and not all(s.stride == contiguous_strides(s.shape) for s in specs):
         return None
     return rule(specs, args, kwargs)
 
@@ -41,16 +41,8 @@ def _are_alike(specs: Specs) -> bool:
     return all(s.dtype is first.dtype and s.device == first.device and 0 not in s.shape for s in specs)
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
 def _new(shape: Sequence[int], like: TensorSpec) -> TensorSpec:
-    return TensorSpec(tuple(shape), _contiguous(shape), like.dtype, like.device)
+    return TensorSpec(tuple(shape), contiguous_strides(shape), like.dtype, like.device)
 
 
 _NUMBERS = (int, float, bool, str)

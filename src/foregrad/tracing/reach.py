@@ -11,39 +11,36 @@ from typing import Any
 
 import torch
 
+from ..graph.signature import Reach
+
 __all__ = ["other_leaves", "reached_from"]
 
 
-# Their weights get a gradient from the first output only.
-_NORMS = {"NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0"}
-
-
-def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[frozenset[int]]:
-    """For each leaf, the positions in `outputs` that lead to it. One walk over the autograd graph."""
+def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[Reach]:
+    """How outputs lead to each leaf. One walk over the autograd graph."""
     roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(roots)
     masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
-    through_first: dict[int, int] = dict.fromkeys(map(id, order), 0)  # by way of the node's first output
-    for position, (root, output) in enumerate(zip(roots, outputs, strict=True)):
+    through_custom: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    for position, root in enumerate(roots):
         masks[id(root)] |= 1 << position
-        if output.output_nr == 0:
-            through_first[id(root)] |= 1 << position
-    of_leaf = {id(leaf): 0 for leaf in leaves if leaf is not None}
+    of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
     for node in order:
-        mask = masks[id(node)]
-        is_norm = node.name() in _NORMS
-        for at, (following, output_nr) in enumerate(node.next_functions):
+        mask, custom = masks[id(node)], through_custom[id(node)]
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            custom = mask
+        for following, _ in node.next_functions:
             if following is not None:
-                passed = through_first[id(node)] if is_norm and at > 0 else mask
-                masks[id(following)] |= passed
-                if output_nr == 0:
-                    through_first[id(following)] |= passed
+                masks[id(following)] |= mask
+                through_custom[id(following)] |= custom
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) in of_leaf:
-            of_leaf[id(leaf)] |= mask
-    count = range(len(roots))
+            all_of_leaf, custom_of_leaf = of_leaf[id(leaf)]
+            of_leaf[id(leaf)] = all_of_leaf | mask, custom_of_leaf | custom
+    nothing = Reach(frozenset(), frozenset())
     return [
-        frozenset() if leaf is None else frozenset(i for i in count if of_leaf[id(leaf)] >> i & 1) for leaf in leaves
+        nothing if leaf is None else Reach(*(_positions(mask, len(roots)) for mask in of_leaf[id(leaf)]))
+        for leaf in leaves
     ]
 
 
@@ -53,6 +50,10 @@ def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor])
     leaves = [getattr(node, "variable", None) for node in _consumers_first(roots)]
     ids = set(map(id, known))
     return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
+
+
+def _positions(mask: int, count: int) -> frozenset[int]:
+    return frozenset(i for i in range(count) if mask >> i & 1)
 
 
 def _consumers_first(roots: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view
 from .._torch.fakes import FakeTensor, new_fake
 from .._torch.patches import Hooks, patched
 from ..errors import UnsupportedError
-from ..graph.meta import TensorSpec
+from ..graph.meta import TensorSpec, contiguous_strides
 from .alias import Value
 from .decisions import Decisions
 from .lifting import Lifting
@@ -103,7 +103,7 @@ def run_engine(
 
 def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
     """A fake that comes in from outside, laid out as `spec` is, or contiguously where that has gaps or overlaps."""
-    stride = spec.stride if _is_dense(spec) else _contiguous(spec.shape)
+    stride = spec.stride if _is_dense(spec) else contiguous_strides(spec.shape)
     spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
     fake = new_fake(recorder.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
     entry = Entry(None, spec=spec)
@@ -134,11 +134,3 @@ def _is_dense(spec: TensorSpec) -> bool:
             return False
         expected *= size
     return True
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
