@@ -1,6 +1,6 @@
-"""Step time of programs that differentiate more than once: eager against foregrad with its eager backend.
+"""Step time of programs that differentiate more than once: eager against foregrad, with and without Inductor.
 
-    python benchmarks/higher_order.py [--rounds N]
+    python benchmarks/higher_order.py [--rounds N] [--no-inductor]
 
 A step is forward, inner derivatives, backward, optimiser, on one thread; CPU time of the process, median of rounds
 that take turns. Also the cost of a first-order call with and without `config.higher_order`, and of `value_and_grad`
@@ -95,13 +95,16 @@ def compiled(function: Any) -> Any:
     return foregrad.compile(function, backend="eager")
 
 
-def show_programs(rounds: int) -> None:
+def with_inductor(function: Any) -> Any:
+    return foregrad.compile(function, backend="inductor")
+
+
+def show_programs(rounds: int, compilers: dict[str, Callable[[Any], Any]]) -> None:
     for program in (pinn, pinn_outside, force_field):
-        took = take_turns({"eager": program(lambda f: f), "foregrad": program(compiled)}, rounds, 5)
-        ratio = took["eager"] / took["foregrad"]
-        print(
-            f"{program.__name__:14} eager {took['eager'] * 1e3:7.2f} ms  foregrad {took['foregrad'] * 1e3:7.2f} ms  {ratio:.2f}x"
-        )
+        calls = {name: program(compile) for name, compile in compilers.items()}
+        took = take_turns(calls, rounds, 5)
+        columns = [f"{name} {s * 1e3:7.2f} ms {took['eager'] / s:5.2f}x" for name, s in took.items()]
+        print(f"{program.__name__:14} {'  '.join(columns)}", flush=True)
 
 
 def show_overhead(rounds: int) -> None:
@@ -125,10 +128,14 @@ def show_overhead(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--no-inductor", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    show_programs(rounds)
-    show_overhead(rounds)
+    compilers = {"eager": lambda f: f, "foregrad": compiled}
+    if not options.no_inductor:
+        compilers["with Inductor"] = with_inductor
+    show_programs(options.rounds, compilers)
+    show_overhead(options.rounds)
 
 
 if __name__ == "__main__":

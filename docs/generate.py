@@ -19,7 +19,7 @@ from pathlib import Path
 from foregrad import errors
 
 DOCS = Path(__file__).parent
-PAGES = ("pipeline.md", "dynamic.md", "backends.md", "guards.md")
+PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md")
 
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",

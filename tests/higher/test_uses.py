@@ -313,3 +313,22 @@ def test_neither_arguments_nor_graphs_are_held_afterwards():
     del x, w, middle, y, first, _
     gc.collect()
     assert [ref() for ref in alive] == [None] * 5
+
+
+def test_once_differentiable_among_others_raises_as_in_eager():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0].cos()
+
+    for run in (Once.apply, foregrad.compile(Once.apply, backend="eager")):
+        x, w = (torch.ones(3, requires_grad=True) for _ in range(2))
+        (g,) = torch.autograd.grad((run(x) * w).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            (g.sum() + x.sum() + w.sum()).backward()

@@ -339,6 +339,7 @@ def test_the_demo_is_equal_bit_for_bit():
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples_run(example, capsys):
+def test_examples_run(example, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out

@@ -180,10 +180,16 @@ class SymbolTable:
             symbol in guard.expr.free_symbols for guard in self.env.guards
         )
 
-    def guards(self) -> list[Any]:
-        """What was found out about the sizes while capturing, as sympy expressions that must be true."""
-        found = [guard.expr.subs(self.floats) for guard in self.env.guards]  # floats asked for are decided
+    def guards(self, first: int = 0) -> list[Any]:
+        """What was found out about the sizes while capturing, as sympy expressions that must be true.
+
+        `first`: how many of `num_found` to leave out.
+        """
+        found = [guard.expr.subs(self.floats) for guard in self.env.guards[first:]]  # floats asked for are decided
         return [expression for expression in found if expression.free_symbols]
+
+    def num_found(self) -> int:
+        return len(self.env.guards)
 
     def limits(self, symbol: Any) -> tuple[int, int | None]:
         """The least and the greatest value that a symbol was taken to have."""

@@ -28,6 +28,7 @@ from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
+from ..partitioners import default_partition
 from ..passes.keep import also_saved
 from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
@@ -37,7 +38,7 @@ from .naming import graph_being_compiled
 from .numbers import check_numbers
 
 if TYPE_CHECKING:
-    from ..tracing.again import Derivable
+    from ..tracing.again import Derivable, Derivative
     from ..tracing.capture import Captured
 
 __all__ = ["Pipeline", "Product", "compiling"]
@@ -145,10 +146,15 @@ class Pipeline:
             module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
             return _compile_late(self.bw_compiler, module, joint, roles.backward())
 
+        checked = joint.symbols.num_found() if joint.symbols is not None else 0
+
         def make_derived(pattern: tuple[int, ...]) -> Derived:
             assert derivable is not None
             assert config is not None
-            return self.derive(partitioned, derivable, pattern, config)
+            derived = self.derive(partitioned, derivable, pattern, config)
+            # The check of the arguments is long written: what was found out about sizes since is checked by itself.
+            conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
+            return dataclasses.replace(derived, conditions=tuple(conditions))
 
         return Compiled(
             partitioned,
@@ -169,9 +175,21 @@ class Pipeline:
             derivative = derivable.differentiate(partitioned.forward, partitioned.saved_nodes, written, pattern)
             if config.check:
                 derivative.joint.check()
-            split = also_saved(self.split(derivative.joint), derivative.derivable.read_again)
+            split = also_saved(self.split(derivative.joint), self._kept_by_derived(derivative))
             compiled = self.compile(split, derivative.derivable, config)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
+
+    def _kept_by_derived(self, derivative: Derivative) -> set[str]:
+        """What the next derivative may read: the inputs too, where the partition does not save as eager does.
+
+        They are in memory anyway, parameters or what the function differentiated had saved.
+        """
+        kept = set(derivative.derivable.read_again)
+        if self.partition is not default_partition:
+            valueless = derivative.derivable.valueless
+            inputs = derivative.joint.placeholders()[: len(derivative.feeds)]
+            kept.update(node.name for i, node in enumerate(inputs) if i not in valueless)
+        return kept
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import fx
 
 from .._torch.modules import make_graph_module
@@ -14,11 +15,13 @@ __all__ = ["also_saved"]
 
 
 def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
-    """The same halves, the forward saving the tensors at the nodes called `names` too, where it has them."""
+    """The same halves, the forward saving the values of the nodes called `names` too, where it has them."""
     saved = {node.name for node in partitioned.saved_nodes}
     wanted = set(names) - saved
-    more = [n for n in partitioned.forward.graph.nodes if n.name in wanted and isinstance(spec_of(n), TensorSpec)]
-    if not more:
+    found = [n for n in partitioned.forward.graph.nodes if n.name in wanted]
+    more = [n for n in found if isinstance(spec_of(n), TensorSpec)]
+    sizes = [n for n in found if isinstance(n.meta.get("val") if n.op == "placeholder" else None, torch.SymInt)]
+    if not more and not sizes:
         return partitioned
     signature = partitioned.joint.signature
     tensors = signature.num_forward_outputs + len(partitioned.saved_tensors)
@@ -27,16 +30,17 @@ def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
     for node in partitioned.forward.graph.nodes:
         if node.op == "output":
             kept = [None if n is None else made[n] for n in node.args[0]]
-            forward.output([*kept[:tensors], *(made[n] for n in more), *kept[tensors:]])
+            more_kept, more_sizes = ([made[n] for n in nodes] for nodes in (more, sizes))
+            forward.output([*kept[:tensors], *more_kept, *kept[tensors:], *more_sizes])
         else:
             made[node] = forward.node_copy(node, made.__getitem__)
             made[node].meta = node.meta
-    before_tangents = len(saved)
+    before_tangents, before_tensors = len(saved), len(partitioned.saved_sizes)
     made = {}
     for number, node in enumerate(partitioned.backward.graph.nodes):
-        if number == before_tangents:
-            for kept_node in more:
-                backward.placeholder(kept_node.name).meta = kept_node.meta
+        inserted = (sizes if number == before_tensors else []) + (more if number == before_tangents else [])
+        for kept_node in inserted:
+            backward.placeholder(kept_node.name).meta = kept_node.meta
         if node.op == "output":
             backward.output([None if n is None else made[n] for n in node.args[0]])
         else:

@@ -38,7 +38,11 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Derived:
-    """The backward of a compiled function as a compiled function of its own."""
+    """The backward of a compiled function as a compiled function of its own.
+
+    `conditions`: sympy expressions of symbolic sizes that it needs to be true and that the function did not check.
+    """
 
     derivative: Derivative
     compiled: Compiled
+    conditions: tuple[Any, ...] = ()

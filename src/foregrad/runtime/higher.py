@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch import engine
+from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.slots import Param
@@ -82,7 +83,14 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
 def _refuse(ctx: Any, *tangents: Any) -> Any:
     raise UnsupportedError(
         "a compiled function was differentiated twice (create_graph=True), but what that takes was not kept: "
-        "foregrad.config.higher_order is False, or the graph has symbolic sizes (compile with dynamic=False)."
+        "foregrad.config.higher_order is False."
+    )
+
+
+def _refuse_sizes(condition: str) -> None:
+    raise UnsupportedError(
+        f"a derivative of a compiled function was made for sizes with {condition}, and now has others. "
+        "Compile with dynamic=False: each size then gets graphs of its own."
     )
 
 
@@ -104,10 +112,14 @@ class _Renderer:
 
     def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
         self._take_apart()
-        names = [
-            self._feed(place, info.spec)
-            for place, info in zip(self.derived.derivative.feeds, self.inner.inputs, strict=True)
-        ]
+        feeds = self.derived.derivative.feeds
+        names = [self._feed(place) for place in feeds]
+        sizes = self._sizes(names)
+        for place, name, info in zip(feeds, names, self.inner.inputs, strict=True):
+            if place.kind != "input" and isinstance(info.spec, TensorSpec):  # a saved size has none
+                stride = f"({''.join(f'{self._number(s, sizes)}, ' for s in info.spec.stride)})"
+                self._line(f"if {name}.stride() != {stride}:")
+                self._line(f"    {name} = laid_out({name}, {stride})")
         outputs = [f"out_{i}" for i in range(self.inner.num_forward_outputs)]
         self._line("if not keeps_graph():")
         self._line("    ctx.maybe_clear_saved_tensors()")
@@ -134,16 +146,31 @@ class _Renderer:
         if sizes:
             self._line(f"{', '.join(sizes)}, = ctx.sizes")
 
-    def _feed(self, place: Place, spec: TensorSpec) -> str:
+    def _feed(self, place: Place) -> str:
         if place.kind == "input":
             return self._input(place.index)
-        name = self.saved[place.index] if place.kind == "saved" else self.tangents[place.index]
-        if place.kind == "saved" and not self.is_tensor[place.index]:
-            return name
-        stride = repr(tuple(spec.stride))
-        self._line(f"if {name}.stride() != {stride}:")
-        self._line(f"    {name} = laid_out({name}, {stride})")
-        return name
+        return self.saved[place.index] if place.kind == "saved" else self.tangents[place.index]
+
+    def _sizes(self, names: list[str]) -> dict[Any, str]:
+        """The variables of symbolic sizes, and a check of what only this derivative needs to be true of them."""
+        variables: dict[Any, str] = {}
+        for info in self.inner.symbols:
+            variable = variables[info.symbol] = f"size_{info.symbol}"
+            self._line(f"{variable} = {names[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
+        for condition in self.derived.conditions:
+            unknown = [str(s) for s in condition.free_symbols if s not in variables]
+            text = "False" if unknown else expression_text(condition, variables, self._bind)
+            self.globals["other_sizes"] = _refuse_sizes
+            self._line(f"if not ({text}):")
+            self._line(f"    other_sizes({str(condition)!r})")
+        return variables
+
+    def _number(self, number: Any, sizes: dict[Any, str]) -> str:
+        return expression_text(number, sizes, self._bind) if is_symbolic(number) else repr(number)
+
+    def _bind(self, wanted: str, value: Any) -> str:
+        self.globals[wanted] = value
+        return wanted
 
     def _input(self, index: int) -> str:
         """An input of the function: the saved tensor, the leaf, or its trail."""

@@ -13,12 +13,14 @@ partitioner that saves other values than those which the operators' derivatives 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from .._torch.graphs import symbol_of, symbols_in
+from .._torch.symbols import is_symbolic
 from ..errors import ForegradError, UnsupportedError
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
@@ -27,9 +29,11 @@ from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
 from .outputs import memory_root
-from .reach import reached_from
+from .reach import other_leaves, reached_from
 from .session import Session, run_engine
+from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
+from .views import undone
 
 __all__ = ["Derivable", "Derivative", "Place", "read_again"]
 
@@ -79,7 +83,7 @@ class Derivable:
     `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
     `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
     it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
-    whose values eager keeps for a second derivative alone.
+    whose values eager keeps for a second derivative alone. `valueless`: inputs that are there for their history only.
     """
 
     session: Session
@@ -91,6 +95,7 @@ class Derivable:
     input_slots: tuple[Slot, ...]
     random: dict[str, Entry]
     read_again: frozenset[str]
+    valueless: frozenset[int] = frozenset()
 
     def differentiate(
         self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int], pattern: tuple[int, ...]
@@ -129,6 +134,7 @@ class _Differentiation:
         self.middle = self.start
         self.backward_error: Exception | None = None
         self.outputs: list[_Output] = []
+        self.sizes: list[tuple[Place, Any]] = []  # saved symbolic sizes
         self._find_saved(forward, saved, written)
 
     def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int]) -> None:
@@ -141,8 +147,12 @@ class _Differentiation:
         self.valued: set[int] = set()  # inputs whose own value was kept
         for index, node in enumerate(saved):
             position = positions.get(node)
+            if position in self.origin.valueless:
+                continue
             if position in self.sinks and position not in written:
                 self.valued.add(position)
+            elif symbol_of(node.meta.get("val")) is not None:
+                self.sizes.append((Place("saved", index), node.meta["val"]))
             elif node in numbers:
                 self.saved.append((Place("saved", index), numbers[node]))
 
@@ -160,6 +170,8 @@ class _Differentiation:
         seeds = [session.tangent(output.spec) for output in sources]
         self.middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
         second = self._second(sources, self._variables(), [fake for fake, _ in seeds])
+        if self.backward_error is None and not any(second):
+            self._find_error(sources, [fake for fake, _ in seeds])
         if self.backward_error is None and not any(second):
             sources, seeds = [], []
         return self._derivative(gradients, sources, [entry for _, entry in seeds], second)
@@ -195,6 +207,18 @@ class _Differentiation:
         recorder = self.recorder
         return [None if g is None else recorder.value_of(g).read(recorder.emit) for g in found]
 
+    def _find_error(self, sources: list[_Output], seeds: list[torch.Tensor]) -> None:
+        """What eager raises on a way that leads to no input, as after `once_differentiable`."""
+        fakes = [output.fake for output in sources]
+        others = other_leaves(fakes, self._variables())
+        try:
+            with self.session.recording():
+                run_engine(fakes, others, seeds, create_graph=False)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            self.backward_error = error
+
     # ---------------------------------------------------------------- the graph
 
     def _derivative(
@@ -212,12 +236,22 @@ class _Differentiation:
         for entry in self.recorder.tape.entries[self.start :]:
             if entry.has_effect:
                 cut.copy(entry)
+        cut.add_sizes()
         inputs, feeds, slots, originals, leaves = cut.inputs()
         of_variable: dict[int, Entry | None] = dict(zip((id(v) for v in self._variables()), second_copies, strict=True))
         returned = [of_variable.get(id(leaf)) if leaf is not None else None for leaf in leaves]
         tape, random_originals = cut.tape()
-        recorder = self.recorder
-        module = build_module(tape, inputs, cut.seeds, [*entries, *returned], recorder.fake_mode, "JointGraph")
+        recorder, numbers = self.recorder, cut.numbers()
+        module = build_module(
+            tape,
+            inputs,
+            cut.seeds,
+            [*entries, *returned],
+            recorder.fake_mode,
+            "JointGraph",
+            recorder.is_symbolic,
+            numbers,
+        )
         outputs = tuple(self.outputs)
         differentiable = tuple(i for i, output in enumerate(outputs) if output in sources)
         random = {copy.name: original for copy, original in random_originals if copy.name is not None}
@@ -237,9 +271,11 @@ class _Differentiation:
             outputs=(),
             output_spec=None,
             reached_from=self._reached(sources, leaves),
+            symbols=symbols_of_inputs(inputs, numbers),
         )
         name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
-        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error)
+        table = recorder.decisions.numbers.table
+        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, table)
         derivable = Derivable(
             self.session,
             tuple(outputs[i].fake for i in differentiable),
@@ -250,6 +286,7 @@ class _Differentiation:
             tuple(slots),
             random,
             read_again(tape),
+            frozenset(i for i, place in enumerate(feeds) if place.kind == "input" and place.index not in self.valued),
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
 
@@ -274,6 +311,7 @@ class _Cut:
         origin = work.origin
         self.copies: dict[int, Entry] = {}  # by number
         self.used: set[int] = set()
+        self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
         self.sources: list[tuple[Place, Slot, Entry, torch.Tensor | None, Entry]] = []
         self.seeds = [self._input(entry) for entry in seeds]
         for i in work.sinks:
@@ -289,6 +327,20 @@ class _Cut:
             if number not in self.copies:
                 slot = Saved(first.name or f"value {place.index}")
                 self.saved[number] = (place, slot, first, None, self._input(first))
+        self.undone: dict[int, tuple[Entry, int]] = {}
+        for number in list(self.saved):
+            self._undo_views(number)
+
+    def _undo_views(self, number: int) -> None:
+        """What a saved view that rearranges a whole tensor was taken of: for one, a transposed parameter."""
+        saved = number
+        while True:
+            view = self.numbering.first[number]
+            base = undone(view, self.copies[number])
+            if base is None or (number := self.numbering.of(view.args[0])) in self.copies:
+                return
+            self.copies[number] = base
+            self.undone[number] = base, saved
 
     def _input(self, entry: Entry) -> Entry:
         copy = Entry(None, spec=entry.spec)
@@ -326,6 +378,30 @@ class _Cut:
         copy.is_backward = self._position(entry) >= work.middle
         return copy
 
+    def add_sizes(self) -> None:
+        """Inputs for the sizes that are used and that no other input has: saved ones."""
+        used = {
+            s for copy in self.copies.values() for n in _numbers_in((copy.args, copy.kwargs)) for s in symbols_in(n)
+        }
+        known = {info.symbol for info in symbols_of_inputs(self.inputs()[0], {})}
+        for place, number in self.work.sizes:
+            symbol = symbol_of(number)
+            if symbol in used - known:
+                known.add(symbol)
+                entry = Entry(None)
+                self.sizes[id(entry)] = number
+                self.sources.append((place, Saved(str(symbol)), entry, None, entry))
+
+    def numbers(self) -> dict[int, Any]:
+        """The symbolic numbers that copies are."""
+        known = self.work.recorder.decisions.numbers.by_entry
+        found = {
+            id(copy): known[id(first)]
+            for number, copy in self.copies.items()
+            if id(first := self.numbering.first[number]) in known
+        }
+        return found | self.sizes
+
     def _of(self, entry: Entry) -> Entry:
         return self.copies[self.numbering.of(entry)]
 
@@ -349,7 +425,8 @@ class _Cut:
 
     def inputs(self) -> tuple[list[Entry], list[Place], list[Slot], list[Entry], list[torch.Tensor | None]]:
         """The graph's inputs: placeholders, where they are found, slots, entries on the tape, leaves."""
-        rows = [*self.sources, *(row for number, row in self.saved.items() if number in self.used)]
+        used = self.used | {saved for number, (_, saved) in self.undone.items() if number in self.used}
+        rows = [*self.sources, *(row for number, row in self.saved.items() if number in used)]
         return (
             [row[4] for row in rows],
             [row[0] for row in rows],
@@ -361,7 +438,9 @@ class _Cut:
     def tape(self) -> tuple[Tape, list[tuple[Entry, Entry]]]:
         """The copies in the order of the tape, and the random ones with what they are copies of."""
         tape, random = Tape(), []
-        for number in sorted(self.copies):
+        for copy, _ in self.undone.values():
+            tape.append(copy)
+        for number in sorted(self.copies.keys() - self.undone.keys()):
             copy, first = self.copies[number], self.numbering.first[number]
             tape.append(copy)
             if copy.has_effect:
@@ -388,6 +467,17 @@ def _not_own(entries: list[Entry]) -> frozenset[int]:
             shared.add(index)
         taken.add(id(root))
     return frozenset(shared)
+
+
+def _numbers_in(value: Any) -> Iterator[Any]:
+    """The symbolic numbers in arguments."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers_in(item)
+    elif isinstance(value, dict):
+        yield from _numbers_in(tuple(value.values()))
+    elif is_symbolic(value):
+        yield value
 
 
 def _is_gradient(origin: Derivable) -> bool:

@@ -198,9 +198,7 @@ class _Capture:
         records, joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
-        is_plain = self.symbols is None and not call.varied
-        keeps = differentiable and self.higher_order and is_plain
-        derivable = self._derivable(found, records, joint) if keeps else None
+        derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
         return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, derivable)
 
     # ---------------------------------------------------------------- while the function runs
@@ -353,7 +351,7 @@ class _Capture:
             outputs,
             self.fake_mode,
             "JointGraph",
-            self.symbols,
+            self.symbols is not None,
             {**self.recorder.decisions.numbers.by_entry, **{id(n.entry): n.number.plain() for n in inputs.numbers}},
         )
         number = {id(r): i for i, r in enumerate(records)}
@@ -404,11 +402,14 @@ class _Capture:
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
             tuple(found.slots[i] for i in differentiable),
             joint.signature.tangent_specs,
-            tuple(r.entry for r in records),
-            tuple(r.leaf if r.leaf is not None and r.leaf.requires_grad else None for r in records),
-            tuple(r.slot for r in records),
+            (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
+            (
+                *(r.leaf if r.leaf is not None and r.leaf.requires_grad else None for r in records),
+                *(None for _ in self.inputs.numbers),
+            ),
+            (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
-            read_again(self.recorder.tape),
+            read_again(self.recorder.tape) | {n.entry.name for n in self.inputs.numbers if n.entry.name is not None},
         )
 
 

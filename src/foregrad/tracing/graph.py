@@ -15,7 +15,7 @@ from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic
 from ..graph.meta import NodeMeta, TensorSpec
 from .origin import Origin
-from .symbols import SizeNodes, SizeSymbols
+from .symbols import SizeNodes
 from .tape import Entry, Tape, map_entries
 
 __all__ = ["build_module"]
@@ -28,19 +28,20 @@ def build_module(
     outputs: Sequence[Entry | None],
     fake_mode: FakeTensorMode,
     name: str,
-    symbols: SizeSymbols | None = None,
+    symbolic: bool = False,
     numbers: Mapping[int, Any] | None = None,
 ) -> fx.GraphModule:
-    """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need."""
-    return _Builder(tape, fake_mode, symbols, numbers or {}).build(primals, tangents, outputs, name)
+    """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need.
+
+    `symbolic`: there may be symbolic sizes. `numbers`: the symbolic numbers that entries are, by the entry's id.
+    """
+    return _Builder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
 
 
 class _Builder:
-    def __init__(
-        self, tape: Tape, fake_mode: FakeTensorMode, symbols: SizeSymbols | None, numbers: Mapping[int, Any]
-    ) -> None:
-        self.numbers = numbers  # symbolic numbers by the id of their entry
-        self.symbols = symbols
+    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[int, Any]) -> None:
+        self.numbers = numbers
+        self.symbolic = symbolic
         self.sizes: SizeNodes | None = None
         self.tape = tape
         self.fake_mode = fake_mode
@@ -59,8 +60,8 @@ class _Builder:
                 name = self.writer.name(f"{prefix}_{number}")
                 self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
                 entry.name = name
-        if self.symbols is not None:
-            self.sizes = SizeNodes(self.graph, self.symbols.table, self.nodes)
+        if self.symbolic:
+            self.sizes = SizeNodes(self.graph, primals, self.nodes, self.numbers)
         for entry in self.tape.entries:
             if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
                 self.origins.setdefault(entry.sequence_nr, entry.origin)

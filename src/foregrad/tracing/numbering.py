@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from .._torch.symbols import is_symbolic, symbol_made
 from .tape import Entry, Tape
 
 __all__ = ["Numbering"]
@@ -56,7 +57,7 @@ class Numbering:
         placeholders = iter(primals)
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                number: int | None = self.of(next(placeholders))
+                number = self._by_entry.get(id(next(placeholders)))  # sizes are not on the tape
             elif node.op == "get_attr":
                 number = self._by_key.get(("constant", id(getattr(module, node.target, None))))
             elif node.op == "call_function":
@@ -90,11 +91,14 @@ def _frozen(value: Any, numbers: Any) -> Any:
     if isinstance(value, Entry):
         return "#", numbers[id(value)]
     if isinstance(value, fx.Node):
-        return "#", numbers[value]
+        size = value.meta.get("val") if value not in numbers else None
+        return ("size", symbol_made(size)) if is_symbolic(size) else ("#", numbers[value])
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(item, numbers) for item in value)
     if isinstance(value, dict):
         return tuple((key, _frozen(item, numbers)) for key, item in value.items())
+    if is_symbolic(value):
+        return "size", symbol_made(value)
     if isinstance(value, float):
         return float, value.hex()  # 0.0 is not -0.0, and nan is nan
     if isinstance(value, complex):

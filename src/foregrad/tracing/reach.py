@@ -13,7 +13,7 @@ import torch
 
 from ..graph.signature import Reach
 
-__all__ = ["reached_from"]
+__all__ = ["other_leaves", "reached_from"]
 
 
 def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[Reach]:
@@ -42,6 +42,14 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
         nothing if leaf is None else Reach(*(_positions(mask, len(roots)) for mask in of_leaf[id(leaf)]))
         for leaf in leaves
     ]
+
+
+def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that gradients of `outputs` reach, apart from those known."""
+    roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    leaves = [getattr(node, "variable", None) for node in _consumers_first(roots)]
+    ids = set(map(id, known))
+    return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
 
 
 def _positions(mask: int, count: int) -> frozenset[int]:

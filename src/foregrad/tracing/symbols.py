@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from .._torch.symbols import SymbolTable, TracedInt, write_expression
 from ..errors import UnsupportedError
 from ..graph.meta import NodeMeta, TensorSpec
 from ..graph.signature import SizeSymbol
+from .tape import Entry
 
-__all__ = ["SizeNodes", "SizeSymbols"]
+__all__ = ["SizeNodes", "SizeSymbols", "symbols_of_inputs"]
 
 aten = torch.ops.aten
 
@@ -63,13 +64,35 @@ class SizeSymbols:
         return tuple(found)
 
 
-class SizeNodes:
-    """The nodes of a graph that compute with sizes."""
+def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[int, Any]) -> tuple[SizeSymbol, ...]:
+    """Where each symbol is found: the first dimension of an input that is one, or the input that is that number.
 
-    def __init__(self, graph: fx.Graph, table: SymbolTable, placeholders: Mapping[int, fx.Node]) -> None:
+    `numbers` has the symbolic numbers that inputs are, by the id of their entry.
+    """
+    found: dict[Any, SizeSymbol] = {}
+    for position, entry in enumerate(inputs):
+        sizes: list[tuple[int | None, Any]] = []
+        if isinstance(entry.spec, TensorSpec):
+            sizes = list(enumerate(entry.spec.shape))
+        elif id(entry) in numbers:
+            sizes = [(None, numbers[id(entry)])]
+        for dim, size in sizes:
+            symbol = symbol_of(size)
+            if symbol is not None:
+                found.setdefault(symbol, SizeSymbol(symbol, position, dim))
+    return tuple(found.values())
+
+
+class SizeNodes:
+    """The nodes of a graph that compute with sizes, which they read off the graph's `inputs`."""
+
+    def __init__(
+        self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[int, fx.Node], numbers: Mapping[int, Any]
+    ) -> None:
         self.graph = graph
-        self.table = table
-        self.placeholders = placeholders  # by the id of an input's entry
+        self.inputs = inputs
+        self.nodes = nodes  # by the id of an input's entry
+        self.places = {info.symbol: info for info in symbols_of_inputs(inputs, numbers)}
         self.symbols: dict[Any, fx.Node] = {}
         self.written: dict[Any, Any] = {}
 
@@ -84,13 +107,15 @@ class SizeNodes:
         return self.written[expression]
 
     def _size(self, symbol: Any) -> fx.Node:
-        if symbol not in self.table.bound:
-            raise UnsupportedError(f"a graph needs the number {symbol}, which none of the inputs that were given has.")
-        entry, dim = self.table.bound[symbol]
+        place = self.places.get(symbol)
+        if place is None:
+            raise UnsupportedError(
+                f"a derivative needs the size {symbol}, which nothing that it is given has. Compile with dynamic=False."
+            )
+        entry, dim = self.inputs[place.input], place.dim
+        placeholder = self.nodes[id(entry)]
         if dim is None:
-            return self.placeholders[id(entry)]
-        node = self.graph.create_node(
-            "call_function", aten.sym_size.int, (self.placeholders[id(entry)], dim), {}, f"size_{symbol}"
-        )
-        node.meta = NodeMeta({"val": entry.spec.shape[dim], "partitioner_tag": "is_forward"})
+            return placeholder
+        node = self.graph.create_node("call_function", aten.sym_size.int, (placeholder, dim), {}, f"size_{symbol}")
+        node.meta = NodeMeta({"val": entry.spec.shape[dim], "partitioner_tag": "is_forward"})  # type: ignore[union-attr]
         return node

@@ -17,7 +17,7 @@ from ..graph.meta import TensorSpec
 from .opinfo import take_data
 from .tape import Entry
 
-__all__ = ["Emit", "is_bijection", "write_back", "write_memory"]
+__all__ = ["Emit", "is_bijection", "undone", "write_back", "write_memory"]
 
 aten = torch.ops.aten
 
@@ -184,6 +184,24 @@ def is_bijection(op: Any) -> bool:
     """Whether the view has all of the elements of what it is a view of."""
     rule = _RULES.get(op)
     return rule is not None and rule not in _SELECTIONS
+
+
+_LAYOUT_KEPT = {_transpose, _t, _permute, _identity, _conj, _neg}
+
+
+def undone(view: Entry, copy: Entry) -> Entry | None:
+    """What `view` was taken of, from a copy of the view; None where that is no matter of rearranging it."""
+    rule = _RULES.get(view.target)
+    base = view.args[0] if rule is not None else None
+    if rule is None or not isinstance(base, Entry) or not isinstance(base.spec, TensorSpec):
+        return None
+    if rule not in _LAYOUT_KEPT and not (rule is _reshape and _is_contiguous(base.spec)):
+        return None
+
+    def emit(target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None) -> Entry:
+        return Entry(target, args, kwargs, spec or base.spec)
+
+    return rule(emit, view.args, base, base.spec, copy, None)
 
 
 def write_back(
