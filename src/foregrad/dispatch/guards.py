@@ -23,7 +23,7 @@ from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
-from ..graph.source import Names
+from ..graph.source import Names, unpacked
 from .shapes import size_lines, static_or_none
 from .state import state_conditions
 from .watch import Watch
@@ -131,7 +131,7 @@ class _Renderer:
         if positional.children:
             names = self._children(positional, [f"args_{i}" for i in range(len(positional.children))])
             self._require(f"len(args) == {len(names)}")
-            self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+            self.lines.append(f"{unpacked(names)}args")
         else:
             names = []
             self._require("not args")
@@ -154,7 +154,7 @@ class _Renderer:
             self._leaf(name)
             return
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
-        unpack = f"{', '.join(children)}{',' if len(children) == 1 else ''} = " if children else ""
+        unpack = unpacked(children)
         cls = tree.type.__name__ if tree.type in (tuple, list, dict) else self._bind("cls", tree.type)
         self._require(f"type({name}) is {cls}")
         if tree.kind in ("tuple", "list", "namedtuple", "structseq"):
@@ -290,7 +290,7 @@ class _Renderer:
         if static:
             self._require(f"{self._bind('check_parameters', watch.check_tensors)}({values})")
             targets = [inputs[i] for i in static]
-            self.lines.append(f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {values}")
+            self.lines.append(f"{unpacked(targets)}{values}")
         self._arguments_reached_too(inputs)
         return watch
 

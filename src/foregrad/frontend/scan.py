@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import sys
 import types
 from typing import Any
@@ -80,6 +81,17 @@ class Scan:
         ] = []  # (object or class, name, depth, rank, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._count = 0
+        self._named = 0  # how many of `modules` are in `_names`
+        self._paths: dict[int, str] = {}
+
+    @property
+    def module_names(self) -> dict[int, str]:
+        """By id: what people call a module that was found or is part of one, `model.layers.0`."""
+        for root, prefix in itertools.islice(self.modules.values(), self._named, None):
+            for path, module in root.named_modules(prefix=prefix):
+                self._paths.setdefault(id(module), path)
+        self._named = len(self.modules)
+        return self._paths
 
     # ---------------------------------------------------------------- callables
 

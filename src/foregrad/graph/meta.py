@@ -112,11 +112,24 @@ class TensorSpec:
         """Whether no size, stride or offset is symbolic."""
         return type(self.offset) is int and all(type(n) is int for n in (*self.shape, *self.stride))
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill a stretch of memory, each in a place of its own."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size == 0:
+                return True
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
     def holds(self, part: TensorSpec) -> bool:
         """Whether this is a stretch of memory without gaps or overlaps in which all elements of `part` are."""
         start, first = self.offset * self.dtype.itemsize, part.offset * part.dtype.itemsize
-        dense = self.nbytes == self.numel * self.dtype.itemsize
-        return bool(dense and start <= first and first + part.nbytes <= start + self.nbytes)
+        return bool(self.is_dense and start <= first and first + part.nbytes <= start + self.nbytes)
 
     def same_layout(self, other: TensorSpec) -> bool:
         """Whether both have the same shape, strides and dtype (device and offset aside)."""

@@ -16,14 +16,14 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import InternalError
 
-__all__ = ["Names", "Renderer", "compile_source", "infix", "source_of"]
+__all__ = ["Names", "Renderer", "compile_source", "infix", "source_of", "unpacked"]
 
 _units = itertools.count(1)
 
@@ -235,3 +235,8 @@ def _is_hashable(target: Any) -> bool:
 def _atom(text: str) -> str:
     """`text` such that an operator beside it can't reach into it: `-1 ** x` is not `(-1) ** x`."""
     return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+def unpacked(names: Sequence[str]) -> str:
+    """The left side of an assignment that takes a sequence apart: `a, b = `, `a, = `; nothing for no names."""
+    return f"{', '.join(names)}{',' if len(names) == 1 else ''} = " if names else ""

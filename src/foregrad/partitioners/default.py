@@ -6,6 +6,7 @@ constants are made again, and of a tensor whose sizes alone are needed only thes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -24,7 +25,7 @@ def default_partition(
     _joint_inputs: Any,
     *,
     num_fwd_outputs: int,
-    static_lifetime_input_indices: list[int] | None = None,
+    static_lifetime_input_indices: Sequence[int] | None = None,
     static_lifetime_input_nodes: Any = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward, recomputing only what is tagged for it.

@@ -28,10 +28,10 @@ __all__ = ["choose_min_cut", "min_cut_rematerialization_partition"]
 def min_cut_rematerialization_partition(
     joint_module: fx.GraphModule,
     _joint_inputs: Any,
-    compiler: str = "inductor",
+    compiler: object = "inductor",
     *,
     num_fwd_outputs: int,
-    static_lifetime_input_indices: list[int] | None = None,
+    static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that the fewest bytes are saved for the backward, recomputing what is cheap.
 

@@ -66,7 +66,9 @@ def without_tangents(
     old = backward.graph
     placeholders = [n for n in old.nodes if n.op == "placeholder"]
     tangents = placeholders[num_saved:]
-    depends, zeros = _zeros(old, tangents, mask)
+    given = [t for t, present in zip(tangents, mask, strict=True) if present]
+    depends = _depending(old, tangents)
+    zeros = _zeros(old, depends, [t for t in tangents if t not in given])
     graph = fx.Graph()
     made: dict[fx.Node, Any] = {}
     sizes = _Sizes(graph, made)
@@ -80,8 +82,8 @@ def without_tangents(
         if node.op == "placeholder" and node in zeros:
             continue
         if node.op == "output":
-            present = {i for i, given in enumerate(mask) if given}
-            alive = _depending(old, [t for t, given in zip(tangents, mask, strict=True) if given])
+            present = {i for i, is_given in enumerate(mask) if is_given}
+            alive = _depending(old, given)
             gradients = []
             everything = Reach(frozenset(range(len(mask))), frozenset(range(len(mask))))
             for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
@@ -99,23 +101,18 @@ def without_tangents(
     return make_graph_module(backward, graph, "PartialBackward")
 
 
-def _zeros(graph: fx.Graph, tangents: list[fx.Node], mask: tuple[bool, ...]) -> tuple[set[fx.Node], set[fx.Node]]:
-    """(nodes that depend on a tangent, nodes known to be zero)."""
-    depends: set[fx.Node] = set(tangents)
-    zeros = {t for t, present in zip(tangents, mask, strict=True) if not present}
+def _zeros(graph: fx.Graph, depends: set[fx.Node], missing: list[fx.Node]) -> set[fx.Node]:
+    """The nodes known to be zero, of those that depend on a tangent."""
+    zeros = set(missing)
     for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        used = [a for a in node.all_input_nodes if a in depends]
-        if not used:
-            continue
-        depends.add(node)
-        if node.target in _LINEAR and all(a in zeros for a in used):
+        is_linear = node.op == "call_function" and node in depends and node.target in _LINEAR
+        if is_linear and all(a in zeros for a in node.all_input_nodes if a in depends):
             zeros.add(node)
-    return depends, zeros
+    return zeros
 
 
 def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
+    """The nodes that some of `tangents` go into, these too."""
     alive = set(tangents)
     for node in graph.nodes:
         if node.op == "call_function" and not alive.isdisjoint(node.all_input_nodes):

@@ -18,9 +18,10 @@ from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.slots import Param
-from ..graph.source import Names, compile_source
+from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
 from .compiled import Compiled, Derived
+from .layout import laid_out
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
@@ -101,7 +102,7 @@ class _Renderer:
         self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
         self.signature = compiled.partitioned.joint.signature
         self.inner = derived.compiled.partitioned.joint.signature
-        self.globals: dict[str, Any] = {"laid_out": _laid_out, "keeps_graph": engine.keeps_graph}
+        self.globals: dict[str, Any] = {"laid_out": laid_out, "keeps_graph": engine.keeps_graph}
         self.lines = ["def differentiable_backward(ctx, tangents):"]
         saved = compiled.partitioned.saved_nodes
         self.saved = [f"saved_{i}" for i in range(len(saved))]
@@ -127,7 +128,7 @@ class _Renderer:
             self.globals |= {"forward_graph": self.derived.compiled.forward, "no_grad": torch.no_grad}
             self.globals["no_autocast"] = engine.disable_autocast
             self._line("with no_grad(), no_autocast():")
-            self._line(f"    {_unpacked(outputs)}forward_graph([{', '.join(names)}])")
+            self._line(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
         else:
             self._call_node(make_node, names, outputs)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
@@ -192,7 +193,7 @@ class _Renderer:
         self._line(f"others = [{', '.join(rest)}]")
         self._line(f"{', '.join(carried)} = apply(others, {', '.join(names[i] for i in taken)})")
         if plain:
-            self._line(f"{_unpacked(plain)}others")
+            self._line(f"{unpacked(plain)}others")
 
     def _gradient(self, place: Place | None, outputs: list[str]) -> str:
         if place is None:
@@ -212,11 +213,3 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
             "Pass that tensor as an argument."
         )
     return leaf
-
-
-def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _unpacked(names: list[str]) -> str:
-    return f"{', '.join(names)}, = " if names else ""

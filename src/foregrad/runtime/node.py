@@ -15,11 +15,12 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.symbols import concrete, is_symbolic
+from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.source import Names, compile_source
+from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of
+from .layout import as_captured, in_order, laid_out, memory_order
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -69,12 +70,12 @@ class _NodeRenderer:
         rest = [primals[i] for i in range(len(primals)) if i not in self.taken]
         lines = [f"def forward(ctx, others, {', '.join(primals[i] for i in self.taken)}):"]
         if rest:
-            lines.append(f"    {', '.join(rest)}{',' if len(rest) == 1 else ''} = others")
+            lines.append(f"    {unpacked(rest)}others")
         outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
         saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
         self.globals["forward_graph"] = self.compiled.forward
         results = [*outputs, *saved]
-        call = f"{', '.join(results)}{',' if len(results) == 1 else ''} = forward_graph([{', '.join(primals)}])"
+        call = f"{unpacked(results)}forward_graph([{', '.join(primals)}])"
         if self.compiled.disable_autocast:
             self.globals["no_autocast"] = engine.disable_autocast
             lines += ["    with no_autocast():", "        " + call]
@@ -152,7 +153,7 @@ class _NodeRenderer:
         gradients = [
             self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)
         ]
-        call = f"{', '.join(gradients)}{',' if len(gradients) == 1 else ''} = backward_graph(values)"
+        call = f"{unpacked(gradients)}backward_graph(values)"
         if self.compiled.disable_autocast:
             lines += ["    with no_autocast():", "        " + call]
         else:
@@ -167,37 +168,16 @@ class _NodeRenderer:
     def _laid_out(self) -> list[str]:
         """A tangent whose strides are not those the backward was captured with is copied into them."""
         lines = []
-        self.globals["laid_out"] = _laid_out
+        self.globals["laid_out"] = laid_out
         for name, spec in zip(self.tangents, self.signature.tangent_specs, strict=True):
             if any(map(is_symbolic, spec.stride)):
-                order = repr(_memory_order(spec))
-                self.globals["in_order"] = _in_order
+                order = repr(memory_order(spec))
+                self.globals["in_order"] = in_order
                 lines.append(f"    {name} = in_order({name}, {order})")
                 continue
             stride = repr(tuple(spec.stride))
             lines += [f"    if {name}.stride() != {stride}:", f"        {name} = laid_out({name}, {stride})"]
         return lines
-
-
-def _laid_out(tangent: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
-
-
-def _memory_order(spec: TensorSpec) -> tuple[int, ...]:
-    """The dimensions of a dense tensor of symbolic sizes, outermost in memory first."""
-    dims = range(len(spec.shape))
-    return tuple(sorted(dims, key=lambda dim: (-concrete(spec.stride[dim]), dim)))
-
-
-def _in_order(tangent: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """A tangent laid out densely with its dimensions in that order."""
-    shape = tangent.shape
-    stride, step = [0] * len(shape), 1
-    for dim in reversed(order):
-        stride[dim] = step
-        step *= max(shape[dim], 1)
-    wanted = tuple(stride)
-    return tangent if tangent.stride() == wanted else _laid_out(tangent, wanted)
 
 
 def _raiser(error: Exception) -> Callable[[], None]:
@@ -230,13 +210,7 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         if graph is None:
             graph = graphs[mask] = compiled.make_partial_backward(mask)
         given = [
-            _in_order(t, _memory_order(spec))
-            if any(map(is_symbolic, spec.stride))
-            else t
-            if t.stride() == spec.stride
-            else _laid_out(t, spec.stride)
-            for t, spec in zip(tangents, signature.tangent_specs, strict=True)
-            if t is not None
+            as_captured(t, spec) for t, spec in zip(tangents, signature.tangent_specs, strict=True) if t is not None
         ]
         values = [*(ctx.sizes if has_sizes else ()), *ctx.saved_tensors, *given]
         if not engine.keeps_graph():

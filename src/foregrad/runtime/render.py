@@ -25,7 +25,7 @@ from ..graph.signature import (
     Signature,
     ViewStep,
 )
-from ..graph.source import Names
+from ..graph.source import Names, unpacked
 from .compiled import Compiled
 from .decisions import decision_lines
 from .node import NodeSource, make_node
@@ -113,7 +113,7 @@ class _Renderer:
 
     def _inference(self) -> None:
         forward = self.bind("forward_graph", self.compiled.forward)
-        call = f"{_unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
+        call = f"{unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
         autocast = [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
         if any(info.requires_grad or info.becomes_differentiable for info in self.signature.inputs):
             # Gradients are mostly off already; asking is ten times quicker than turning them off again.
@@ -135,7 +135,7 @@ class _Renderer:
         """Outputs that require grad though it leads nowhere."""
         rootless = [self.outputs[i] for i in self.signature.rootless]
         if rootless:
-            line = f"{_unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
+            line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
             self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _training(self) -> None:
@@ -158,7 +158,7 @@ class _Renderer:
         self.lines.append(f"{box} = [{', '.join(rest)}]")
         self._under(guards, [f"{target} = {apply}({box}, {arguments})"])
         if plain:
-            self.lines.append(f"{_unpacked([self.outputs[i] for i in plain])}{box}")
+            self.lines.append(f"{unpacked([self.outputs[i] for i in plain])}{box}")
 
     def _under(self, guards: list[str], body: list[str]) -> None:
         if guards:
@@ -282,10 +282,6 @@ class _Renderer:
 
 def _is_late(info: OutputInfo) -> bool:
     return isinstance(info, AliasOutput) and info.after_replacement
-
-
-def _unpacked(names: list[str]) -> str:
-    return f"{', '.join(names)}{',' if len(names) == 1 else ''} = " if names else ""
 
 
 def _op_name(op: Any) -> str:

@@ -437,7 +437,7 @@ class _Cut:
 
     def tape(self) -> tuple[Tape, list[tuple[Entry, Entry]]]:
         """The copies in the order of the tape, and the random ones with what they are copies of."""
-        tape, random = Tape(), []
+        tape, random = Tape(self.work.session.recorder.tape.origins), []
         for copy, _ in self.undone.values():
             tape.append(copy)
         for number in sorted(self.copies.keys() - self.undone.keys()):

@@ -20,6 +20,7 @@ import torch
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .opinfo import IDENTITIES
+from .origin import Origin
 from .tape import Entry
 from .views import Emit, is_bijection, write_back, write_memory
 
@@ -31,7 +32,7 @@ aten = torch.ops.aten
 class View:
     """A view operator applied to a value: `op(source, *args)`, output `index` of several when not None."""
 
-    __slots__ = ("args", "call", "grad_enabled", "index", "is_member", "kwargs", "op")
+    __slots__ = ("args", "call", "grad_enabled", "index", "is_member", "kwargs", "made", "op")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class View:
         grad_enabled: bool,
         *,
         is_member: bool = False,
+        made: tuple[Origin | None, int | None] | None = None,
     ) -> None:
         self.op = op
         self.args = args  # without the source
@@ -51,6 +53,7 @@ class View:
         self.call = call  # one object for all outputs of one call
         self.grad_enabled = grad_enabled
         self.is_member = is_member  # an input's place in a memory that inputs share
+        self.made = made  # where the user's program made it, and its autograd sequence number
 
 
 class Storage:
@@ -124,9 +127,15 @@ class Value:
             return self.entry
         assert storage is not None
         assert self.parent is not None, "the root of a storage is always current"
-        self.entry = self._replay(emit, self._seen())
+        source = self._seen()
+        self.entry = entry = self._replay(emit, source)
         self.generation = storage.generation
-        return self.entry
+        made = None if self.view is None else self.view.made
+        if made is not None and entry is not source.entry:
+            entry.origin = made[0]
+            if made[0] is None or not entry.is_backward:
+                entry.sequence_nr = made[1]
+        return entry
 
     def _seen(self) -> Value:
         """What this is a view of; for one by strides, the nearest that has all of its elements."""

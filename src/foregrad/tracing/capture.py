@@ -205,10 +205,10 @@ class _Capture:
 
     def _enter(self, module: torch.nn.Module) -> None:
         self.modules[id(module)] = module
-        self.origins.modules.append((_module_name(self.call, module), type(module).__qualname__))
+        self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
 
     def _leave(self) -> None:
-        self.origins.modules.pop()
+        self.origins.leave()
 
     @contextlib.contextmanager
     def _checkpoint_region(self) -> Iterator[None]:
@@ -233,11 +233,7 @@ class _Capture:
         reads, scan = self.reads, self.scan
         for cls, name in list(reads.class_attributes):
             scan.attribute_of_class(cls, name)
-        names: dict[int, str] = {}
-        for root, prefix in scan.modules.values():
-            for path, module in root.named_modules(prefix=prefix):
-                names.setdefault(id(module), path)
-        reads.name_modules(names)
+        reads.name_modules(scan.module_names)
         for value, name in reads.objects_of_modules():
             scan.visit(value, name)
         scan.finish()
@@ -460,7 +456,3 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
         source=source,
         becomes_differentiable=becomes,
     )
-
-
-def _module_name(call: FlatCall, module: torch.nn.Module) -> str:
-    return type(module).__name__

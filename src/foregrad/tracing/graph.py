@@ -14,7 +14,6 @@ from .._torch.graphs import GraphWriter
 from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic
 from ..graph.meta import NodeMeta, TensorSpec
-from .origin import Origin
 from .symbols import SizeNodes
 from .tape import Entry, Tape, map_entries
 
@@ -49,7 +48,6 @@ class _Builder:
         self.graph = self.writer.graph
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
-        self.origins: dict[int, Origin] = {}  # forward origin by autograd sequence number
         self.constants = 0
 
     def build(
@@ -62,9 +60,6 @@ class _Builder:
                 entry.name = name
         if self.symbolic:
             self.sizes = SizeNodes(self.graph, primals, self.nodes, self.numbers)
-        for entry in self.tape.entries:
-            if not entry.is_backward and entry.origin is not None and entry.sequence_nr is not None:
-                self.origins.setdefault(entry.sequence_nr, entry.origin)
         for entry in self.tape.live(outputs):
             if id(entry) not in self.nodes:
                 self._add(entry)
@@ -107,7 +102,7 @@ class _Builder:
             meta["recompute"], meta["ac_graph_id"] = entry.recompute.policy, entry.recompute.region
         origin = entry.origin
         if origin is None and entry.sequence_nr is not None:
-            origin = self.origins.get(entry.sequence_nr)
+            origin = self.tape.origins.get(entry.sequence_nr)
         if origin is not None:
             prefix = ""
             if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:

@@ -42,11 +42,13 @@ class Origins:
     def __init__(self, root: CodeType) -> None:
         self.root = root
         self.modules: list[tuple[str, str]] = []
-        self._last: tuple[Any, int, int, Origin] | None = None
+        self._last: tuple[Any, int, Origin] | None = None
 
     def here(self) -> Origin:
         frame: Any = sys._getframe(1)
-        root, is_user = self.root, _IS_USER
+        root, is_user, modules = self.root, _IS_USER, self.modules
+        first: Any = None
+        frames: list[tuple[CodeType, int]] = []
         while frame is not None:
             code = frame.f_code
             if code is root:
@@ -55,29 +57,27 @@ class Origins:
             if user is None:
                 user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
             if user:
-                break
+                line = frame.f_lineno
+                if first is None:
+                    # Several operators come from one line: while its frame is there, those below are where they were.
+                    first, last = frame, self._last
+                    if last is not None and last[0] is frame and last[1] == line:
+                        return last[2]
+                frames.append((code, line))
             frame = frame.f_back
-        if frame is None or code is root:
-            return Origin((), tuple(self.modules))
-        # Several operators come from one line: while its frame is there, the frames below are where they were.
-        last, line = self._last, frame.f_lineno
-        if last is not None and last[0] is frame and last[1] == line and last[2] == len(self.modules):
-            return last[3]
-        frames = [(code, line)]
-        outer = frame.f_back
-        while outer is not None:
-            code = outer.f_code
-            if code is root:
-                break
-            user = is_user.get(code)
-            if user is None:
-                user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
-            if user:
-                frames.append((code, outer.f_lineno))
-            outer = outer.f_back
-        origin = Origin(tuple(frames), tuple(self.modules))
-        self._last = (frame, line, len(self.modules), origin)
+        origin = Origin(tuple(frames), tuple(modules))
+        if first is not None:
+            self._last = (first, frames[0][1], origin)
         return origin
+
+    def enter(self, name: str, kind: str) -> None:
+        """A module's call begins; one line may call several, so what was found for the line no longer holds."""
+        self.modules.append((name, kind))
+        self._last = None
+
+    def leave(self) -> None:
+        self.modules.pop()
+        self._last = None
 
     def forget(self) -> None:
         """Let go of the last frame, and with it of its variables."""

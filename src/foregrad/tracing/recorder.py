@@ -33,7 +33,7 @@ from .constants import evaluate
 from .decisions import Decisions
 from .metadata import Metadata, is_cacheable
 from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
-from .origin import Origins, user_line
+from .origin import Origin, Origins, user_line
 from .overlaps import check_view
 from .tape import Entry, Tape
 from .writes import Writes
@@ -233,7 +233,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             if id(out) in self.values:
                 return out
-            view = View(info.op, rest, kwargs, None, object(), grad_enabled)
+            view = View(info.op, rest, kwargs, None, object(), grad_enabled, made=self.made())
             value = Value(out, None, specs or self.spec_of(out), source, view)
             value.generation = -1
             if info.is_identity:
@@ -242,9 +242,9 @@ class Recorder(TorchDispatchMode):
             if info.op is aten.as_strided.default and not self.in_backward and not self.is_symbolic:
                 self.writes.check_edges(value)
             return out
-        call = object()
+        call, made = object(), self.made()
         for index, item in enumerate(out):
-            view = View(info.op, rest, kwargs, index, call, grad_enabled)
+            view = View(info.op, rest, kwargs, index, call, grad_enabled, made=made)
             value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
             self.values[id(item)] = value
@@ -267,14 +267,17 @@ class Recorder(TorchDispatchMode):
         entry.has_effect = is_random and not _draws_nothing(target, args)
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
+        entry.origin, entry.sequence_nr = self.made()
+        return self.tape.append(entry)
+
+    def made(self) -> tuple[Origin | None, int | None]:
+        """Where the user's program is (the backward is nowhere in it), and the autograd node: its sequence number."""
         if self.in_backward:
             node = current_autograd_node()
-            if node is not None:
-                entry.sequence_nr = sequence_nr_of(node)
-        else:
-            entry.sequence_nr = next_sequence_nr() - 1
-            entry.origin = self.origins.here()
-        return self.tape.append(entry)
+            return None, None if node is None else sequence_nr_of(node)
+        origin, number = self.origins.here(), next_sequence_nr() - 1
+        self.tape.origins.setdefault(number, origin)
+        return origin, number
 
     def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry:
         """An operator that functionalization adds; `args` are entries and plain values."""

@@ -103,7 +103,7 @@ def run_engine(
 
 def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
     """A fake that comes in from outside, laid out as `spec` is, or contiguously where that has gaps or overlaps."""
-    stride = spec.stride if _is_dense(spec) else contiguous_strides(spec.shape)
+    stride = spec.stride if spec.is_dense else contiguous_strides(spec.shape)
     spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
     fake = new_fake(recorder.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
     entry = Entry(None, spec=spec)
@@ -120,17 +120,3 @@ def fresh_autocast_cache() -> Iterator[None]:
         yield
     finally:
         clear_autocast_cache()
-
-
-def _is_dense(spec: TensorSpec) -> bool:
-    """Non-overlapping and without gaps."""
-    expected = 1
-    for stride, size in sorted(zip(spec.stride, spec.shape, strict=True)):
-        if size == 0:
-            return True
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -90,8 +90,10 @@ def entries_in(value: Any) -> Iterator[Entry]:
 class Tape:
     """An ordered list of entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: dict[int, Any] | None = None) -> None:
         self.entries: list[Entry] = []
+        # Where each forward operator was called, by autograd sequence number.
+        self.origins: dict[int, Any] = {} if origins is None else origins
 
     def append(self, entry: Entry) -> Entry:
         self.entries.append(entry)

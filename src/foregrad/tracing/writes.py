@@ -143,7 +143,7 @@ class Writes:
         value = rec.value_of(tensor)
         spec = new.spec
         assert isinstance(spec, TensorSpec)
-        if value.storage.is_input and (_leaves_its_root(value) or _root_overlaps_itself(value)):
+        if value.storage.is_input and (_leaves_its_root(value) or value.storage.root.spec.overlaps_itself):
             self.past_the_edges(value.storage.root)
         if spec.dtype is not value.spec.dtype:
             if checked and not torch.can_cast(spec.dtype, value.spec.dtype):
@@ -325,12 +325,6 @@ def _leaves_its_root(value: Value) -> bool:
             return not root.spec.holds(value.spec)
         value = value.parent
     return False
-
-
-def _root_overlaps_itself(value: Value) -> bool:
-    """Whether a write to one element of the input shows in another of its elements."""
-    root = value.storage.root
-    return root.spec.overlaps_itself
 
 
 def _type_name(dtype: torch.dtype) -> str:
