@@ -322,7 +322,12 @@ def _scatter(name: str, t: torch.Tensor, pool: Pool) -> str:
 def _put(name: str, t: torch.Tensor, pool: Pool) -> str:
     index = pool.choose.integer(0, t.shape[0] - 1)
     accumulate = pool.choose.chance(50)
-    return f"{name}.index_put_((torch.tensor([0, {index}]),), {pool.source(t[:1])}, accumulate={accumulate})"
+    return f"{name}.index_put_((torch.tensor([0, {index}]),), {pool.source(t.detach()[:1])}, accumulate={accumulate})"
+
+
+def _mul_out(name: str, t: torch.Tensor, pool: Pool) -> str:
+    fits = [other for other, value in pool.names.items() if value.shape == t.shape]
+    return f"torch.mul({pool.choose.choice(fits)}, 2, out={name})"
 
 
 def _index_copy(name: str, t: torch.Tensor, pool: Pool) -> str:
@@ -333,7 +338,7 @@ def _index_copy(name: str, t: torch.Tensor, pool: Pool) -> str:
 IN_PLACE += [
     Op("addcmul_", "in-place", _change_by("{x}.addcmul_({y}, {y})"), _real_number, gives=False),
     Op("add out", "in-place", _change_by("torch.add({x}, {y}, out={x})"), gives=False),
-    Op("mul out", "in-place", lambda n, t, p: f"torch.mul({p.tensor_partner(t)}, 2, out={n})", gives=False),
+    Op("mul out", "in-place", _mul_out, gives=False),
     Op("copy_ flipped", "in-place", _change("{x}.copy_({x}.flip(0))"), _dims(1), gives=False),
     Op("copy_ transposed", "in-place", _change("{x}.copy_({x}.mT)"), _dims(2), gives=False),
     Op("foreach", "in-place", _change_by("torch._foreach_add_([{x}, {x}], [{y}, {y}])"), _real_number, gives=False),

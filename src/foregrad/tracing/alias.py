@@ -60,7 +60,15 @@ class View:
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
 
-    __slots__ = ("generation", "is_input", "is_touched", "is_written_anywhere", "last_scatter", "root")
+    __slots__ = (
+        "generation",
+        "is_input",
+        "is_touched",
+        "is_written_anywhere",
+        "is_written_outside",
+        "last_scatter",
+        "root",
+    )
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
@@ -68,6 +76,7 @@ class Storage:
         self.is_input = is_input
         self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
+        self.is_written_outside = False  # the same of the inputs in a memory that inputs share
         self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
@@ -201,13 +210,23 @@ class Value:
             self.entry = new
             self.generation = storage.generation
 
+    def _went_anywhere(self, at: Value) -> None:
+        """Note a write through `at`, which is a view by strides."""
+        storage = self.storage
+        storage.is_written_anywhere = True
+        source: Value | None = at
+        while source is not None and not (source.view is not None and source.view.is_member):
+            source = source.parent
+        if source is None or not source.spec.holds(at.spec):
+            storage.is_written_outside = True
+
     def mark_written(self) -> None:
         """Note a write to this value that is not written back view by view."""
         at: Value | None = self
         while at is not None:
             at.is_written_through = True
             if at.is_by_layout and self.spec.numel:
-                at.storage.is_written_anywhere = True
+                self._went_anywhere(at)
             at = at.parent
 
     def _write_parent(self, emit: Emit, new: Entry) -> None:
@@ -215,7 +234,7 @@ class Value:
         assert parent is not None
         assert view is not None
         if self.is_by_layout:
-            storage.is_written_anywhere = True
+            self._went_anywhere(self)
         if (self.is_by_layout and not parent.spec.holds(self.spec)) or (
             parent.spec.overlaps_itself and not is_bijection(view.op)
         ):

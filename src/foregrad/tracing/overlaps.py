@@ -26,7 +26,7 @@ def check_view(source: torch.Tensor, size: Any) -> None:
 
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
-    """Raise what the kernel raises about elements of `targets` that share their place with others."""
+    """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
     if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
         return
     replicas = _Replicas()
@@ -37,7 +37,7 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
         with torch.no_grad():
             func(*args, **kwargs)
     except RuntimeError as error:
-        if "unsupported operation" in str(error):
+        if "unsupported operation" in str(error) or "can't be cast" in str(error):
             raise
     except Exception:  # noqa: S110
         pass  # zeros don't suit it: about places it has nothing to say

@@ -41,7 +41,8 @@ class Writes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
-        self.has_resized_views = False  # differentiable ones
+        self.has_resized_tensors = False  # those that require grad
+        self.has_resized_views = False  # views among these
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -52,23 +53,21 @@ class Writes:
         given = _by_position(info, args, kwargs)
         targets = [t for i in info.writes for t in _tensors(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
-        at = tensors_at(given)
-        values = {where: rec.value_of(tensor) for where, tensor in at.items()}
-        in_memory = func not in _FILLS and where_order_matters(info, values)
         check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
         if func._schema.name.startswith("aten::_foreach_"):  # their kernels count the write, no layer above them does
             torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
-        if in_memory:
-            self._in_memory(info, before, values, targets, out)
-            return out
         if info.is_out:
             self._resized_outputs(targets)
+        values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
+        if func not in _FILLS and where_order_matters(info, values):
+            self._in_memory(info, before, values, targets, out)
+            return out
         if func is aten.copy_.default:
             new = [self._copied(targets[0], args[1], before[1])]
         elif func in _FILLS:
             new = [self._filled(targets[0], before[0], _FILLS[func], args)]
-        elif info.functional is not None and not _draws_in_memory_order(func, targets):
+        elif info.functional is not None and not (_draws_in_memory_order(func, targets) or _rounds(func, targets)):
             new = self._functional(info, args, kwargs, before, out)
         else:
             new = self._on_copies(info, given, before, info.writes, out)
@@ -222,6 +221,7 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
+                self._note_resizing(tensor)
                 self._require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
@@ -271,13 +271,18 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self.has_resized_views = self.has_resized_views or (tensor.requires_grad and is_view(tensor))
+        self._note_resizing(tensor)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
         self._become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
+
+    def _note_resizing(self, tensor: torch.Tensor) -> None:
+        if tensor.requires_grad:
+            self.has_resized_tensors = True
+            self.has_resized_views = self.has_resized_views or is_view(tensor)
 
     def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
         rec = self.recorder
@@ -359,6 +364,15 @@ _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
 def _draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
     """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
     return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
+
+
+# Complex products are compiled twice, for a result in new memory and for one in place, and round differently.
+_PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
+
+
+def _rounds(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would round differently."""
+    return targets[0].is_complex() and func._schema.name.removeprefix("aten::") in _PRODUCTS
 
 
 def _leaves_its_root(value: Value) -> bool:
