@@ -246,12 +246,14 @@ class _Capture:
     # ---------------------------------------------------------------- afterwards
 
     def _needs_bases(self) -> bool:
-        """Whether memory shared by differentiable views of one tensor was written."""
-        return any(
-            whole.initial.storage.is_written
-            and any(r.real.requires_grad and base_of(r.real) is not None for r in members)
-            for whole, members in self.inputs.memory
-        )
+        """Whether memory shared by differentiable views of one tensor was written, or got a history with the write."""
+        for whole, members in self.inputs.memory:
+            gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
+            if whole.initial.storage.is_written and any(
+                base_of(r.real) is not None and (r.real.requires_grad or gained) for r in members
+            ):
+                return True
+        return False
 
     def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
         after, tree = flatten((args, kwargs))

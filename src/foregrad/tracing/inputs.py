@@ -343,7 +343,9 @@ class Inputs:
         bases: dict[int, InputRecord] = {}
         for record in group:
             base = base_of(record.real)
-            if base is None or not record.real.requires_grad or id(base) in bases:
+            if base is None or record.real.is_inference() or id(base) in bases:
+                continue
+            if base.requires_grad and not record.real.requires_grad:  # taken without gradients
                 continue
             found = by_real.get(id(base))
             if found is None:

@@ -165,11 +165,6 @@ def _updates(
         raise UnsupportedMutationError(
             f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
         )
-    if differentiable and current.spec.overlaps_itself:
-        raise UnsupportedMutationError(
-            f"{record.slot} has several elements in one place and is written with gradients flowing through; "
-            "write to a copy and return it instead."
-        )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
     found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
