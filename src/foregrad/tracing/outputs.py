@@ -214,7 +214,11 @@ def _bases(
         first, path = group[0]
         if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
             value = recorder.value_of(first)
-            found.add(Output(path), value.read(recorder.emit), value.spec, first)
+            entry = value.read(recorder.emit)
+            if value.parent is not None and isinstance(entry.spec, TensorSpec) and entry.spec.offset != value.spec.offset:
+                value.generation = -1  # what was written to a view, seen where the view is
+                entry = value.read(recorder.emit)
+            found.add(Output(path), entry, value.spec, first)
             continue
         start = base = _common_base(recorder, [tensor for tensor, _ in group])
         back: tuple[ViewStep, ...] = ()
