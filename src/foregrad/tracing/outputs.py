@@ -215,7 +215,8 @@ def _bases(
         if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
             value = recorder.value_of(first)
             entry = value.read(recorder.emit)
-            if value.parent is not None and isinstance(entry.spec, TensorSpec) and entry.spec.offset != value.spec.offset:
+            is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
+            if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
                 value.generation = -1  # what was written to a view, seen where the view is
                 entry = value.read(recorder.emit)
             found.add(Output(path), entry, value.spec, first)
