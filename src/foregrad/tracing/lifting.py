@@ -15,6 +15,7 @@ from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_inside_transform
 from ..errors import UnsupportedSideEffectError
+from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
 
 __all__ = ["Lifting"]
@@ -92,6 +93,10 @@ class Lifting(TorchFunctionMode):
         number = func(*args, **kwargs)
         return self.known_number(number) if isinstance(number, torch.SymFloat) else number
 
+    def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with eigenvalues_only():
+            return func(*args, **kwargs)
+
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_detach(args[0])
         return func(*args, **kwargs)
@@ -108,6 +113,7 @@ class Lifting(TorchFunctionMode):
 
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
+    **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     torch.Tensor.backward: Lifting._backward,
     torch.Tensor.item: Lifting._item,
     torch.Tensor.detach_: Lifting._detach_in_place,
