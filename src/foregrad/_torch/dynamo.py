@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ __all__ = [
     "restarts",
     "shielded",
     "skip_foregrad",
+    "source_lines",
     "tracing_fake_mode",
     "without_modes",
 ]
@@ -104,6 +106,21 @@ def _source_text(source: Any) -> str:
         return ""
     name = source.name
     return str(name() if callable(name) else name)
+
+
+def source_lines(gm: Any) -> tuple[CodeType, dict[int, str]] | None:
+    """(the code that fx made of a graph, the user's stack for each of its lines); None for another module."""
+    if not isinstance(gm, fx.GraphModule):
+        return None
+    if hasattr(gm, "real_recompile"):
+        gm.real_recompile()  # Dynamo's graphs make their code when they are first called
+    start, nodes = gm._prologue_start, _nodes(gm)
+    found = {}
+    for line, index in gm._lineno_map.items():
+        trace = None if index is None else nodes[index].stack_trace
+        if trace:
+            found[line + start] = trace
+    return type(gm).forward.__code__, found
 
 
 def tracing_fake_mode() -> FakeTensorMode | None:
