@@ -136,11 +136,9 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if lines is not None:
         stands_for(*lines)
     call = flatten_call(function, tuple(example_inputs), {})
-    open_sizes = dict(_open_sizes(call.paths, example_inputs))
+    open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
     dynamic = None if open_sizes else False
-    dispatcher = Dispatcher(
-        function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes
-    )
+    dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
     if open_sizes:
         return dispatcher
     given = dynamo.graph_inputs(gm, example_inputs)
@@ -189,12 +187,14 @@ def _slot(given: dynamo.GraphInput) -> Slot | None:
     return (Param if given.kind == "parameter" else Buffer)(given.source or given.name)
 
 
-def _open_sizes(paths: Sequence[str], example_inputs: Sequence[Any]) -> Iterator[tuple[str, frozenset[int]]]:
+def _open_sizes(paths: Sequence[str], inputs: Sequence[Any]) -> Iterator[tuple[str, frozenset[int]]]:
     """(path, dimensions) of each input that Dynamo left open; a number has none."""
-    for path, value in zip(paths, example_inputs, strict=True):
+    for path, value in zip(paths, inputs, strict=True):
         if isinstance(value, torch.Tensor):
-            dims = frozenset(dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt))
-            if dims or any(isinstance(n, torch.SymInt) for n in value.stride()):
+            sizes: Sequence[Any] = value.shape
+            dims = frozenset(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+            strides: Sequence[Any] = value.stride()
+            if dims or any(isinstance(stride, torch.SymInt) for stride in strides):
                 yield path, dims
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             yield path, frozenset()

@@ -26,6 +26,7 @@ __all__ = [
     "graph_inputs",
     "is_dynamo_graph",
     "known_backends",
+    "known_inputs",
     "lookup_backend",
     "own_tracing_context",
     "parameter_sources",
@@ -70,6 +71,15 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
     return found
 
 
+def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:
+    """The inputs as Dynamo traced them: fakes, with a `SymInt` for each size that it left open, where it says."""
+    known = list(example_inputs)
+    placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
+    for index, node in enumerate(placeholders[: len(known)]):
+        known[index] = node.meta.get("example_value", known[index])
+    return known
+
+
 def is_dynamo_graph(gm: Any) -> bool:
     """Whether Dynamo captured this graph."""
     return isinstance(gm, fx.GraphModule) and "dynamo_compile_id" in gm.meta
@@ -112,11 +122,13 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, str]] | None:
     """(the code that fx made of a graph, the user's stack for each of its lines); None for another module."""
     if not isinstance(gm, fx.GraphModule):
         return None
-    if hasattr(gm, "real_recompile"):
-        gm.real_recompile()  # Dynamo's graphs make their code when they are first called
-    start, nodes = gm._prologue_start, _nodes(gm)
-    found = {}
-    for line, index in gm._lineno_map.items():
+    make_code: Any = getattr(gm, "real_recompile", None)
+    if make_code is not None:
+        make_code()  # Dynamo's graphs make their code when they are first called
+    start: Any = gm._prologue_start
+    lines: Any = gm._lineno_map
+    nodes, found = _nodes(gm), {}
+    for line, index in lines.items():
         trace = None if index is None else nodes[index].stack_trace
         if trace:
             found[line + start] = trace

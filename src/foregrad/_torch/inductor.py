@@ -68,7 +68,8 @@ def setting_names() -> list[str]:
     """The names that `patched_config` takes."""
     from torch._inductor import config
 
-    return sorted(config._config)
+    settings: Mapping[str, Any] = config._config  # type: ignore[attr-defined]
+    return sorted(settings)
 
 
 def uses_cudagraphs() -> bool:
