@@ -126,10 +126,10 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, str]] | None:
     if make_code is not None:
         make_code()  # Dynamo's graphs make their code when they are first called
     start: Any = gm._prologue_start
-    lines: Any = gm._lineno_map
-    nodes, found = _nodes(gm), {}
+    lines: Any = gm._lineno_map or {}
+    nodes, found = dict(enumerate(_nodes(gm))), {}
     for line, index in lines.items():
-        trace = None if index is None else nodes[index].stack_trace
+        trace = nodes[index].stack_trace if index in nodes else None
         if trace:
             found[line + start] = trace
     return type(gm).forward.__code__, found
