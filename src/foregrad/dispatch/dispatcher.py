@@ -73,6 +73,7 @@ class Dispatcher:
         name: str | None = None,
         *,
         dynamic: bool | None = False,
+        open_sizes: Mapping[str, frozenset[int]] | None = None,
     ) -> None:
         self.function = function
         self.pipeline = pipeline
@@ -83,7 +84,7 @@ class Dispatcher:
         self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
         self._order = threading.Lock()  # held to set `_calls`, never while anything runs
         self._warned = False
-        self._sizes = SizesSeen(dynamic)
+        self._sizes = SizesSeen(dynamic, open_sizes)
         self._paths = Paths(self.name, config)
         self.entry = self._entry()
 
