@@ -21,7 +21,7 @@ import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
-__all__ = ["Hooks", "patched"]
+__all__ = ["Hooks", "patched", "swapping"]
 
 
 class Hooks:
@@ -124,6 +124,21 @@ class _ToldNo(type):
 
 class _AskedFake(metaclass=_ToldNo):
     """Stands in for the class of fake tensors where others than torch look it up."""
+
+
+@contextlib.contextmanager
+def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
+    """Context: custom Functions get what `swap` makes of their arguments, before anything else is swapped."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is None:
+        yield
+        return
+    before = hooks.swap
+    hooks.swap = lambda args, kwargs: before(swap(args), swap(kwargs))
+    try:
+        yield
+    finally:
+        hooks.swap = before
 
 
 @contextlib.contextmanager
