@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import clear_autocast_cache, disable_autocast, force_view_tracking, single_threaded_backward
+from .._torch.dispatch import (
+    clear_autocast_cache,
+    disable_autocast,
+    force_view_tracking,
+    no_saved_tensors_hooks,
+    single_threaded_backward,
+)
 from .._torch.fakes import FakeTensor, new_fake
 from .._torch.patches import Hooks, patched
 from ..errors import UnsupportedError
@@ -70,6 +76,7 @@ class Session:
             with (
                 patched(self.hooks),
                 force_view_tracking(),
+                no_saved_tensors_hooks(),
                 single_threaded_backward(),
                 fresh_autocast_cache(),
                 disable_autocast(),
