@@ -16,6 +16,7 @@ from .._torch.dispatch import (
     force_view_tracking,
     no_saved_tensors_hooks,
     single_threaded_backward,
+    symbolic_composites,
 )
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
@@ -171,6 +172,7 @@ class _Capture:
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             single_threaded_backward(),
             fresh_autocast_cache(),
+            symbolic_composites(recorder.is_symbolic),
         ):
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
@@ -438,9 +440,7 @@ def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
-    if symbols is not None:
-        return FakeTensorMode(shape_env=symbols.table.env)
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
     mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
     return mode
 
