@@ -62,15 +62,21 @@ class GuardLines:
     symbols: dict[Any, str]
 
 
-def render_guards(call: FlatCall, captured: Captured, names: Names, *, native: bool = False) -> GuardLines:
-    """Guards for what was captured from `call`; `native`: with the C++ part, where it was built."""
-    return _Renderer(call, captured, names, native).render()
+def render_guards(
+    call: FlatCall, captured: Captured, names: Names, *, native: bool = False, transformed: bool = False
+) -> GuardLines:
+    """Guards for what was captured from `call`; `native`: with the C++ part, where it was built.
+
+    `transformed`: for calls under transforms.
+    """
+    return _Renderer(call, captured, names, native=native, transformed=transformed).render()
 
 
 class _Renderer:
-    def __init__(self, call: FlatCall, captured: Captured, names: Names, native: bool) -> None:
+    def __init__(self, call: FlatCall, captured: Captured, names: Names, *, native: bool, transformed: bool) -> None:
         self.call = call
         self.native = native
+        self.transformed = transformed
         self.joint = captured.joint
         self.signature = captured.joint.signature
         self.modules = captured.modules
@@ -97,7 +103,7 @@ class _Renderer:
         if self.signature.symbols:
             reads, conditions, self.symbols = size_lines(self.joint, inputs, self.names, self._bind)
             self.lines += [*reads, f"if not ({' and '.join(conditions)}): return MISS"]
-        tensors = any(tensor is not None and not tensor.is_inference() for tensor in self.tensors)
+        tensors = self.transformed or any(t is not None and not t.is_inference() for t in self.tensors)
         for condition in state_conditions(self.joint, self._bind, tensors=tensors):
             self._require(condition)
         watch = self._watched(inputs, static)

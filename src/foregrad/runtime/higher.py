@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine
+from .._torch import engine, transforms
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
@@ -69,6 +69,9 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
     runs: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def run(ctx: Any, *tangents: Any) -> Any:
+        batch = transforms.batch_of(tangents)
+        if batch is not None:
+            return batch.each(lambda *each: run(ctx, *each))
         pattern = tuple(ABSENT if t is None else VARIABLE if t.requires_grad else CONSTANT for t in tangents)
         if not any(pattern):
             return (None,) * (len(taken) + 1)

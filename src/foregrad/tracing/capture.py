@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward, symbolic_composites
+from .._torch.dispatch import (
+    disable_autocast,
+    force_view_tracking,
+    no_saved_tensors_hooks,
+    single_threaded_backward,
+    symbolic_composites,
+)
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.symbols import has_symbolic
@@ -163,6 +169,7 @@ class _Capture:
         with (
             patched(hooks),
             force_view_tracking(self.replays_views),
+            no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             single_threaded_backward(),
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),

@@ -20,6 +20,7 @@ import torch
 
 from .._torch.dispatch import default_generator, plain_execution
 from .._torch.fakes import FakeTensor
+from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import concrete, map_symbolic
 from ..errors import UnsupportedDataDependentError
 from ..graph.meta import TensorSpec
@@ -29,7 +30,7 @@ from .views import Emit
 if TYPE_CHECKING:
     from .numbers import Numbers
 
-__all__ = ["Decided", "Decisions", "SizedCall", "generators_drawn_from"]
+__all__ = ["Decided", "Decisions", "SizedCall", "generators_drawn_from", "picks_by_masks", "sized_by_values"]
 
 aten = torch.ops.aten
 
@@ -136,6 +137,20 @@ class Decisions:
         self.made.append(decided)
         self._by_entry[id(decided.entry)] = decided
         return decided
+
+
+def picks_by_masks(entry: Entry) -> bool:
+    """Whether an entry picks elements by masks."""
+    if entry.target is aten.index.Tensor:
+        return any(_dtype_of(e) in (torch.bool, torch.uint8) for e in entries_in(entry.args[1]))
+    return entry.target is aten.masked_select.default
+
+
+def sized_by_values(entry: Entry) -> bool:
+    """Whether the size of an entry's result depends on values, as far as its operator is known to be such a one."""
+    if isinstance(entry.target, SizedCall) or picks_by_masks(entry):
+        return True
+    return isinstance(entry.target, OpOverload) and depends_on_values(entry.target)
 
 
 class SizedCall:

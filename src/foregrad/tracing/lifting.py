@@ -14,6 +14,7 @@ import torch
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_inside_transform
+from .._torch.transforms import bottom_of
 from ..errors import UnsupportedSideEffectError
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
@@ -73,7 +74,9 @@ class Lifting(TorchFunctionMode):
 
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if type(value) is FakeTensor or is_inside_transform(value) else self.adopt(value)
+            # A fake, and what a transform inside the function wraps around one, is the capture's own.
+            is_ours = isinstance(bottom_of(value) if is_inside_transform(value) else value, FakeTensor)
+            return value if is_ours else self.adopt(value)
         cls = type(value)
         if cls is list or cls is tuple:
             if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):

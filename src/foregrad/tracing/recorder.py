@@ -68,6 +68,14 @@ _QUERIES = {
 _DEVICE = prim.device.default
 
 
+def _plain_zeros(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    return aten.zeros.default(size, dtype=dtype, device=device)
+
+
+# Forward mode's zeros have no memory, which no compiler knows.
+_PLAINER = {aten._efficientzerotensor.default: _plain_zeros}
+
+
 class _Plan:
     """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
 
@@ -160,7 +168,7 @@ class Recorder(TorchDispatchMode):
                 f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
                 "Write the branch or loop in Python, or keep that part outside the compiled function."
             )
-        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func))
+        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func, _PLAINER.get(func)))
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
