@@ -320,7 +320,8 @@ class _Renderer:
             if base is None and self._real(index)._base is None:
                 self._require(f"{inputs[index]}._base is None")
         written = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
-        for index in sorted(written):
+        detached = {i for i, info in enumerate(signature.inputs) if info.detached}
+        for index in sorted(written | detached):
             if signature.inputs[index].requires_grad:
                 self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
         if not written:

@@ -7,6 +7,7 @@ that knows how slots are laid out in the graphs' argument and output lists.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any
 
 from .meta import TensorSpec
@@ -28,6 +29,7 @@ __all__ = [
     "SizeSymbol",
     "Update",
     "ViewStep",
+    "When",
 ]
 
 
@@ -51,7 +53,7 @@ class InputInfo:
 
     `argument` is the position among the flattened arguments of the call, or None when the function reached the
     tensor by itself; then `source` says how to read it. `becomes_differentiable`: the function called
-    `requires_grad_()` on it. `number`: it is an argument of this type (int or float), no tensor; an int goes into the
+    `requires_grad_()` on it. `detached`: it called `detach_()` or `requires_grad_(False)`. `number`: it is an argument of this type (int or float), no tensor; an int goes into the
     graphs as it is, a float as a tensor of no dimension, which is what `spec` says.
     """
 
@@ -62,6 +64,7 @@ class InputInfo:
     argument: int | None = None
     source: Any = None
     becomes_differentiable: bool = False
+    detached: bool = False
     number: type | None = None
 
 
@@ -117,6 +120,15 @@ class SizeSymbol:
     dim: int | None
 
 
+class When(enum.IntEnum):
+    """When a view of an input is taken: autograd can tell whether that was before a write or a `requires_grad_()`."""
+
+    AT_FIRST = 0  # before the input is marked as requiring grad
+    BEFORE_WRITES = 1
+    BEFORE_MARKS = 2  # after it was written, before it is marked
+    AT_LAST = 3
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ViewStep:
     """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
@@ -127,6 +139,7 @@ class ViewStep:
     index: int | None
     call: int
     grad_enabled: bool
+    when: When = When.AT_LAST
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,8 +176,7 @@ class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
     `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
-    over, and this is a view of that. `before_updates`: it was taken before anything in that memory was written, and
-    autograd can tell. `history`: the graph output that has the view's elements and its gradients, where
+    over, and this is a view of that. `history`: the graph output that has the view's elements and its gradients, where
     the way from the base is cut off (detach, then a write in place).
     """
 
@@ -173,7 +185,6 @@ class AliasOutput(OutputInfo):
     steps: tuple[ViewStep, ...]
     leaf: bool = False
     after_replacement: bool = False
-    before_updates: bool = False
     history: int | None = None
 
 

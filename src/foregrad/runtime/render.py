@@ -24,6 +24,7 @@ from ..graph.signature import (
     OutputInfo,
     Signature,
     ViewStep,
+    When,
 )
 from ..graph.source import Names, unpacked
 from .compiled import Compiled
@@ -82,22 +83,32 @@ class _Renderer:
             for name, info in zip(self.inputs, signature.inputs, strict=True)
             if info.becomes_differentiable
         ]
+        self._early_views(When.AT_FIRST)
         if signature.is_inference:
             self._inference()
             self._histories()
         else:
             self.lines += marks
+            marks = []
             self._training()
         if signature.decisions:
             self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
-        early = self._values(lambda info: isinstance(info, AliasOutput) and info.before_updates)
+        if self._views_taken(When.BEFORE_WRITES):
+            self.lines += marks
+            marks = []
+        self._early_views(When.BEFORE_WRITES)
+        self.lines += [
+            f"{name}.{'requires_grad_(False)' if info.is_leaf else 'detach_()'}"
+            for name, info in zip(self.inputs, signature.inputs, strict=True)
+            if info.detached
+        ]
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
         self._updates(differentiable=True)  # in the sizes they have after the call
         self._count_writes()
-        if signature.is_inference:
-            self.lines += marks
-        self._returns(early)
+        self._early_views(When.BEFORE_MARKS)
+        self.lines += marks
+        self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
     def bind(self, wanted: str, value: Any) -> str:
@@ -172,7 +183,8 @@ class _Renderer:
         for write in self.signature.metadata_writes:
             op = self.bind(_op_name(write.op), write.op)
             arguments = self._arguments(write.args, write.kwargs)
-            guards = [] if write.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
+            grad_enabled = write.grad_enabled and not self.signature.inputs[write.input].becomes_differentiable
+            guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
             self._under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
 
     def _count_writes(self) -> None:
@@ -201,9 +213,23 @@ class _Renderer:
         """An expression for each of the chosen outputs."""
         return {at: self._output(info) for at, info in enumerate(self.signature.outputs) if chosen(info)}
 
-    def _returns(self, early: dict[int, str]) -> None:
+    def _views_taken(self, when: When) -> list[tuple[str, tuple[ViewStep, ...], str]]:
+        """The views of inputs that are taken by then: input, steps, path of the output."""
+        found = []
+        for info in self.signature.outputs:
+            if isinstance(info, AliasOutput) and info.input is not None:
+                steps = tuple(step for step in info.steps if step.when <= when)
+                if steps and steps[-1].when == when:
+                    found.append((self.inputs[info.input], steps, info.path))
+        return found
+
+    def _early_views(self, when: When) -> None:
+        for base, steps, path in self._views_taken(when):
+            self._view(base, steps, path)
+
+    def _returns(self) -> None:
         outputs = self.signature.outputs
-        values = early | self._values(lambda info: not _is_late(info) and not getattr(info, "before_updates", False))
+        values = self._values(lambda info: not _is_late(info))
         replacements = [(self.inputs[index], self._output(info)) for index, info in self.signature.replacements]
         self.lines += [f"{name}.data = {value}" for name, value in replacements]
         values |= self._values(_is_late)

@@ -16,7 +16,7 @@ from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import base_of, history_of, is_usable
-from ..errors import ForegradError, UnsupportedSideEffectError
+from ..errors import ForegradError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -29,7 +29,7 @@ from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
-from .inputs import InputRecord, Inputs, SharedClosureFound
+from .inputs import CaptureAgain, InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
@@ -86,6 +86,7 @@ def capture_call(
     lifted = list(lifted)
     shared_bases, replays_views = False, True
     whole: set[int] = set()
+    viewed: set[int] = set()
     while True:
         run = _Capture(
             call,
@@ -94,15 +95,16 @@ def capture_call(
             shared_bases=shared_bases,
             replays_views=replays_views,
             whole=whole,
+            viewed=viewed,
             higher_order=higher_order,
         )
         try:
             with paused_collection():
                 captured = run.run(lifted)
-        except SharedClosureFound as found:
-            if found.source is not None:
+        except CaptureAgain as found:
+            if isinstance(found, SharedClosureFound) and found.source is not None:
                 lifted.append((found.tensor, found.source))
-            continue
+            captured = None
         if captured is None:
             shared_bases, replays_views = run.needs_bases, run.replays_views
             continue
@@ -119,6 +121,7 @@ class _Capture:
         shared_bases: bool,
         replays_views: bool,
         whole: set[int],
+        viewed: set[int],
         higher_order: bool,
     ) -> None:
         self.call = call
@@ -126,12 +129,14 @@ class _Capture:
         self.name = name
         self.replays_views = replays_views
         self.needs_bases = shared_bases
+        self.sizes_change = False
         self.symbols = _symbols_of(call)
         self.fake_mode = _fake_mode_of(call, self.symbols)
-        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
+        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, viewed=viewed, symbols=self.symbols)
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
+        self.recorder.writes.on_resize = self._on_resize
         self.reads = Reads()
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
@@ -141,12 +146,14 @@ class _Capture:
         self.regions = itertools.count(1)
         self.lifting = Lifting(
             self.inputs.adopt,
-            self.inputs.check_detach,
+            self.inputs.check_mark,
+            self._on_detach,
             self.recorder.taken_as_data,
             self.recorder.writes.replaced_by,
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
+        self.lifting.views_by_strides = not replays_views
         self.backward_error: Exception | None = None
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
@@ -177,7 +184,7 @@ class _Capture:
             if not inputs.shared_bases and self._needs_bases():
                 self.needs_bases = True
                 return None
-            if self.replays_views and recorder.writes.has_resized_views:
+            if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
@@ -219,6 +226,17 @@ class _Capture:
             yield
         finally:
             self.recorder.recompute = before
+
+    def _on_detach(self, tensor: torch.Tensor) -> None:
+        self.inputs.check_detach(tensor)
+        self.recorder.value_of(tensor).storage.clock += 1
+
+    def _on_resize(self) -> None:
+        """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
+        self.sizes_change = True
+        if self.replays_views and any(r.stand_in.requires_grad for r in self.inputs.records):
+            self.replays_views = False
+            raise CaptureAgain
 
     # ---------------------------------------------------------------- what it reads besides tensors
 
@@ -447,6 +465,13 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
         and not record.real.requires_grad
         and history_of(record.stand_in) is None
     )
+    detached = index not in shared_of and record.real.requires_grad and is_usable(record.stand_in)
+    detached = detached and history_of(record.stand_in) is None
+    if detached and not record.real.is_leaf and record.stand_in.requires_grad:
+        raise UnsupportedMutationError(
+            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` and then "
+            "`requires_grad_`): use a detached tensor of its own instead."
+        )
     return InputInfo(
         slot=record.slot,
         spec=record.spec,
@@ -455,4 +480,5 @@ def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_
         argument=None if index in shared_of else record.argument,
         source=source,
         becomes_differentiable=becomes,
+        detached=detached and not record.stand_in.requires_grad,
     )

@@ -30,7 +30,7 @@ from .recorder import Recorder
 from .symbols import SizeSymbols
 from .tape import Entry
 
-__all__ = ["InputRecord", "Inputs", "NumberRecord"]
+__all__ = ["CaptureAgain", "InputRecord", "Inputs", "NumberRecord", "SharedClosureFound"]
 
 aten = torch.ops.aten
 
@@ -98,6 +98,7 @@ class Inputs:
         *,
         shared_bases: bool,
         whole: set[int],
+        viewed: set[int],
         symbols: SizeSymbols | None = None,
     ) -> None:
         self.call = call
@@ -105,6 +106,7 @@ class Inputs:
         self.fake_mode = fake_mode
         self.shared_bases = shared_bases
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
+        self.viewed = viewed  # ids of tensors to be seen as views of their bases
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self.by_stand_in: dict[int, InputRecord] = {}
@@ -129,7 +131,7 @@ class Inputs:
                 new.append(record)
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
         grouped = {id(record) for group in groups for record in group}
-        groups += [[record] for record in new if id(record.real) in self.whole and id(record) not in grouped]
+        groups += [[record] for record in new if id(record.real) in self.whole | self.viewed and id(record) not in grouped]
         in_group = {id(record) for group in groups for record in group}
         for record in new:
             self.records.append(record)
@@ -187,7 +189,7 @@ class Inputs:
         shared = self._same_memory(record)
         self.records.append(record)
         self.recorder.tape.append(record.entry)
-        if shared is None and id(real) not in self.whole:
+        if shared is None and id(real) not in self.whole | self.viewed:
             self._stand_in_alone(record)
         else:
             self._join(record, shared)
@@ -299,7 +301,7 @@ class Inputs:
         memory = meta_storage(storage.nbytes())
         whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
         self.memory.append((whole, []))
-        bases = self._common_bases(group, memory) if self.shared_bases else {}
+        bases = self._common_bases(group, memory)
         for record in group:
             self._place(record, whole, memory, bases)
 
@@ -316,7 +318,7 @@ class Inputs:
                 copy_creation_meta(record.stand_in, record.real)
                 if record.real.requires_grad is False and record.stand_in.requires_grad:
                     record.stand_in = record.stand_in.detach()
-            record.leaf = record.stand_in if is_leaf else None
+            record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
         elif not hasattr(record, "stand_in"):
             fake = self._with_counter_of_others(record)
             if fake is None:
@@ -343,7 +345,8 @@ class Inputs:
         bases: dict[int, InputRecord] = {}
         for record in group:
             base = base_of(record.real)
-            if base is None or not record.real.requires_grad or id(base) in bases:
+            wanted = id(record.real) in self.viewed or (self.shared_bases and record.real.requires_grad)
+            if base is None or not wanted or id(base) in bases:
                 continue
             found = by_real.get(id(base))
             if found is None:
@@ -380,6 +383,14 @@ class Inputs:
         self.whole.add(id(record.real))
         raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
+    def check_mark(self, stand_in: torch.Tensor) -> None:
+        """A view that is made to require grad: so are views of it then, as views of its base are not."""
+        record = self.by_stand_in.get(id(stand_in))
+        if record is None or record.real.requires_grad or not is_view(record.real) or is_view(stand_in):
+            return
+        self.viewed.add(id(record.real))
+        raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+
     def check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
         record = self.by_stand_in.get(id(stand_in))
@@ -391,7 +402,11 @@ class Inputs:
         raise SharedClosureFound(record.real, record.source)
 
 
-class SharedClosureFound(Exception):  # noqa: N818 - not an error: asks for another run
+class CaptureAgain(BaseException):
+    """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""
+
+
+class SharedClosureFound(CaptureAgain):
     """Raised to start capture over with one more tensor lifted from the beginning."""
 
     def __init__(self, tensor: torch.Tensor, source: Source | None) -> None:

@@ -21,6 +21,7 @@ from ..graph.signature import (
     OutputInfo,
     Update,
     ViewStep,
+    When,
 )
 from ..graph.slots import Base, Decision, Output, Slot, Updated
 from .alias import Value, View
@@ -311,7 +312,7 @@ def _tensor_output(
             return dataclasses.replace(alias, leaf=True)
         if any(step.op in CUTS for step in alias.steps):  # a history of its own
             own = found.add(Output(path), value.read(recorder.emit), value.spec, leaf)
-            return dataclasses.replace(alias, before_updates=False, history=own)
+            return dataclasses.replace(alias, history=own)
         return alias
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
@@ -340,11 +341,9 @@ def _input_alias(
     if at is None:
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
-    steps = _steps(value, at)
-    marked = record.stand_in.requires_grad and not record.real.requires_grad
-    if value.born == 0 and value.storage.is_written and at is record.initial and not marked:
-        return AliasOutput(path, number[id(record)], None, steps, before_updates=True)
-    if not is_current:  # the input's own sizes have changed since: start from the memory layout it had
+    steps = _steps(value, at, marked=record.stand_in.requires_grad and not record.real.requires_grad)
+    # The input's own sizes have changed since: start from the memory layout it had.
+    if not is_current and (not steps or steps[0].when > When.BEFORE_WRITES):
         steps = (_as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
 
@@ -357,17 +356,32 @@ def _chain(value: Value) -> list[Value]:
     return chain
 
 
-def _steps(value: Value, base: Value) -> tuple[ViewStep, ...]:
+def _steps(value: Value, base: Value, *, marked: bool = False) -> tuple[ViewStep, ...]:
+    """The way from `base` to `value`. `marked`: base is an input that the function calls `requires_grad_()` on."""
     steps = []
     while value is not base:
         view = value.view
         assert isinstance(view, View)
         assert value.parent is not None
         steps.append(
-            ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
+            ViewStep(
+                view.op,
+                view.args,
+                tuple(view.kwargs.items()),
+                view.index,
+                id(view.call),
+                view.grad_enabled,
+                _when(value, marked=marked),
+            )
         )
         value = value.parent
     return tuple(reversed(steps))
+
+
+def _when(value: Value, *, marked: bool) -> When:
+    if marked and not value.of_differentiable:
+        return When.BEFORE_MARKS if value.born else When.AT_FIRST
+    return When.BEFORE_WRITES if value.born < min(value.storage.clock, 1) else When.AT_LAST
 
 
 def memory_root(entry: Entry) -> Entry:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
@@ -40,7 +39,7 @@ class Writes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
-        self.has_resized_views = False  # differentiable ones
+        self.on_resize: Callable[[], None] = lambda: None
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -227,10 +226,11 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self.has_resized_views = self.has_resized_views or (tensor.requires_grad and is_view(tensor))
+        self.on_resize()
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
+        old.storage.clock += 1
         self._become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
