@@ -25,6 +25,7 @@ __all__ = [
     "MetadataWrite",
     "OutputInfo",
     "Reach",
+    "Replacement",
     "Signature",
     "SizeSymbol",
     "Update",
@@ -176,7 +177,8 @@ class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
     `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
-    over, and this is a view of that. `history`: the graph output that has the view's elements and its gradients, where
+    over, and this is a view of that. `memory`: the view itself has taken that tensor's memory over, by `set_` if
+    `memory_is_set`. `history`: the graph output that has the view's elements and its gradients, where
     the way from the base is cut off (detach, then a write in place).
     """
 
@@ -185,6 +187,24 @@ class AliasOutput(OutputInfo):
     steps: tuple[ViewStep, ...]
     leaf: bool = False
     after_replacement: bool = False
+    history: int | None = None
+    history_at: int = 0
+    memory: OutputInfo | None = None
+    memory_is_set: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replacement:
+    """An input that took the memory of the tensor `value` over: by `set_`, or else by an assignment to `.data`.
+
+    `grad_enabled`: `set_` leaves a history behind where gradients are on. `history`: the graph output that holds what
+    was written to it since, with its gradients.
+    """
+
+    input: int
+    value: OutputInfo
+    is_set: bool = False
+    grad_enabled: bool = False
     history: int | None = None
 
 
@@ -212,7 +232,7 @@ class Signature:
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
-    * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
+    * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`).
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
@@ -231,7 +251,7 @@ class Signature:
     metadata_writes: tuple[MetadataWrite, ...]
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
-    replacements: tuple[tuple[int, OutputInfo], ...] = ()
+    replacements: tuple[Replacement, ...] = ()
     counted: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
     reached_from: tuple[Reach, ...] = ()

@@ -75,6 +75,7 @@ class _Renderer:
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
+        self.with_history: set[str] = set()  # views that have a history of their own by now
 
     def render(self) -> RunLines:
         signature = self.signature
@@ -146,7 +147,9 @@ class _Renderer:
         """Outputs that require grad though it leads nowhere."""
         rootless = [self.outputs[i] for i in self.signature.rootless]
         if rootless:
-            line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
+            error = self.compiled.partitioned.joint.backward_error
+            raised = "" if error is None else f", {self.bind('backward_error', error)}"
+            line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
             self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _training(self) -> None:
@@ -230,11 +233,22 @@ class _Renderer:
     def _returns(self) -> None:
         outputs = self.signature.outputs
         values = self._values(lambda info: not _is_late(info))
-        replacements = [(self.inputs[index], self._output(info)) for index, info in self.signature.replacements]
-        self.lines += [f"{name}.data = {value}" for name, value in replacements]
+        replacements = [(self.inputs[r.input], self._output(r.value), r) for r in self.signature.replacements]
+        for name, value, replacement in replacements:
+            self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
+            if replacement.history is not None:
+                write = self.bind("write_with_history", write_with_history)
+                self.lines.append(f"{write}({name}, {self.outputs[replacement.history]})")
         values |= self._values(_is_late)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
+
+    def _replace(self, name: str, value: str, *, is_set: bool, grad_enabled: bool) -> None:
+        if is_set:
+            guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
+            self._under(guards, [f"{name}.set_({value})"])
+        else:
+            self.lines.append(f"{name}.data = {value}")
 
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
@@ -249,12 +263,17 @@ class _Renderer:
             return name
         assert isinstance(info, AliasOutput)
         base = self.inputs[info.input] if info.input is not None else self.outputs[info.output or 0]
+        if info.history is not None:
+            owner = self._view(base, info.steps[: info.history_at], info.path)
+            if owner not in self.with_history:
+                self.with_history.add(owner)
+                write = self.bind("write_with_history", write_with_history)
+                self.lines.append(f"{write}({owner}, {self.outputs[info.history]})")
         name = self._view(base, info.steps, info.path)
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
-        if info.history is not None:
-            write = self.bind("write_with_history", write_with_history)
-            self.lines.append(f"{write}({name}, {self.outputs[info.history]})")
+        if info.memory is not None:
+            self._replace(name, self._output(info.memory), is_set=info.memory_is_set, grad_enabled=False)
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

@@ -198,6 +198,7 @@ class _Capture:
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward_error is None and not any(gradients):
+                self._backward_to_nowhere([found.fakes[i] for i in differentiable], [fake for fake, _ in tangents])
                 rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
@@ -295,7 +296,7 @@ class _Capture:
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf)]
+        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf) and r.leaf.is_leaf]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
             sources = [found.fakes[i] for i in differentiable]
@@ -313,6 +314,19 @@ class _Capture:
             finally:
                 recorder.in_backward = False
         return [gradients.get(id(r)) for r in records]
+
+    def _backward_to_nowhere(self, outputs: list[Any], tangents: list[torch.Tensor]) -> None:
+        """Whether a backward raises that leads to no input: it runs all the same."""
+        self.recorder.in_backward = True
+        try:
+            with self.lifting, self.recorder:
+                torch.autograd.backward(outputs, tangents, retain_graph=True)
+        except ForegradError:
+            pass
+        except RuntimeError as error:
+            self.backward_error = error
+        finally:
+            self.recorder.in_backward = False
 
     def _forward_entries(self) -> list[Entry]:
         return [entry for entry in self.recorder.tape.entries if not entry.is_backward]

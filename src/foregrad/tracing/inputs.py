@@ -385,11 +385,14 @@ class Inputs:
 
     def check_mark(self, stand_in: torch.Tensor) -> None:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""
-        record = self.by_stand_in.get(id(stand_in))
-        if record is None or record.real.requires_grad or not is_view(record.real) or is_view(stand_in):
+        marked = self.by_stand_in.get(id(stand_in))
+        if marked is None or marked.real.requires_grad:
             return
-        self.viewed.add(id(record.real))
-        raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+        for record in self.records:
+            if (record is marked or base_of(record.real) is marked.real) and not is_view(record.stand_in):
+                if is_view(record.real) and not record.real.requires_grad:
+                    self.viewed.add(id(record.real))
+                    raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
     def check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""

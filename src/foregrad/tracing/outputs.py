@@ -19,6 +19,7 @@ from ..graph.signature import (
     InputOutput,
     MetadataWrite,
     OutputInfo,
+    Replacement,
     Update,
     ViewStep,
     When,
@@ -47,7 +48,7 @@ class Analysis:
     updates: list[Update] = dataclasses.field(default_factory=list)
     metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
-    replacements: list[tuple[int, OutputInfo]] = dataclasses.field(default_factory=list)
+    replacements: list[Replacement] = dataclasses.field(default_factory=list)
     counted: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
@@ -104,7 +105,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
-        found.replacements.append((index, info))
+        found.replacements.append(_replacement(recorder, found, index, inputs.records[index], info))
     return found
 
 
@@ -132,7 +133,7 @@ def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputReco
     """Note changes of the input's sizes; whether it was replaced by another tensor."""
     writes = [w for w in recorder.writes.metadata_log if w[0] == id(record.stand_in)]
     current = recorder.values[id(record.stand_in)]
-    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
+    if any(op in ("data", "set_") for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
         found.replaced.append(index)
         return True
     for _, op, args, kwargs, grad_enabled in writes:
@@ -149,10 +150,10 @@ def _updates(
     counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
     differentiable = written and _differentiable_write(record)
     resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
-    if _metadata(recorder, found, index, record) and differentiable:
-        raise UnsupportedMutationError(
-            f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
-        )
+    if _metadata(recorder, found, index, record):
+        differentiable = False  # what it was before has no history any more
+        _, is_set = recorder.writes.replaced.get(id(stand_in), (None, False))
+        counted = counted and not is_set
     if not written:
         if counted and (index in found.replaced or not resized):
             found.counted.append(index)
@@ -169,6 +170,29 @@ def _updates(
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
     found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
+
+
+def _replacement(
+    recorder: Recorder, found: Analysis, index: int, record: InputRecord, info: OutputInfo
+) -> Replacement:
+    stand_in = record.stand_in
+    _, is_set = recorder.writes.replaced.get(id(stand_in), (None, False))
+    # What `set_` leaves behind between tensors that require grad: a history that can't be differentiated.
+    is_barred = is_set and _name(history_of(stand_in)).endswith("NotImplemented")
+    history = None
+    if _differentiable_write(record) and not is_barred:
+        if is_set or is_view(stand_in):
+            raise UnsupportedMutationError(
+                f"{record.slot} takes over another tensor's memory and is written with gradients flowing through; "
+                "write to a copy and return it instead."
+            )
+        value = recorder.value_of(stand_in)
+        history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+    return Replacement(index, info, is_set, is_barred, history)
+
+
+def _name(history: Any) -> str:
+    return "" if history is None else history.name()
 
 
 def _differentiable_write(record: InputRecord) -> bool:
@@ -196,6 +220,7 @@ def _tensor_outputs(
         value = recorder.value_of(leaf)
         if not value.storage.is_input:
             by_storage.setdefault(id(value.storage), []).append((leaf, str(inputs.by_stand_in[id(leaf)].slot)))
+            seen.add(id(leaf))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
             continue
@@ -213,14 +238,19 @@ def _bases(
     bases: dict[int, _BaseOutput] = {}
     for key, group in by_storage.items():
         first, path = group[0]
-        if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
-            value = recorder.value_of(first)
+        value = recorder.value_of(first)
+        if len(group) == 1 and id(first) in inputs.by_stand_in and value.root.spec.nbytes != value.spec.nbytes:
+            root = value.root  # the input comes to own all of this memory
+            output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
+            bases[key] = _BaseOutput(root, output, ())
+            continue
+        is_replaced = id(first) in recorder.writes.replaced
+        if len(group) == 1 and (is_replaced or not (is_view(first) and first.requires_grad and base_of(first) is not None)):
             found.add(Output(path), value.read(recorder.emit), value.spec, first)
             continue
-        start = base = _common_base(recorder, [tensor for tensor, _ in group])
+        start, base = _common_base(recorder, [tensor for tensor, _ in group])
         back: tuple[ViewStep, ...] = ()
-        if start.fake is None:
-            base = _after_resizing(recorder, start)
+        if start is not base:
             back = (_as_it_was(start),)
         assert base.fake is not None
         entry = base.read(recorder.emit)
@@ -230,8 +260,11 @@ def _bases(
     return bases
 
 
-def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
-    """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own."""
+def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> tuple[Value, Value]:
+    """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own.
+
+    And what that tensor is by now: its sizes may have changed in place.
+    """
     chains = []
     for tensor in tensors:
         chains.append(list(reversed(_chain(recorder.value_of(tensor)))))
@@ -243,11 +276,14 @@ def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
         if fake is not None and recorder.values.get(id(fake)) is values[0]:
             common = values[0]
     if common is None or common.fake is None:
-        return chains[0][0]  # its sizes were changed in place
+        start = chains[0][0]
+        return start, start if start.fake is not None else _after_resizing(recorder, start)
     own = base_of(common.fake) if is_view(common.fake) else None
-    if own is not None and id(own) in recorder.values and recorder.values[id(own)] in chains[0]:
-        return recorder.values[id(own)]
-    return common
+    current = None if own is None else recorder.values.get(id(own))
+    if current is None or current.storage is not common.storage:
+        return common, common
+    earlier = _chain(current)
+    return next(value for value in reversed(chains[0]) if value in earlier), current
 
 
 def _after_resizing(recorder: Recorder, value: Value) -> Value:
@@ -304,25 +340,63 @@ def _tensor_output(
     path: str,
 ) -> OutputInfo:
     value = recorder.value_of(leaf)
+    old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
+    if old is not None and old.storage.is_input and id(leaf) not in inputs.by_stand_in:
+        alias = _input_alias(recorder, inputs, found, number, old, path)
+        memory = _memory(recorder, inputs, found, number, bases, leaf, path)
+        return dataclasses.replace(alias, memory=memory, memory_is_set=is_set)
+    return _memory(recorder, inputs, found, number, bases, leaf, path)
+
+
+def _memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, _BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> OutputInfo:
+    """The output, whatever it was before it took another tensor's memory over."""
+    value = recorder.value_of(leaf)
+    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
+    for above in _chain(value)[1:]:
+        index = replaced.get(id(above))
+        if index is not None:
+            return AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path)
         if not leaf.requires_grad or not is_usable(leaf):
             return alias
         if leaf.is_leaf:
             return dataclasses.replace(alias, leaf=True)
-        if any(step.op in CUTS for step in alias.steps):  # a history of its own
-            own = found.add(Output(path), value.read(recorder.emit), value.spec, leaf)
-            return dataclasses.replace(alias, history=own)
-        return alias
+        return _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
-    for index in found.replaced:
-        current = recorder.values[id(inputs.records[index].stand_in)]
-        if value is not current and current in _chain(value):
-            return AliasOutput(path, index, None, _steps(value, current), after_replacement=True)
     base = bases[id(value.storage)]
     return AliasOutput(path, None, base.output, (*base.back, *_steps(value, base.value)))
+
+
+def _with_own_history(
+    recorder: Recorder, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
+) -> AliasOutput:
+    """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
+    cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
+    if not cuts:
+        return alias
+    owner = base_of(leaf) if is_view(leaf) else leaf
+    current = recorder.values.get(id(owner))
+    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in _chain(value):
+        owner, current = leaf, value
+    at = len(alias.steps) - _chain(value).index(current)
+    if at <= cuts[-1]:
+        owner, current, at = leaf, value, len(alias.steps)
+    output = found.by_fake.get(id(owner))
+    if output is None:
+        output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
+    steps = (*alias.steps[:at], *(dataclasses.replace(step, when=When.AT_LAST) for step in alias.steps[at:]))
+    return dataclasses.replace(alias, steps=steps, history=output, history_at=at)
 
 
 def _input_alias(

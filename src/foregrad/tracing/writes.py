@@ -39,6 +39,7 @@ class Writes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
+        self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
         self.on_resize: Callable[[], None] = lambda: None
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
@@ -252,15 +253,17 @@ class Writes:
                 "Give `set_` a tensor, or do it outside the compiled function."
             )
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
-        self.replaced_by(tensor, rest[0])
+        self.replaced_by(tensor, rest[0], is_set=True)
         return out
 
-    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
         view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
+        self.replaced[id(tensor)] = old, is_set
         self._become_view(tensor, rec.value_of(source), view)
-        self.metadata_log.append((id(tensor), "data", (), {}, False))
+        self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
