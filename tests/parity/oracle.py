@@ -212,7 +212,10 @@ class Pair:
         slack = self.how_grads.slack if plan.tangents == "like" else max(self.how_grads.slack, LAYOUT_SLACK)
         # The engine adds up gradients in an order of its own: strides that mean nothing depend on it.
         exact = plan.into == "returned" and eager is not None and eager.numel() > 0 and 1 not in eager.shape
-        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=self.strides_are_given)
+        given = self.strides_are_given
+        # Of a gradient laid out as its leaf is not, `.grad` gets a copy, without bits.
+        bits = plan.into == "returned" or plan.tangents == "like"
+        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=given, bits=bits)
         return [] if eager is None else compare_tensor(label, eager, compiled, how)
 
     def compare_all(self, stage: str) -> None:

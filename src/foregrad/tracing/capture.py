@@ -24,7 +24,7 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -177,6 +177,11 @@ class _Capture:
             with self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
+                except Exception:
+                    if self.replays_views and self.sizes_change:
+                        self.replays_views = False
+                        return None
+                    raise
                 finally:
                     self.origins.forget()
             self._check_generator(drawn)
@@ -346,7 +351,10 @@ class _Capture:
         for index, entry in enumerate(found.entries):
             root = memory_root(entry)
             if root.target is None or id(root) in taken:
-                entry = recorder.emit(aten.copy.default, entry, entry, spec=found.specs[index])
+                starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and entry.spec.is_dense
+                again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
+                op = aten.clone.default if starts_late else aten.copy.default
+                entry = recorder.emit(op, *again, spec=found.specs[index])
                 root = entry
                 found.entries[index] = entry
             taken.add(id(root))
@@ -383,6 +391,9 @@ class _Capture:
             {**self.recorder.decisions.numbers.by_entry, **{id(n.entry): n.number.plain() for n in inputs.numbers}},
         )
         number = {id(r): i for i, r in enumerate(records)}
+        found.updates += [
+            Update(number[id(whole)], out, differentiable=False, counted=False) for whole, out in found.whole_updates
+        ]
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
             inputs=(

@@ -264,7 +264,7 @@ class Inputs:
                         spec.offset,
                     )
                     with torch.enable_grad():
-                        record.stand_in = _StandIn.apply(fake, [twin])
+                        record.stand_in = _StandIn.apply(fake, [self._with_bits(twin, spec)])
 
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real
@@ -357,7 +357,7 @@ class Inputs:
                 fake = new_fake_over(
                     self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
                 )
-                self._set_stand_in(found, fake)
+                self._set_stand_in(found, self._with_bits(fake, spec))
                 found.initial = _member_value(found, self.memory[-1][0])
                 self.memory[-1][1].append(found)
                 self._register(found)
@@ -366,7 +366,7 @@ class Inputs:
                 fake = new_fake_over(
                     self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
                 )
-                self._set_stand_in(found, fake)
+                self._set_stand_in(found, self._with_bits(fake, spec))
             bases[id(base)] = found
         return bases
 
@@ -449,7 +449,7 @@ def _member_value(record: InputRecord, whole: InputRecord) -> Value:
 
 def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The same view of `base` that `real` is of its own base."""
-    if real.dtype is base.dtype:
+    if (real.dtype, real.is_conj(), real.is_neg()) == (base.dtype, base.is_conj(), base.is_neg()):
         return base.as_strided(real.shape, real.stride(), real.storage_offset())
     return view_again(real, base)
 

@@ -46,6 +46,7 @@ class Analysis:
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
     updates: list[Update] = dataclasses.field(default_factory=list)
+    whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
     metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     replacements: list[Replacement] = dataclasses.field(default_factory=list)
@@ -97,6 +98,10 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _metadata(recorder, found, index, record)
         else:
             _updates(recorder, found, index, record, id(record) in through_bases.values())
+    for whole, _ in inputs.memory:
+        if whole.initial.storage.is_written_outside:
+            out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
+            found.whole_updates.append((whole, out))
     stand_ins = [inputs.records[i].stand_in for i in found.replaced]
     tensors = _tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
     bases = _bases(recorder, inputs, found, tensors)
