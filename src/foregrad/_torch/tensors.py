@@ -17,6 +17,7 @@ __all__ = [
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
+    "share_counters",
     "share_memory",
     "storage_key",
     "version_of",
@@ -49,6 +50,15 @@ def is_view(tensor: torch.Tensor) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written to in place."""
     return tensor._version
+
+
+def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one of them counts for the other too, as after `detach`: found out by trying."""
+    version, other = a._version, b._version
+    torch.autograd.graph.increment_version(a)
+    shared = b._version != other
+    torch._C._autograd._unsafe_set_version_counter((a,), (version,))
+    return shared
 
 
 def history_of(tensor: torch.Tensor) -> Any:

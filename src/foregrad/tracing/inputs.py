@@ -15,6 +15,7 @@ from .._torch.tensors import (
     copy_creation_meta,
     is_usable,
     is_view,
+    share_counters,
     storage_key,
     version_of,
     view_again,
@@ -320,7 +321,7 @@ class Inputs:
                     record.stand_in = record.stand_in.detach()
             record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
         elif not hasattr(record, "stand_in"):
-            fake = self._with_counter_of_others(record)
+            fake = self._with_counter_of_others(record, bases)
             if fake is None:
                 fake = new_fake_over(
                     self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
@@ -329,12 +330,14 @@ class Inputs:
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)
 
-    def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
+    def _with_counter_of_others(self, record: InputRecord, bases: dict[int, InputRecord]) -> torch.Tensor | None:
         """A fake that shares the version counter of another member, where the real tensors share theirs."""
         spec = record.spec
-        for other in self.memory[-1][1]:
-            same = _tracked(other.real) is _tracked(record.real) and not record.real.is_inference()
-            if same and other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg):
+        if record.real.is_inference():
+            return None
+        for other in [*self.memory[-1][1], *bases.values()]:
+            alike = other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg)
+            if alike and not other.real.is_inference() and share_counters(other.real, record.real):
                 with torch.no_grad(), torch.inference_mode(mode=False):
                     return other.stand_in.as_strided(spec.shape, spec.stride, spec.offset).detach()
         return None
@@ -416,10 +419,6 @@ class SharedClosureFound(CaptureAgain):
         super().__init__("closed-over tensor shares memory with an input")
         self.tensor = tensor
         self.source = source
-
-
-def _tracked(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if (base := base_of(tensor)) is None else base
 
 
 def _member_value(record: InputRecord, whole: InputRecord) -> Value:

@@ -15,6 +15,7 @@ from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_view
 from ..errors import UnsupportedSideEffectError
+from ..graph.meta import TensorSpec
 from .functions import READERS
 
 __all__ = ["Lifting"]
@@ -131,8 +132,8 @@ def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
         return result
     if base.is_complex() and result.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
-    if base.dtype is not result.dtype:
-        return result
+    if base.dtype is not result.dtype or TensorSpec.of(base).overlaps_itself or TensorSpec.of(result).overlaps_itself:
+        return result  # gradients of elements in one place are others then
     return base.as_strided(result.shape, result.stride(), result.storage_offset())
 
 

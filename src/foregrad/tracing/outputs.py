@@ -110,7 +110,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
-        found.replacements.append(_replacement(recorder, found, index, inputs.records[index], info))
+        found.replacements.append(_replacement(recorder, found, index, inputs.records, info))
     return found
 
 
@@ -178,12 +178,20 @@ def _updates(
 
 
 def _replacement(
-    recorder: Recorder, found: Analysis, index: int, record: InputRecord, info: OutputInfo
+    recorder: Recorder, found: Analysis, index: int, records: list[InputRecord], info: OutputInfo
 ) -> Replacement:
+    record = records[index]
     stand_in = record.stand_in
     _, is_set = recorder.writes.replaced.get(id(stand_in), (None, False))
     # What `set_` leaves behind between tensors that require grad: a history that can't be differentiated.
     is_barred = is_set and _name(history_of(stand_in)).endswith("NotImplemented")
+    value = recorder.value_of(stand_in)
+    sources = [recorder.values[id(r.stand_in)] for r in records] + [r.initial for r in records]
+    if is_barred and value.parent not in sources:
+        raise UnsupportedMutationError(
+            f"`set_` gives {record.slot} the memory of a tensor that requires grad and is no argument itself; PyTorch "
+            "can't differentiate what comes of it. Detach that tensor first."
+        )
     history = None
     if _differentiable_write(record) and not is_barred:
         if is_set or is_view(stand_in):
@@ -191,7 +199,6 @@ def _replacement(
                 f"{record.slot} takes over another tensor's memory and is written with gradients flowing through; "
                 "write to a copy and return it instead."
             )
-        value = recorder.value_of(stand_in)
         history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
     return Replacement(index, info, is_set, is_barred, history)
 
@@ -368,13 +375,10 @@ def _memory(
     for above in _chain(value)[1:]:
         index = replaced.get(id(above))
         if index is not None:
-            return AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
+            alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
+            return _with_own_history(recorder, found, alias, leaf, value)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path)
-        if not leaf.requires_grad or not is_usable(leaf):
-            return alias
-        if leaf.is_leaf:
-            return dataclasses.replace(alias, leaf=True)
         return _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
@@ -387,6 +391,10 @@ def _with_own_history(
     recorder: Recorder, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
 ) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
+    if not leaf.requires_grad or not is_usable(leaf):
+        return alias
+    if leaf.is_leaf:
+        return dataclasses.replace(alias, leaf=True)
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
     if not cuts:
         return alias

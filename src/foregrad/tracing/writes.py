@@ -317,6 +317,7 @@ class Writes:
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
         self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
+        old.storage.clock += 1
         fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
         if fits:
             where = (list(spec.shape), list(spec.stride), spec.offset)
