@@ -84,7 +84,8 @@ def capture_call(
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     lifted = list(lifted)
-    shared_bases, replays_views = False, True
+    shared_bases: set[int] = set()
+    replays_views = True
     whole: set[int] = set()
     viewed: set[int] = set()
     while True:
@@ -106,7 +107,7 @@ def capture_call(
                 lifted.append((found.tensor, found.source))
             captured = None
         if captured is None:
-            shared_bases, replays_views = run.needs_bases, run.replays_views
+            replays_views = run.replays_views
             continue
         return captured
 
@@ -118,7 +119,7 @@ class _Capture:
         name: str,
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
-        shared_bases: bool,
+        shared_bases: set[int],
         replays_views: bool,
         whole: set[int],
         viewed: set[int],
@@ -128,7 +129,6 @@ class _Capture:
         self.higher_order = higher_order
         self.name = name
         self.replays_views = replays_views
-        self.needs_bases = shared_bases
         self.sizes_change = False
         self.symbols = _symbols_of(call)
         self.fake_mode = _fake_mode_of(call, self.symbols)
@@ -186,8 +186,9 @@ class _Capture:
                     self.origins.forget()
             self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
-            if not inputs.shared_bases and self._needs_bases():
-                self.needs_bases = True
+            needed = self._needs_bases()
+            if not needed <= inputs.shared_bases:
+                inputs.shared_bases |= needed
                 return None
             if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
@@ -264,13 +265,14 @@ class _Capture:
 
     # ---------------------------------------------------------------- afterwards
 
-    def _needs_bases(self) -> bool:
-        """Whether memory shared by differentiable views of one tensor was written."""
-        return any(
-            whole.initial.storage.is_written
-            and any(r.real.requires_grad and base_of(r.real) is not None for r in members)
+    def _needs_bases(self) -> set[int]:
+        """The differentiable views among the inputs, by id, that share memory that was written."""
+        return {
+            id(r.real)
             for whole, members in self.inputs.memory
-        )
+            for r in members
+            if whole.initial.storage.is_written and r.real.requires_grad and base_of(r.real) is not None
+        }
 
     def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
         after, tree = flatten((args, kwargs))

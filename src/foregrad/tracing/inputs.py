@@ -97,7 +97,7 @@ class Inputs:
         call: FlatCall,
         fake_mode: FakeTensorMode,
         *,
-        shared_bases: bool,
+        shared_bases: set[int],
         whole: set[int],
         viewed: set[int],
         symbols: SizeSymbols | None = None,
@@ -105,7 +105,7 @@ class Inputs:
         self.call = call
         self.symbols = symbols
         self.fake_mode = fake_mode
-        self.shared_bases = shared_bases
+        self.shared_bases = shared_bases  # ids of views to be seen so, as their memory is written
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
         self.viewed = viewed  # ids of tensors to be seen as views of their bases
         self.records: list[InputRecord] = []
@@ -314,7 +314,7 @@ class Inputs:
         if base is not None and base is not record:
             # A view made under no_grad is a leaf: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and record.real.is_leaf
-            with torch.set_grad_enabled(not is_leaf), torch.inference_mode(mode=False):
+            with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
                 record.stand_in = _view_like(record.real, base.stand_in)
                 copy_creation_meta(record.stand_in, record.real)
                 if record.real.requires_grad is False and record.stand_in.requires_grad:
@@ -338,7 +338,7 @@ class Inputs:
         for other in [*self.memory[-1][1], *bases.values()]:
             alike = other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg)
             if alike and not other.real.is_inference() and share_counters(other.real, record.real):
-                with torch.no_grad(), torch.inference_mode(mode=False):
+                with torch.inference_mode(mode=False), torch.no_grad():
                     return other.stand_in.as_strided(spec.shape, spec.stride, spec.offset).detach()
         return None
 
@@ -348,7 +348,7 @@ class Inputs:
         bases: dict[int, InputRecord] = {}
         for record in group:
             base = base_of(record.real)
-            wanted = id(record.real) in self.viewed or (self.shared_bases and record.real.requires_grad)
+            wanted = id(record.real) in self.viewed or id(record.real) in self.shared_bases
             if base is None or not wanted or id(base) in bases:
                 continue
             found = by_real.get(id(base))

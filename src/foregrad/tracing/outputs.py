@@ -371,15 +371,16 @@ def _memory(
 ) -> OutputInfo:
     """The output, whatever it was before it took another tensor's memory over."""
     value = recorder.value_of(leaf)
+    is_input = id(leaf) in inputs.by_stand_in
     replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
     for above in _chain(value)[1:]:
         index = replaced.get(id(above))
         if index is not None:
             alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
-            return _with_own_history(recorder, found, alias, leaf, value)
+            return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path)
-        return _with_own_history(recorder, found, alias, leaf, value)
+        return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
@@ -428,7 +429,7 @@ def _input_alias(
     if at is None:
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
-    steps = _steps(value, at, marked=record.stand_in.requires_grad and not record.real.requires_grad)
+    steps = _steps(value, at, record)
     # The input's own sizes have changed since: start from the memory layout it had.
     if not is_current and (not steps or steps[0].when > When.BEFORE_WRITES):
         steps = (_as_it_was(at), *steps)
@@ -443,8 +444,9 @@ def _chain(value: Value) -> list[Value]:
     return chain
 
 
-def _steps(value: Value, base: Value, *, marked: bool = False) -> tuple[ViewStep, ...]:
-    """The way from `base` to `value`. `marked`: base is an input that the function calls `requires_grad_()` on."""
+def _steps(value: Value, base: Value, record: InputRecord | None = None) -> tuple[ViewStep, ...]:
+    """The way from `base`, the tensor of an input where `record` is given, to `value`."""
+    marked = record is not None and record.stand_in.requires_grad and not record.real.requires_grad
     steps = []
     while value is not base:
         view = value.view
@@ -458,7 +460,7 @@ def _steps(value: Value, base: Value, *, marked: bool = False) -> tuple[ViewStep
                 view.index,
                 id(view.call),
                 view.grad_enabled,
-                _when(value, marked=marked),
+                When.AT_LAST if record is None else _when(value, marked=marked),
             )
         )
         value = value.parent
