@@ -11,6 +11,7 @@ __all__ = [
     "allows_writes",
     "base_of",
     "copy_creation_meta",
+    "exchange",
     "history_of",
     "is_inside_transform",
     "is_symbolic_zero",
@@ -89,6 +90,14 @@ def allows_writes(tensor: torch.Tensor) -> bool:
 def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
     """Let `view` be as fit for in-place writes as `source`: views made under no_grad are not."""
     torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(source))
+
+
+def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Each of the two objects becomes the other tensor. Raises RuntimeError where something else refers to either."""
+    torch._C._swap_tensor_impl(a, b)
+    kept, other = dict(a.__dict__), dict(b.__dict__)
+    a.__dict__.update(other)
+    b.__dict__.update(kept)
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

@@ -176,10 +176,10 @@ class GraphOutput(OutputInfo):
 class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
-    `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
+    `leaf`: eager returns a leaf that requires grad. `leaf_base`: so is the graph output that it views. `after_replacement`: the input has taken another tensor's memory
     over, and this is a view of that. `memory`: the view itself has taken that tensor's memory over, by `set_` if
-    `memory_is_set`. `history`: the graph output that has the view's elements and its gradients, where
-    the way from the base is cut off (detach, then a write in place).
+    `memory_is_set`. `history`: the graph output that has the elements and the gradients of the view
+    that `history_at` steps lead to, where the way from the base is cut off (detach, then a write in place).
     """
 
     input: int | None
@@ -191,6 +191,7 @@ class AliasOutput(OutputInfo):
     history_at: int = 0
     memory: OutputInfo | None = None
     memory_is_set: bool = False
+    leaf_base: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -226,15 +226,24 @@ class _Renderer:
                     found.append((self.inputs[info.input], steps, info.path))
         return found
 
+    def _leaf_bases(self) -> None:
+        """Graph outputs that are leaves which require grad: views that were taken before they did come first."""
+        views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.leaf_base]
+        for info in views:
+            steps = tuple(step for step in info.steps if step.when is not When.AT_LAST)
+            self._view(self.outputs[info.output or 0], steps, info.path)
+        self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
+
     def _early_views(self, when: When) -> None:
         for base, steps, path in self._views_taken(when):
             self._view(base, steps, path)
 
     def _returns(self) -> None:
         outputs = self.signature.outputs
+        self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
-        replacements = [(self.inputs[r.input], self._output(r.value), r) for r in self.signature.replacements]
-        for name, value, replacement in replacements:
+        for replacement in self.signature.replacements:
+            name, value = self.inputs[replacement.input], self._output(replacement.value)
             self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
             if replacement.history is not None:
                 write = self.bind("write_with_history", write_with_history)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
 from .reach import reached_from
 from .recorder import Recorder
+from .reshaping import reshape_view
 from .session import Session, fresh_autocast_cache, make_tangent
 from .symbols import SizeSymbols
 from .tape import Entry
@@ -154,6 +156,7 @@ class _Capture:
             self.recorder.decisions.numbers.ours,
         )
         self.lifting.views_by_strides = not replays_views
+        self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:

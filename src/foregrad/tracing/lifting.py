@@ -17,6 +17,7 @@ from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_vie
 from ..errors import UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
 from .functions import READERS
+from .reshaping import RESHAPERS
 
 __all__ = ["Lifting"]
 
@@ -51,6 +52,7 @@ class Lifting(TorchFunctionMode):
         self.where = where
         self.known_number = known_number
         self.views_by_strides = False
+        self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_REAL:
@@ -63,6 +65,9 @@ class Lifting(TorchFunctionMode):
         if reader is not None:
             return reader(func, args, kwargs)
         if self.views_by_strides:
+            if func in RESHAPERS:
+                result = self.reshape_view(func, args[0], args[1:], kwargs)
+                return func(*args, **kwargs) if result is NotImplemented else result
             return _by_strides(func(*args, **kwargs), args)
         return func(*args, **kwargs)
 

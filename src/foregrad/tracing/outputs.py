@@ -83,6 +83,7 @@ class _BaseOutput:
     value: Value
     output: int
     back: tuple[ViewStep, ...]
+    leaf: bool = False
 
 
 def _carries_gradients(fake: torch.Tensor) -> bool:
@@ -111,6 +112,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(_replacement(recorder, found, index, inputs.records, info))
+    found.replacements = _in_order(found.replacements)
     return found
 
 
@@ -157,8 +159,7 @@ def _updates(
     resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
     if _metadata(recorder, found, index, record):
         differentiable = False  # what it was before has no history any more
-        _, is_set = recorder.writes.replaced.get(id(stand_in), (None, False))
-        counted = counted and not is_set
+        counted = counted and not _is_set(recorder, record)
     if not written:
         if counted and (index in found.replaced or not resized):
             found.counted.append(index)
@@ -182,7 +183,7 @@ def _replacement(
 ) -> Replacement:
     record = records[index]
     stand_in = record.stand_in
-    _, is_set = recorder.writes.replaced.get(id(stand_in), (None, False))
+    is_set = _is_set(recorder, record)
     # What `set_` leaves behind between tensors that require grad: a history that can't be differentiated.
     is_barred = is_set and _name(history_of(stand_in)).endswith("NotImplemented")
     value = recorder.value_of(stand_in)
@@ -193,6 +194,12 @@ def _replacement(
             "can't differentiate what comes of it. Detach that tensor first."
         )
     history = None
+    becomes_leaf = stand_in.requires_grad and is_usable(stand_in) and stand_in.is_leaf and not record.real.requires_grad
+    if becomes_leaf and value.spec.shape != record.spec.shape:
+        raise UnsupportedMutationError(
+            f"{record.slot} takes over the memory of a tensor of another shape and is made to require grad; do either "
+            "outside."
+        )
     if _differentiable_write(record) and not is_barred:
         if is_set or is_view(stand_in):
             raise UnsupportedMutationError(
@@ -201,6 +208,25 @@ def _replacement(
             )
         history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
     return Replacement(index, info, is_set, is_barred, history)
+
+
+def _in_order(replacements: list[Replacement]) -> list[Replacement]:
+    """What comes to view an input that is replaced itself comes after that one."""
+    done: list[Replacement] = []
+    waiting = list(replacements)
+    while waiting:
+        pending = {r.input for r in waiting}
+        ready = [r for r in waiting if not (isinstance(r.value, AliasOutput) and r.value.after_replacement)]
+        ready += [r for r in waiting if r not in ready and getattr(r.value, "input", None) not in pending]
+        done += ready or waiting[:1]
+        waiting = [r for r in waiting if r not in done]
+    return done
+
+
+def _is_set(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
+    _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
+    return is_set and not (record.stand_in.requires_grad and record.stand_in.is_leaf)
 
 
 def _name(history: Any) -> str:
@@ -268,7 +294,8 @@ def _bases(
         entry = base.read(recorder.emit)
         own = [p for t, p in group if t is base.fake]
         slot = Output(own[0]) if own else Base(tuple(Output(p) for _, p in group))
-        bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back)
+        leaf = base.fake.requires_grad and is_usable(base.fake) and base.fake.is_leaf
+        bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
     return bases
 
 
@@ -385,7 +412,9 @@ def _memory(
     if existing is not None:
         return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
     base = bases[id(value.storage)]
-    return AliasOutput(path, None, base.output, (*base.back, *_steps(value, base.value)))
+    steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
+    leaf_too = leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
+    return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf)
 
 
 def _with_own_history(
@@ -444,9 +473,14 @@ def _chain(value: Value) -> list[Value]:
     return chain
 
 
-def _steps(value: Value, base: Value, record: InputRecord | None = None) -> tuple[ViewStep, ...]:
-    """The way from `base`, the tensor of an input where `record` is given, to `value`."""
-    marked = record is not None and record.stand_in.requires_grad and not record.real.requires_grad
+def _steps(
+    value: Value, base: Value, record: InputRecord | None = None, *, marked: bool = False
+) -> tuple[ViewStep, ...]:
+    """The way from `base`, the tensor of an input where `record` is given, to `value`.
+
+    `marked`: the function calls `requires_grad_()` on the base.
+    """
+    marked = marked or (record is not None and record.stand_in.requires_grad and not record.real.requires_grad)
     steps = []
     while value is not base:
         view = value.view
@@ -460,7 +494,7 @@ def _steps(value: Value, base: Value, record: InputRecord | None = None) -> tupl
                 view.index,
                 id(view.call),
                 view.grad_enabled,
-                When.AT_LAST if record is None else _when(value, marked=marked),
+                When.AT_LAST if record is None and not marked else _when(value, marked=marked),
             )
         )
         value = value.parent
