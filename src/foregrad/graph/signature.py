@@ -52,10 +52,11 @@ class MemoryOf:
 class InputInfo:
     """One tensor input of the graphs.
 
-    `argument` is the position among the flattened arguments of the call, or None when the function reached the
-    tensor by itself; then `source` says how to read it. `becomes_differentiable`: the function called
-    `requires_grad_()` on it. `detached`: it called `detach_()` or `requires_grad_(False)`. `number`: it is an argument of this type (int or float), no tensor; an int goes into the
-    graphs as it is, a float as a tensor of no dimension, which is what `spec` says.
+    `argument` is the position among the flattened arguments of the call, or None when the function reached the tensor
+    by itself; then `source` says how to read it. `becomes_differentiable`: the function called `requires_grad_()` on
+    it. `detached`: it called `detach_()` or `requires_grad_(False)`. `number`: it is an argument of this type (int or
+    float), no tensor; an int goes into the graphs as it is, a float as a tensor of no dimension, which is what `spec`
+    says.
     """
 
     slot: Slot
@@ -176,10 +177,11 @@ class GraphOutput(OutputInfo):
 class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
-    `leaf`: eager returns a leaf that requires grad. `leaf_base`: so is the graph output that it views. `after_replacement`: the input has taken another tensor's memory
-    over, and this is a view of that. `memory`: the view itself has taken that tensor's memory over, by `set_` if
-    `memory_is_set`. `history`: the graph output that has the elements and the gradients of the view
-    that `history_at` steps lead to, where the way from the base is cut off (detach, then a write in place).
+    `leaf`: eager returns a leaf that requires grad. `leaf_base`: so is the graph output that it views.
+    `after_replacement`: the input has taken another tensor's memory over, and this is a view of that. `memory`: the
+    view itself has taken that tensor's memory over, by `set_` if `memory_is_set`. `history`: the graph output that has
+    the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
+    (detach, then a write in place).
     """
 
     input: int | None

@@ -31,7 +31,7 @@ from .compiled import Compiled
 from .decisions import decision_lines
 from .node import NodeSource, make_node
 from .pack import pack_expression
-from .writes import with_history, write_overlapping, write_with_history
+from .writes import with_history, write_overlapping, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
 
@@ -202,12 +202,14 @@ class _Renderer:
             if update.differentiable != differentiable:
                 continue
             target, value = self.inputs[update.input], self.outputs[update.output]
+            overlaps = self.signature.inputs[update.input].spec.overlaps_itself
             if update.differentiable:
-                self.lines.append(f"{self.bind('write_with_history', write_with_history)}({target}, {value})")
+                write = write_overlapping_with_history if overlaps else write_with_history
+                self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
             else:
                 # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
                 hidden = f"{target}.{'detach()' if update.counted else 'data'}"
-                if self.signature.inputs[update.input].spec.overlaps_itself:
+                if overlaps:
                     self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
                 else:
                     self.lines.append(f"{hidden}.copy_({value})")

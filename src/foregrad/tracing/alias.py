@@ -279,7 +279,8 @@ class Value:
         root, spec = self.root, self.spec
         if 0 in spec.stride:  # all of these are in one place, and alike
             once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
-            place = Place(0, TensorSpec(once, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg), place.start)
+            row = TensorSpec(once, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
+            place = Place(0, row, place.start)
             for dim in range(len(once)):
                 new = emit(aten.slice.Tensor, new, dim, 0, once[dim])
         after = TensorSpec(

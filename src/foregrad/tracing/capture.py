@@ -16,8 +16,8 @@ from .._torch.dispatch import disable_autocast, force_view_tracking, single_thre
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.symbols import has_symbolic
-from .._torch.tensors import base_of, history_of, is_usable
-from ..errors import ForegradError, UnsupportedMutationError, UnsupportedSideEffectError
+from .._torch.tensors import is_usable, is_view
+from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -25,11 +25,12 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol, Update
+from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
+from .infos import input_info
 from .inputs import CaptureAgain, InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
 from .numbers import Numbers
@@ -134,7 +135,9 @@ class _Capture:
         self.sizes_change = False
         self.symbols = _symbols_of(call)
         self.fake_mode = _fake_mode_of(call, self.symbols)
-        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, viewed=viewed, symbols=self.symbols)
+        self.inputs = Inputs(
+            call, self.fake_mode, shared_bases=shared_bases, whole=whole, viewed=viewed, symbols=self.symbols
+        )
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
@@ -269,13 +272,13 @@ class _Capture:
     # ---------------------------------------------------------------- afterwards
 
     def _needs_bases(self) -> set[int]:
-        """The differentiable views among the inputs, by id, that share memory that was written."""
-        return {
-            id(r.real)
-            for whole, members in self.inputs.memory
-            for r in members
-            if whole.initial.storage.is_written and r.real.requires_grad and base_of(r.real) is not None
-        }
+        """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
+        needed: set[int] = set()
+        for whole, members in self.inputs.memory:
+            gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
+            if whole.initial.storage.is_written:
+                needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
+        return needed
 
     def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
         after, tree = flatten((args, kwargs))
@@ -306,7 +309,9 @@ class _Capture:
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf) and r.leaf.is_leaf]
+        sinks = [
+            r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf) and r.leaf.is_leaf
+        ]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
             sources = [found.fakes[i] for i in differentiable]
@@ -402,7 +407,7 @@ class _Capture:
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
             inputs=(
-                *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
                 *(InputInfo(n.slot, _NUMBER, False, True, n.argument, number=int) for n in inputs.numbers),
             ),
             graph_outputs=tuple(found.slots),
@@ -480,35 +485,8 @@ def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
-    return FakeTensorMode() if symbols is None else FakeTensorMode(shape_env=symbols.table.env)
-
-
-def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
-    source: Any = record.source
-    if index in shared_of:
-        source = MemoryOf(shared_of[index])
-    elif isinstance(source, InputRecord):
-        source = BaseOf(number[id(source)])
-    becomes = (
-        index not in shared_of
-        and record.stand_in.requires_grad
-        and not record.real.requires_grad
-        and history_of(record.stand_in) is None
-    )
-    detached = index not in shared_of and record.real.requires_grad and is_usable(record.stand_in)
-    detached = detached and history_of(record.stand_in) is None
-    if detached and not record.real.is_leaf and record.stand_in.requires_grad:
-        raise UnsupportedMutationError(
-            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` and then "
-            "`requires_grad_`): use a detached tensor of its own instead."
-        )
-    return InputInfo(
-        slot=record.slot,
-        spec=record.spec,
-        requires_grad=index not in shared_of and record.real.requires_grad,
-        is_leaf=record.real.is_leaf,
-        argument=None if index in shared_of else record.argument,
-        source=source,
-        becomes_differentiable=becomes,
-        detached=detached and not record.stand_in.requires_grad,
-    )
+    if symbols is not None:
+        return FakeTensorMode(shape_env=symbols.table.env)
+    mode = FakeTensorMode()
+    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
+    return mode

@@ -110,6 +110,7 @@ class Inputs:
         self.viewed = viewed  # ids of tensors to be seen as views of their bases
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
+        self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
         self.by_stand_in: dict[int, InputRecord] = {}
         self.numbers: list[NumberRecord] = []
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
@@ -132,11 +133,12 @@ class Inputs:
                 new.append(record)
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
         grouped = {id(record) for group in groups for record in group}
-        groups += [[record] for record in new if id(record.real) in self.whole | self.viewed and id(record) not in grouped]
+        groups += [
+            [record] for record in new if id(record.real) in self.whole | self.viewed and id(record) not in grouped
+        ]
         in_group = {id(record) for group in groups for record in group}
         for record in new:
-            self.records.append(record)
-            recorder.tape.append(record.entry)
+            self._add(record)
             if id(record) not in in_group:
                 self._with_symbols(record)
                 self._stand_in_alone(record)
@@ -177,6 +179,13 @@ class Inputs:
             record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry)
             record.entry.spec = record.spec
 
+    def _add(self, record: InputRecord) -> InputRecord | None:
+        """One more input; the first other that is in the same memory."""
+        self.records.append(record)
+        self.recorder.tape.append(record.entry)
+        first = self._by_memory.setdefault(storage_key(record.real), record)
+        return None if first is record else first
+
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""
         record = self.by_real.get(id(real))
@@ -187,9 +196,7 @@ class Inputs:
         source = self._source_of(real)
         check_tensor(real, str(source.slot))
         record = InputRecord(real, source.slot, None, source)
-        shared = self._same_memory(record)
-        self.records.append(record)
-        self.recorder.tape.append(record.entry)
+        shared = self._add(record)
         if shared is None and id(real) not in self.whole | self.viewed:
             self._stand_in_alone(record)
         else:
@@ -349,13 +356,14 @@ class Inputs:
         for record in group:
             base = base_of(record.real)
             wanted = id(record.real) in self.viewed or id(record.real) in self.shared_bases
-            if base is None or not wanted or id(base) in bases:
+            if base is None or not wanted or record.real.is_inference() or id(base) in bases:
+                continue
+            if base.requires_grad and not record.real.requires_grad:  # taken without gradients
                 continue
             found = by_real.get(id(base))
             if found is None:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
-                self.records.append(found)
-                self.recorder.tape.append(found.entry)
+                self._add(found)
                 spec = found.spec
                 fake = new_fake_over(
                     self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
@@ -373,13 +381,6 @@ class Inputs:
             bases[id(base)] = found
         return bases
 
-    def _same_memory(self, record: InputRecord) -> InputRecord | None:
-        key = storage_key(record.real)
-        for other in self.records:
-            if storage_key(other.real) == key:
-                return other
-        return None
-
     def whole_memory_needed(self, root: Value) -> None:
         """A write went past the edges of the input that `root` is: capture again with all of its memory."""
         record = next(r for r in self.records if r.initial is root)
@@ -392,10 +393,11 @@ class Inputs:
         if marked is None or marked.real.requires_grad:
             return
         for record in self.records:
-            if (record is marked or base_of(record.real) is marked.real) and not is_view(record.stand_in):
-                if is_view(record.real) and not record.real.requires_grad:
-                    self.viewed.add(id(record.real))
-                    raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+            is_concerned = record is marked or base_of(record.real) is marked.real
+            is_hidden = is_view(record.real) and not is_view(record.stand_in)
+            if is_concerned and is_hidden and not record.real.requires_grad:
+                self.viewed.add(id(record.real))
+                raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
     def check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""

@@ -16,6 +16,7 @@ from .._torch.fakes import FakeTensor
 from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_view
 from ..errors import UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
+from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
 from .reshaping import RESHAPERS
 
@@ -29,8 +30,9 @@ class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
     `adopt(tensor)` returns the stand-in. `on_mark(tensor)` is told before `tensor.requires_grad_()`, or an assignment
-    to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`, `on_data_assignment(tensor, source)` after
-    `tensor.data = source`. `views_by_strides`: autograd is told no more of a view than where it lies in memory.
+    to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`,
+    `on_data_assignment(tensor, source)` after `tensor.data = source`. `views_by_strides`: autograd is told no more of a
+    view than where it lies in memory.
     """
 
     def __init__(
@@ -107,6 +109,10 @@ class Lifting(TorchFunctionMode):
         self.on_mark(args[0])
         return func(*args, **kwargs)
 
+    def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with eigenvalues_only():
+            return func(*args, **kwargs)
+
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_detach(args[0])
         return func(*args, **kwargs)
@@ -143,6 +149,7 @@ def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
 
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
+    **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     torch.Tensor.backward: Lifting._backward,
     torch.Tensor.item: Lifting._item,
     torch.Tensor.detach_: Lifting._detach_in_place,

@@ -9,6 +9,7 @@ original, and runs the operator there.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +194,7 @@ def _are_apart(specs: Iterable[TensorSpec]) -> bool:
         (a, m), (b, n) = ranges
         return bool(a + m <= b) or bool(b + n <= a)
     ranges.sort()
-    return all(start + size <= after for (start, size), (after, _) in zip(ranges, ranges[1:], strict=False))
+    return all(start + size <= after for (start, size), (after, _) in itertools.pairwise(ranges))
 
 
 def _overlap(a: TensorSpec, b: TensorSpec) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, version_of
+from .._torch.tensors import base_of, history_of, is_usable, is_view, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -30,6 +30,7 @@ from .decisions import Decided
 from .inputs import InputRecord, Inputs
 from .opinfo import CUTS, op_info
 from .recorder import Recorder
+from .replaced import in_order, is_set_again, is_written_with_history, replacement_of
 from .tape import Entry
 
 __all__ = ["Analysis", "analyze", "memory_root"]
@@ -111,8 +112,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
-        found.replacements.append(_replacement(recorder, found, index, inputs.records, info))
-    found.replacements = _in_order(found.replacements)
+        found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
+    found.replacements = in_order(found.replacements)
     return found
 
 
@@ -125,7 +126,12 @@ def _written_through_bases(inputs: Inputs) -> dict[int, int]:
     for record in inputs.records:
         stand_in = record.stand_in
         base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
-        if base is not None and _is_written(record) and _differentiable_write(record) and _differentiable_write(base):
+        if (
+            base is not None
+            and _is_written(record)
+            and is_written_with_history(record)
+            and is_written_with_history(base)
+        ):
             through[id(record)] = id(base)
     return through
 
@@ -155,11 +161,11 @@ def _updates(
     current = recorder.values[id(stand_in)]
     written = _is_written(record) or is_written_through_views
     counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
-    differentiable = written and _differentiable_write(record)
+    differentiable = written and is_written_with_history(record)
     resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
     if _metadata(recorder, found, index, record):
         differentiable = False  # what it was before has no history any more
-        counted = counted and not _is_set(recorder, record)
+        counted = counted and not is_set_again(recorder, record)
     if not written:
         if counted and (index in found.replaced or not resized):
             found.counted.append(index)
@@ -168,81 +174,9 @@ def _updates(
         raise UnsupportedMutationError(
             f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
         )
-    if differentiable and current.spec.overlaps_itself:
-        raise UnsupportedMutationError(
-            f"{record.slot} has several elements in one place and is written with gradients flowing through; "
-            "write to a copy and return it instead."
-        )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
     found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
-
-
-def _replacement(
-    recorder: Recorder, found: Analysis, index: int, records: list[InputRecord], info: OutputInfo
-) -> Replacement:
-    record = records[index]
-    stand_in = record.stand_in
-    is_set = _is_set(recorder, record)
-    # What `set_` leaves behind between tensors that require grad: a history that can't be differentiated.
-    is_barred = is_set and _name(history_of(stand_in)).endswith("NotImplemented")
-    value = recorder.value_of(stand_in)
-    sources = [recorder.values[id(r.stand_in)] for r in records] + [r.initial for r in records]
-    if is_barred and value.parent not in sources:
-        raise UnsupportedMutationError(
-            f"`set_` gives {record.slot} the memory of a tensor that requires grad and is no argument itself; PyTorch "
-            "can't differentiate what comes of it. Detach that tensor first."
-        )
-    history = None
-    becomes_leaf = stand_in.requires_grad and is_usable(stand_in) and stand_in.is_leaf and not record.real.requires_grad
-    if becomes_leaf and value.spec.shape != record.spec.shape:
-        raise UnsupportedMutationError(
-            f"{record.slot} takes over the memory of a tensor of another shape and is made to require grad; do either "
-            "outside."
-        )
-    if _differentiable_write(record) and not is_barred:
-        if is_set or is_view(stand_in):
-            raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory and is written with gradients flowing through; "
-                "write to a copy and return it instead."
-            )
-        history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
-    return Replacement(index, info, is_set, is_barred, history)
-
-
-def _in_order(replacements: list[Replacement]) -> list[Replacement]:
-    """What comes to view an input that is replaced itself comes after that one."""
-    done: list[Replacement] = []
-    waiting = list(replacements)
-    while waiting:
-        pending = {r.input for r in waiting}
-        ready = [r for r in waiting if not (isinstance(r.value, AliasOutput) and r.value.after_replacement)]
-        ready += [r for r in waiting if r not in ready and getattr(r.value, "input", None) not in pending]
-        done += ready or waiting[:1]
-        waiting = [r for r in waiting if r not in done]
-    return done
-
-
-def _is_set(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
-    _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
-    return is_set and not (record.stand_in.requires_grad and record.stand_in.is_leaf)
-
-
-def _name(history: Any) -> str:
-    return "" if history is None else history.name()
-
-
-def _differentiable_write(record: InputRecord) -> bool:
-    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
-    stand_in = record.stand_in
-    if not stand_in.requires_grad or not allows_writes(stand_in):
-        return False
-    tracked = base_of(stand_in) if is_view(stand_in) else stand_in
-    assert tracked is not None
-    if tracked.grad_fn is None:
-        return False
-    return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
 
 
 # -------------------------------------------------------------------- outputs
@@ -283,7 +217,9 @@ def _bases(
             bases[key] = _BaseOutput(root, output, ())
             continue
         is_replaced = id(first) in recorder.writes.replaced
-        if len(group) == 1 and (is_replaced or not (is_view(first) and first.requires_grad and base_of(first) is not None)):
+        if len(group) == 1 and (
+            is_replaced or not (is_view(first) and first.requires_grad and base_of(first) is not None)
+        ):
             found.add(Output(path), value.read(recorder.emit), value.spec, first)
             continue
         start, base = _common_base(recorder, [tensor for tensor, _ in group])
@@ -378,7 +314,6 @@ def _tensor_output(
     leaf: torch.Tensor,
     path: str,
 ) -> OutputInfo:
-    value = recorder.value_of(leaf)
     old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
     if old is not None and old.storage.is_input and id(leaf) not in inputs.by_stand_in:
         alias = _input_alias(recorder, inputs, found, number, old, path)

@@ -1,7 +1,8 @@
 """Strides that mean nothing: those of dimensions of size 1, and of tensors without elements.
 
-Programs can see them, and kernels choose them as it comes; FakeTensor's Python decompositions often choose others. Where
-an argument is not contiguous and a result has such dimensions, the kernel itself is asked, on zeros laid out alike.
+Programs can see them, and kernels choose them as it comes; FakeTensor's Python decompositions often choose others.
+Where an argument is not contiguous and a result has such dimensions, the kernel itself is asked, on zeros laid out
+alike.
 """
 
 from __future__ import annotations

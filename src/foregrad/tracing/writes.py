@@ -153,10 +153,8 @@ class Writes:
                     "of the tensor it is a view of; write to a copy instead."
                 )
             places[position, index] = place
-            if index is None:
-                arguments[position] = None
-            else:
-                arguments[position] = [None if i == index else item for i, item in enumerate(arguments[position])]
+            given: Any = arguments[position]
+            arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
         call = CallInMemory(info.op, tuple(root.spec for root in roots.values()), places)
         entry = rec.entry(call, [*(root.read(rec.emit) for root in roots.values()), *arguments], {}, info.is_random)
         written = {id(tensor) for tensor in targets}
