@@ -45,6 +45,9 @@ class _NodeRenderer:
         self.partitioned = compiled.partitioned
         self.signature = compiled.partitioned.joint.signature
         self.taken = taken
+        signature = self.signature
+        writes = (*signature.updates, *signature.metadata_writes, *signature.replacements)
+        self.moved = {write.input for write in writes} | set(signature.counted)
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
@@ -111,16 +114,17 @@ class _NodeRenderer:
         return lines
 
     def _kept(self, name: str, node: fx.Node) -> str:
-        """What is saved for a node: views without their history, inputs about to be written copied."""
-        if node.op == "placeholder":
-            index = int(node.name.rpartition("_")[2]) - 1 if node.name.startswith("primals_") else -1
-            if any(u.input == index for u in self.signature.updates):
+        """What is saved for a node: views without their history, inputs whose version is about to move copied."""
+        root = node
+        while root.op == "call_function" and _is_view(root) and isinstance(root.args[0], fx.Node):
+            root = root.args[0]
+        if root.op == "placeholder":
+            index = int(root.name.rpartition("_")[2]) - 1 if root.name.startswith("primals_") else -1
+            if index in self.moved:
                 return f"{name}.clone()"
-            return self.primals[index] if index in self.taken else name  # the very input, with its history
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and any(r.alias_info is not None for r in schema.returns):
-            return f"{name}.detach()"
-        return name
+            if root is node:
+                return self.primals[index] if index in self.taken else name  # the very input, with its history
+        return f"{name}.detach()" if _is_view(node) else name
 
     # ---------------------------------------------------------------- backward
 
@@ -178,6 +182,11 @@ class _NodeRenderer:
             stride = repr(tuple(spec.stride))
             lines += [f"    if {name}.stride() != {stride}:", f"        {name} = laid_out({name}, {stride})"]
         return lines
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
 def _raiser(error: Exception) -> Callable[[], None]:

@@ -65,7 +65,8 @@ class Lifting(TorchFunctionMode):
             return special(self, func, args, kwargs)
         reader = READERS.get(func)
         if reader is not None:
-            return reader(func, args, kwargs)
+            result = reader(func, args, kwargs)
+            return _by_strides(result, args) if self.views_by_strides else result
         if self.views_by_strides:
             if func in RESHAPERS:
                 result = self.reshape_view(func, args[0], args[1:], kwargs)
@@ -134,6 +135,8 @@ def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
     Of fakes autograd remembers the operator that made the view; should the sizes of the base change in place, that
     would give another view.
     """
+    if type(result) is tuple or type(result) is list:
+        return type(result)(_by_strides(item, args) for item in result)
     if type(result) is not FakeTensor or not is_view(result) or any(result is arg for arg in args):
         return result
     base = base_of(result)
