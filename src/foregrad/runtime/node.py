@@ -46,8 +46,8 @@ class _NodeRenderer:
         self.signature = compiled.partitioned.joint.signature
         self.taken = taken
         signature = self.signature
-        writes = (*signature.updates, *signature.metadata_writes, *signature.replacements)
-        self.moved = {write.input for write in writes} | set(signature.counted)
+        self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
+        self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
