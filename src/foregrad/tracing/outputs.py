@@ -216,11 +216,14 @@ def _bases(
             output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
             bases[key] = _BaseOutput(root, output, ())
             continue
-        is_replaced = id(first) in recorder.writes.replaced
-        if len(group) == 1 and (
-            is_replaced or not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        ):
-            found.add(Output(path), value.read(recorder.emit), value.spec, first)
+        is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
+        if len(group) == 1 and (is_plain or id(first) in recorder.writes.replaced):
+            entry = value.read(recorder.emit)
+            is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
+            if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
+                value.generation = -1  # what was written to a view, seen where the view is
+                entry = value.read(recorder.emit)
+            found.add(Output(path), entry, value.spec, first)
             continue
         start, base = _common_base(recorder, [tensor for tensor, _ in group])
         back: tuple[ViewStep, ...] = ()

@@ -1,4 +1,4 @@
-"""Errors that only kernels raise: writes into memory that overlaps, views that no strides describe.
+"""Errors that only kernels raise: writes into memory that overlaps or to a dtype too small, views without strides.
 
 Fake tensors take shortcuts past these checks. Where one might be due, the kernel itself is asked, on zeros laid out
 like the fakes: the answer depends on sizes and strides alone.

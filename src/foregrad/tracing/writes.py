@@ -59,7 +59,8 @@ class Writes:
         if info.is_out:
             self._resized_outputs(targets)
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
-        if func not in _FILLS and where_order_matters(info, values):
+        beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
+        if func not in _FILLS and (beside or where_order_matters(info, values)):
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
@@ -362,7 +363,7 @@ def _draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
     return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
 
 
-# Complex products are compiled twice, for a result in new memory and for one in place, and round differently.
+# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
 _PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
 
 
