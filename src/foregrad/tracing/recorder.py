@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
         plan = self.plans.get(id(func)) or self._plan(func)
-        if plan.is_cacheable and not self.is_symbolic:
+        if plan.is_cacheable:
             return self.metadata.run(plan.info, args, kwargs)[0]
         return self.kernels(func, args, kwargs)
 
@@ -189,7 +189,7 @@ class Recorder(TorchDispatchMode):
         """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
         try:
-            if plan.is_cacheable and not self.is_symbolic:
+            if plan.is_cacheable:
                 out, specs = self.metadata.run(info, args, kwargs)
             else:
                 out = self.kernels(info.op, args, kwargs)
