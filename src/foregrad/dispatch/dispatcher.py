@@ -206,7 +206,7 @@ class Dispatcher:
             check_marked(call, captured.joint, self.name)
         while True:
             names = Names(["args", "kwargs", "MISS"])
-            guards = render_guards(call, captured, names)
+            guards = render_guards(call, captured, names, native=self.config.native)
             known = captured.joint.num_guards()
             run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
             if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes

@@ -164,6 +164,7 @@ class Pipeline:
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
             make_derived=None if derivable is None else make_derived,
+            native=config is not None and config.native,
         )
 
     def derive(

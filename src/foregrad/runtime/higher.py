@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["differentiable_backward", "needs_trail", "trails_of"]
 
-Node = Callable[[Compiled, list[int], Names], Any]
+Node = Callable[[Compiled, list[int]], Any]
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
@@ -186,14 +186,11 @@ class _Renderer:
     def _call_node(self, make_node: Node, names: list[str], outputs: list[str]) -> None:
         inner = self.inner
         taken = [i for i, info in enumerate(inner.inputs) if info.requires_grad]
-        self.globals["apply"] = make_node(self.derived.compiled, taken, Names()).apply
-        rest = [name for i, name in enumerate(names) if i not in taken]
-        plain = [name for i, name in enumerate(outputs) if i not in inner.differentiable]
-        carried = [outputs[i] for i in inner.differentiable]
-        self._line(f"others = [{', '.join(rest)}]")
-        self._line(f"{', '.join(carried)} = apply(others, {', '.join(names[i] for i in taken)})")
-        if plain:
-            self._line(f"{unpacked(plain)}others")
+        node = make_node(self.derived.compiled, taken)
+        self.globals["apply"] = node.apply
+        before, call, after = node.call_lines("apply", names, outputs, inner, Names())
+        for line in (*before, call, *after):
+            self._line(line)
 
     def _gradient(self, place: Place | None, outputs: list[str]) -> str:
         if place is None:

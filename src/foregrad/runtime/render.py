@@ -155,24 +155,13 @@ class _Renderer:
     def _training(self) -> None:
         signature = self.signature
         taken = [i for i, info in enumerate(signature.inputs) if info.requires_grad or info.becomes_differentiable]
-        self.node = node = make_node(self.compiled, taken, self.names)
+        self.node = node = make_node(self.compiled, taken)
         apply = self.bind("apply", node.apply)
-        rest = [name for i, name in enumerate(self.inputs) if i not in taken]
-        plain = [i for i in range(signature.num_forward_outputs) if i not in signature.differentiable]
-        carried = [self.outputs[i] for i in signature.differentiable]
-        arguments = ", ".join(self.inputs[i] for i in taken)
-        guards = []
-        if self.compiled.needs_grad_mode:
-            guards.append(f"{self.bind('enable_grad', torch.enable_grad)}()")
-        target = ", ".join(carried)
-        if not rest and not plain:
-            self._under(guards, [f"{target} = {apply}(None, {arguments})"])
-            return
-        box = self.names.fresh("others")
-        self.lines.append(f"{box} = [{', '.join(rest)}]")
-        self._under(guards, [f"{target} = {apply}({box}, {arguments})"])
-        if plain:
-            self.lines.append(f"{unpacked([self.outputs[i] for i in plain])}{box}")
+        guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
+        before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
+        self.lines += before
+        self._under(guards, [call])
+        self.lines += after
 
     def _under(self, guards: list[str], body: list[str]) -> None:
         if guards:
