@@ -42,6 +42,11 @@ def judge(program: Program, compile: Any = None, grad_slack: int = GRAD_SLACK) -
         return f"Harness {type(error).__name__}: {_short(str(error))}", str(error)
 
 
+def is_fault(verdict: str) -> bool:
+    """Whether a verdict is a difference. A refusal by name says what to do instead: it is counted apart."""
+    return verdict not in ("equal", "raised") and not verdict.startswith("Refused")
+
+
 def _short(text: str) -> str:
     lines = text.strip().splitlines() or [""]
     return re.sub(r"0x[0-9a-f]+|\d+", "N", lines[0])[:100]
@@ -91,9 +96,12 @@ def main(argv: list[str] | None = None) -> int:
             print(program)
             print(judge(program, grad_slack=opts.grad_slack)[1][:2000])
     total = sum(verdicts.values())
-    failed = total - verdicts["equal"] - verdicts["raised"]
+    failed = sum(count for verdict, count in verdicts.items() if is_fault(verdict))
+    refused = total - failed - verdicts["equal"] - verdicts["raised"]
     took_s = time.monotonic() - started
-    print(f"\n{total} programs in {took_s:.0f} s: {failed} failed, {verdicts['raised']} rejected by both")
+    print(
+        f"\n{total} programs in {took_s:.0f} s: {failed} differ, {refused} refused, {verdicts['raised']} rejected by both"
+    )
     return 1 if failed else 0
 
 

@@ -249,9 +249,10 @@ def _differing(relation: str, eager: dict[str, str], compiled: dict[str, str]) -
 
 def _compare_places(eager: list[Labelled], compiled: list[Labelled], shared: dict[str, str]) -> list[str]:
     """Tensors that share memory must sit at the same place in it; alone in a storage, the place can't be seen."""
+    objects = identities(eager)
     members: dict[str, int] = {}
-    for first in shared.values():
-        members[first] = members.get(first, 0) + 1
+    for label, first in shared.items():
+        members[first] = members.get(first, 0) + (objects[label] == label)
     found = []
     for (label, a), (_, b) in zip(eager, compiled, strict=True):
         if label not in shared or members[shared[label]] < 2 or not has_storage(b):

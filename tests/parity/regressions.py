@@ -6,7 +6,9 @@ was wrong.
 
 from __future__ import annotations
 
-REGRESSIONS: dict[str, str] = {}
+from tests.parity.regressions_autograd import AUTOGRAD
+
+REGRESSIONS: dict[str, str] = dict(AUTOGRAD)
 
 
 def regression(name: str, source: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.parity.fuzz import GRAD_SLACK, judge, smallest
+from tests.parity.fuzz import GRAD_SLACK, is_fault, judge, smallest
 from tests.parity.oracle import Mismatch, check
 from tests.parity.program_ops import OPS
 from tests.parity.programs import PROFILES, DrawnChooser, RandomChooser, grow, load, reduce
@@ -36,9 +36,6 @@ def same_as_eager(program, compile=None):
         return check(f, make_args, compile=compile, grad_slack=GRAD_SLACK)
 
 
-# A few programs in a thousand still differ, or are refused: views made under no_grad of tensors that are written
-# later, `requires_grad_`, `.data` and `set_` on arguments that share memory. `make fuzz` lists them.
-@pytest.mark.xfail(reason="known faults of capture, see above", strict=False)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_random_programs_are_the_same_as_eager(profile):
     """Values, gradients, mutations, aliasing, metadata, randomness and errors of random programs."""
@@ -46,11 +43,11 @@ def test_random_programs_are_the_same_as_eager(profile):
     # Our own reduction takes seconds and knows what may go: hypothesis need not shrink.
     phases = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
 
-    @settings(max_examples=EXAMPLES, phases=phases, report_multiple_bugs=False)
+    @settings(max_examples=EXAMPLES, phases=phases, report_multiple_bugs=False, derandomize=True, database=None)
     @given(programs(profile))
     def run(program):
         verdict, _ = judge(program)
-        if verdict not in ("equal", "raised"):
+        if is_fault(verdict):
             small = smallest(program, verdict)
             pytest.fail(f"{verdict}\n\n{small}\n{judge(small)[1]}", pytrace=False)
 
@@ -58,18 +55,15 @@ def test_random_programs_are_the_same_as_eager(profile):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_hardly_any_program_differs(profile):
-    """The same programs on every run: of those that still differ (see above) there may be no more."""
+def test_no_program_differs(profile):
+    """The same programs on every run; hardly any is refused."""
     verdicts = collections.Counter(judge(grow(RandomChooser(seed), PROFILES[profile]))[0] for seed in range(60))
-    faults = {verdict: count for verdict, count in verdicts.items() if verdict not in ("equal", "raised")}
-    assert sum(faults.values()) <= 1, faults
+    assert {verdict: count for verdict, count in verdicts.items() if is_fault(verdict)} == {}
+    assert sum(count for verdict, count in verdicts.items() if verdict.startswith("Refused")) <= 1
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_a_stored_program_is_the_same_as_eager(name, request):
-    if "through a detached alias" in name:
-        # Two arguments may share a version counter; nothing that can be asked of them tells whether they do.
-        request.applymarker(pytest.mark.xfail(reason="version counters shared between arguments", strict=True))
+def test_a_stored_program_is_the_same_as_eager(name):
     f, make_args = load(REGRESSIONS[name])
     check(f, make_args, grad_slack=GRAD_SLACK)
 

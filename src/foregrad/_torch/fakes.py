@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -204,8 +205,34 @@ def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwa
     return loss, is_target
 
 
+def _fake_masked_fill(func: Any) -> Any:
+    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The kernels' result is contiguous, also in dimensions of size 1."""
+        out: Any = mode.dispatch(func, (), args, kwargs)
+        stride = make_contiguous_strides_for(out.shape)
+        return out if out.stride() == stride else new_fake(mode, out.shape, stride, out.dtype, fake_device(out))
+
+    return run
+
+
+def _fake_sort(func: Any) -> Any:
+    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The kernels lay results out as the argument is, also in dimensions of size 1."""
+        out: Any = mode.dispatch(func, (), args, kwargs)
+        stride = torch.empty_strided(args[0].shape, args[0].stride(), device="meta").clone().stride()
+        if all(t.stride() == stride for t in out):
+            return out
+        return tuple(new_fake(mode, t.shape, stride, t.dtype, fake_device(t)) for t in out)
+
+    return run
+
+
 # Operators for which torch's fakes are not what its kernels give.
 CORRECTED: dict[Any, Any] = {
+    torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),
+    torch.ops.aten.sort.stable: _fake_sort(torch.ops.aten.sort.stable),
+    torch.ops.aten.masked_fill.Scalar: _fake_masked_fill(torch.ops.aten.masked_fill.Scalar),
+    torch.ops.aten.masked_fill.Tensor: _fake_masked_fill(torch.ops.aten.masked_fill.Tensor),
     torch.ops.aten._grouped_mm.default: fake_grouped_mm,
     torch.ops.aten.multilabel_margin_loss_forward.default: fake_multilabel_margin_loss,
 }

@@ -13,12 +13,14 @@ __all__ = [
     "allows_writes",
     "base_of",
     "copy_creation_meta",
+    "exchange",
     "history_of",
     "is_inside_transform",
     "is_symbolic_zero",
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
+    "share_counters",
     "share_memory",
     "storage_key",
     "version_of",
@@ -56,6 +58,15 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one of them counts for the other too, as after `detach`: found out by trying."""
+    version, other = a._version, b._version
+    torch.autograd.graph.increment_version(a)
+    shared = b._version != other
+    torch._C._autograd._unsafe_set_version_counter((a,), (version,))
+    return shared
+
+
 def history_of(tensor: torch.Tensor) -> Any:
     """Its `grad_fn`; None also for a view that autograd lets nobody use any more."""
     try:
@@ -84,6 +95,14 @@ def allows_writes(tensor: torch.Tensor) -> bool:
 def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
     """Let `view` be as fit for in-place writes as `source`: views made under no_grad are not."""
     torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(source))
+
+
+def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Each of the two objects becomes the other tensor. Raises RuntimeError where something else refers to either."""
+    torch._C._swap_tensor_impl(a, b)
+    kept, other = dict(a.__dict__), dict(b.__dict__)
+    a.__dict__.update(other)
+    b.__dict__.update(kept)
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

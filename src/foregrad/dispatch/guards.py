@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from .._torch.guards import TensorGuards
 from .._torch.native import make_tensor_check
 from .._torch.pytree import registered_functions
-from .._torch.tensors import share_memory, storage_key, whole_memory
+from .._torch.tensors import share_counters, share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
 from ..frontend.reads import Expected, Reads
 from ..frontend.sources import Source
@@ -328,7 +328,8 @@ class _Renderer:
             if base is None and self._real(index)._base is None:
                 self._require(f"{inputs[index]}._base is None")
         written = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
-        for index in sorted(written):
+        detached = {i for i, info in enumerate(signature.inputs) if info.detached}
+        for index in sorted(written | detached):
             if signature.inputs[index].requires_grad:
                 self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
         if not written:
@@ -355,6 +356,24 @@ class _Renderer:
             first = first_at.setdefault(value, position)
             if first != position:
                 self._require(f"{memory}[{position}] == {memory}[{first}]")
+        self._counters(inputs, real, keys)
+
+    def _counters(self, inputs: list[str], real: list[int], keys: list[int]) -> None:
+        """Of inputs that share memory: which share a version counter, so that a write to one is one to the other."""
+        shared = None
+        for position, key in enumerate(keys):
+            for before in range(position):
+                a, b = self._real(real[before]), self._real(real[position])
+                if keys[before] != key or a.is_inference() or b.is_inference() or _base(a) is _base(b):
+                    continue  # a guard on bases says so already
+                shared = shared or self._bind("share_counters", share_counters)
+                pair = f"{shared}({inputs[real[before]]}, {inputs[real[position]]})"
+                self._require(f"{pair} is {share_counters(a, b)}")
+                break
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], known: dict[Any, Any]) -> Any:

@@ -129,7 +129,9 @@ class TensorSpec:
     def holds(self, part: TensorSpec) -> bool:
         """Whether this is a stretch of memory without gaps or overlaps in which all elements of `part` are."""
         start, first = self.offset * self.dtype.itemsize, part.offset * part.dtype.itemsize
-        return bool(self.is_dense and start <= first and first + part.nbytes <= start + self.nbytes)
+        return bool(
+            part.numel == 0 or (self.is_dense and start <= first and first + part.nbytes <= start + self.nbytes)
+        )
 
     def same_layout(self, other: TensorSpec) -> bool:
         """Whether both have the same shape, strides and dtype (device and offset aside)."""

@@ -7,6 +7,7 @@ that knows how slots are laid out in the graphs' argument and output lists.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any
 
 from .meta import TensorSpec
@@ -24,10 +25,12 @@ __all__ = [
     "MetadataWrite",
     "OutputInfo",
     "Reach",
+    "Replacement",
     "Signature",
     "SizeSymbol",
     "Update",
     "ViewStep",
+    "When",
 ]
 
 
@@ -49,10 +52,11 @@ class MemoryOf:
 class InputInfo:
     """One tensor input of the graphs.
 
-    `argument` is the position among the flattened arguments of the call, or None when the function reached the
-    tensor by itself; then `source` says how to read it. `becomes_differentiable`: the function called
-    `requires_grad_()` on it. `number`: it is an argument of this type (int or float), no tensor; an int goes into the
-    graphs as it is, a float as a tensor of no dimension, which is what `spec` says.
+    `argument` is the position among the flattened arguments of the call, or None when the function reached the tensor
+    by itself; then `source` says how to read it. `becomes_differentiable`: the function called `requires_grad_()` on
+    it. `detached`: it called `detach_()` or `requires_grad_(False)`. `number`: it is an argument of this type (int or
+    float), no tensor; an int goes into the graphs as it is, a float as a tensor of no dimension, which is what `spec`
+    says.
     """
 
     slot: Slot
@@ -62,6 +66,7 @@ class InputInfo:
     argument: int | None = None
     source: Any = None
     becomes_differentiable: bool = False
+    detached: bool = False
     number: type | None = None
 
 
@@ -117,6 +122,15 @@ class SizeSymbol:
     dim: int | None
 
 
+class When(enum.IntEnum):
+    """When a view of an input is taken: autograd can tell whether that was before a write or a `requires_grad_()`."""
+
+    AT_FIRST = 0  # before the input is marked as requiring grad
+    BEFORE_WRITES = 1
+    BEFORE_MARKS = 2  # after it was written, before it is marked
+    AT_LAST = 3
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ViewStep:
     """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
@@ -127,6 +141,7 @@ class ViewStep:
     index: int | None
     call: int
     grad_enabled: bool
+    when: When = When.AT_LAST
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,10 +177,11 @@ class GraphOutput(OutputInfo):
 class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
-    `leaf`: eager returns a leaf that requires grad. `after_replacement`: the input has taken another tensor's memory
-    over, and this is a view of that. `before_updates`: it was taken before anything in that memory was written, and
-    autograd can tell. `history`: the graph output that has the view's elements and its gradients, where
-    the way from the base is cut off (detach, then a write in place).
+    `leaf`: eager returns a leaf that requires grad. `leaf_base`: so is the graph output that it views.
+    `after_replacement`: the input has taken another tensor's memory over, and this is a view of that. `memory`: the
+    view itself has taken that tensor's memory over, by `set_` if `memory_is_set`. `history`: the graph output that has
+    the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
+    (detach, then a write in place).
     """
 
     input: int | None
@@ -173,7 +189,25 @@ class AliasOutput(OutputInfo):
     steps: tuple[ViewStep, ...]
     leaf: bool = False
     after_replacement: bool = False
-    before_updates: bool = False
+    history: int | None = None
+    history_at: int = 0
+    memory: OutputInfo | None = None
+    memory_is_set: bool = False
+    leaf_base: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replacement:
+    """An input that took the memory of the tensor `value` over: by `set_`, or else by an assignment to `.data`.
+
+    `grad_enabled`: `set_` leaves a history behind where gradients are on. `history`: the graph output that holds what
+    was written to it since, with its gradients.
+    """
+
+    input: int
+    value: OutputInfo
+    is_set: bool = False
+    grad_enabled: bool = False
     history: int | None = None
 
 
@@ -201,7 +235,7 @@ class Signature:
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
-    * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`), and that tensor.
+    * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`).
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
@@ -220,7 +254,7 @@ class Signature:
     metadata_writes: tuple[MetadataWrite, ...]
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
-    replacements: tuple[tuple[int, OutputInfo], ...] = ()
+    replacements: tuple[Replacement, ...] = ()
     counted: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
     reached_from: tuple[Reach, ...] = ()

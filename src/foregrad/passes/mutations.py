@@ -25,7 +25,7 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
     """
     joint = partitioned.joint
     signature, graph = joint.signature, partitioned.forward.graph
-    resized = {write.input for write in signature.metadata_writes} | {index for index, _ in signature.replacements}
+    resized = {write.input for write in signature.metadata_writes} | {r.input for r in signature.replacements}
     inside = [
         update
         for update in signature.updates

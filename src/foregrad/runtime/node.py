@@ -72,6 +72,9 @@ class _NodeRenderer:
         self.partitioned = compiled.partitioned
         self.signature = compiled.partitioned.joint.signature
         self.taken = taken
+        signature = self.signature
+        self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
+        self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
@@ -175,19 +178,21 @@ class _NodeRenderer:
     def _how_kept(self, node: fx.Node) -> int:
         """How what is saved for a node is kept: one of these constants, or the number of an input.
 
-        Views are kept without their history, inputs about to be written copied, other inputs with their history.
+        Views are kept without their history, inputs whose version is about to move copied, other inputs with their
+        history.
         """
         if not isinstance(spec_of(node), TensorSpec):
             return _SIZE
-        if node.op == "placeholder":
-            index = int(node.name.rpartition("_")[2]) - 1 if node.name.startswith("primals_") else -1
-            if any(u.input == index for u in self.signature.updates):
+        root = node
+        while root.op == "call_function" and _is_view(root) and isinstance(root.args[0], fx.Node):
+            root = root.args[0]
+        if root.op == "placeholder":
+            index = int(root.name.rpartition("_")[2]) - 1 if root.name.startswith("primals_") else -1
+            if index in self.moved:
                 return _COPIED
-            return index if index in self.taken else _AS_IT_IS
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and any(r.alias_info is not None for r in schema.returns):
-            return _DETACHED
-        return _AS_IT_IS
+            if root is node:
+                return index if index in self.taken else _AS_IT_IS
+        return _DETACHED if _is_view(node) else _AS_IT_IS
 
     def _kept(self, name: str, node: fx.Node) -> str:
         how = self._how_kept(node)
@@ -251,6 +256,11 @@ class _NodeRenderer:
             stride = repr(tuple(spec.stride))
             lines += [f"    if {name}.stride() != {stride}:", f"        {name} = laid_out({name}, {stride})"]
         return lines
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
 def _raiser(error: Exception) -> Callable[[], None]:

@@ -24,6 +24,7 @@ from ..graph.signature import (
     OutputInfo,
     Signature,
     ViewStep,
+    When,
 )
 from ..graph.source import Names, unpacked
 from .compiled import Compiled
@@ -74,6 +75,7 @@ class _Renderer:
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
+        self.with_history: set[str] = set()  # views that have a history of their own by now
 
     def render(self) -> RunLines:
         signature = self.signature
@@ -82,22 +84,32 @@ class _Renderer:
             for name, info in zip(self.inputs, signature.inputs, strict=True)
             if info.becomes_differentiable
         ]
+        self._early_views(When.AT_FIRST)
         if signature.is_inference:
             self._inference()
             self._histories()
         else:
             self.lines += marks
+            marks = []
             self._training()
         if signature.decisions:
             self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
-        early = self._values(lambda info: isinstance(info, AliasOutput) and info.before_updates)
+        if self._views_taken(When.BEFORE_WRITES):
+            self.lines += marks
+            marks = []
+        self._early_views(When.BEFORE_WRITES)
+        self.lines += [
+            f"{name}.{'requires_grad_(False)' if info.is_leaf else 'detach_()'}"
+            for name, info in zip(self.inputs, signature.inputs, strict=True)
+            if info.detached
+        ]
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
         self._updates(differentiable=True)  # in the sizes they have after the call
         self._count_writes()
-        if signature.is_inference:
-            self.lines += marks
-        self._returns(early)
+        self._early_views(When.BEFORE_MARKS)
+        self.lines += marks
+        self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
     def bind(self, wanted: str, value: Any) -> str:
@@ -135,7 +147,9 @@ class _Renderer:
         """Outputs that require grad though it leads nowhere."""
         rootless = [self.outputs[i] for i in self.signature.rootless]
         if rootless:
-            line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}])"
+            error = self.compiled.partitioned.joint.backward_error
+            raised = "" if error is None else f", {self.bind('backward_error', error)}"
+            line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
             self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _training(self) -> None:
@@ -161,7 +175,8 @@ class _Renderer:
         for write in self.signature.metadata_writes:
             op = self.bind(_op_name(write.op), write.op)
             arguments = self._arguments(write.args, write.kwargs)
-            guards = [] if write.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
+            grad_enabled = write.grad_enabled and not self.signature.inputs[write.input].becomes_differentiable
+            guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
             self._under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
 
     def _count_writes(self) -> None:
@@ -192,14 +207,48 @@ class _Renderer:
         """An expression for each of the chosen outputs."""
         return {at: self._output(info) for at, info in enumerate(self.signature.outputs) if chosen(info)}
 
-    def _returns(self, early: dict[int, str]) -> None:
+    def _views_taken(self, when: When) -> list[tuple[str, tuple[ViewStep, ...], str]]:
+        """The views of inputs that are taken by then: input, steps, path of the output."""
+        found = []
+        for info in self.signature.outputs:
+            if isinstance(info, AliasOutput) and info.input is not None:
+                steps = tuple(step for step in info.steps if step.when <= when)
+                if steps and steps[-1].when == when:
+                    found.append((self.inputs[info.input], steps, info.path))
+        return found
+
+    def _leaf_bases(self) -> None:
+        """Graph outputs that are leaves which require grad: views that were taken before they did come first."""
+        views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.leaf_base]
+        for info in views:
+            steps = tuple(step for step in info.steps if step.when is not When.AT_LAST)
+            self._view(self.outputs[info.output or 0], steps, info.path)
+        self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
+
+    def _early_views(self, when: When) -> None:
+        for base, steps, path in self._views_taken(when):
+            self._view(base, steps, path)
+
+    def _returns(self) -> None:
         outputs = self.signature.outputs
-        values = early | self._values(lambda info: not _is_late(info) and not getattr(info, "before_updates", False))
-        replacements = [(self.inputs[index], self._output(info)) for index, info in self.signature.replacements]
-        self.lines += [f"{name}.data = {value}" for name, value in replacements]
+        self._leaf_bases()
+        values = self._values(lambda info: not _is_late(info))
+        for replacement in self.signature.replacements:
+            name, value = self.inputs[replacement.input], self._output(replacement.value)
+            self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
+            if replacement.history is not None:
+                write = self.bind("write_with_history", write_with_history)
+                self.lines.append(f"{write}({name}, {self.outputs[replacement.history]})")
         values |= self._values(_is_late)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
+
+    def _replace(self, name: str, value: str, *, is_set: bool, grad_enabled: bool) -> None:
+        if is_set:
+            guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
+            self._under(guards, [f"{name}.set_({value})"])
+        else:
+            self.lines.append(f"{name}.data = {value}")
 
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
@@ -214,12 +263,17 @@ class _Renderer:
             return name
         assert isinstance(info, AliasOutput)
         base = self.inputs[info.input] if info.input is not None else self.outputs[info.output or 0]
+        if info.history is not None:
+            owner = self._view(base, info.steps[: info.history_at], info.path)
+            if owner not in self.with_history:
+                self.with_history.add(owner)
+                write = self.bind("write_with_history", write_with_history)
+                self.lines.append(f"{write}({owner}, {self.outputs[info.history]})")
         name = self._view(base, info.steps, info.path)
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
-        if info.history is not None:
-            write = self.bind("write_with_history", write_with_history)
-            self.lines.append(f"{write}({name}, {self.outputs[info.history]})")
+        if info.memory is not None:
+            self._replace(name, self._output(info.memory), is_set=info.memory_is_set, grad_enabled=False)
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

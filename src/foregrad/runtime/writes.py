@@ -60,19 +60,25 @@ class _History(torch.autograd.Function):
     """Tensors that require grad and are no leaves, whose gradient goes nowhere."""
 
     @staticmethod
-    def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
-        return tuple(tensors)
+    def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None) -> Any:
+        ctx.error = error
+        return tuple(tensor.data for tensor in tensors)  # not as the views that they may be
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None
+        if ctx.error is not None:
+            raise type(ctx.error)(*ctx.error.args)
+        return None, None, None
 
 
 _history = engine.direct_apply(_History)
 _nobody = torch.empty(0, requires_grad=True)
 
 
-def with_history(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The tensors as results of differentiable operators on something that is none of the inputs."""
-    result: tuple[torch.Tensor, ...] = _history(_nobody, tensors)
+def with_history(tensors: list[torch.Tensor], error: Exception | None = None) -> tuple[torch.Tensor, ...]:
+    """The tensors as results of differentiable operators on something that is none of the inputs.
+
+    `error` is what their backward raises.
+    """
+    result: tuple[torch.Tensor, ...] = _history(_nobody, tensors, error)
     return result

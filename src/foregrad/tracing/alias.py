@@ -58,9 +58,13 @@ class View:
 
 
 class Storage:
-    """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
+    """The memory that some values share. `generation` counts the writes; `root` is the value it was made as.
+
+    `clock` counts what autograd can tell apart: also writes of no elements, and changes of sizes.
+    """
 
     __slots__ = (
+        "clock",
         "generation",
         "is_input",
         "is_touched",
@@ -72,7 +76,7 @@ class Storage:
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
-        self.generation = 0
+        self.generation = self.clock = 0
         self.is_input = is_input
         self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
@@ -94,6 +98,7 @@ class Value:
         "fake",
         "generation",
         "is_written_through",
+        "of_differentiable",
         "original",
         "parent",
         "spec",
@@ -117,7 +122,8 @@ class Value:
         self.is_written_through = False  # some write went to this value or to a view of it
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
-        self.born = self.generation  # how often the memory had been written to by then
+        self.born = 0 if self._storage is None else self._storage.clock
+        self.of_differentiable = False  # a view of a tensor that required grad when it was taken
 
     @property
     def storage(self) -> Storage:
@@ -192,6 +198,7 @@ class Value:
     def write(self, emit: Emit, new: Entry) -> None:
         """This value becomes `new`, and with it everything that shares its memory."""
         storage = self.storage
+        storage.clock += 1
         self.is_written_through = True
         if self.spec.numel == 0:
             storage.is_touched = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from .._torch.dispatch import (
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.symbols import has_symbolic
-from .._torch.tensors import base_of, history_of, is_usable
+from .._torch.tensors import is_usable, is_view
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
@@ -30,18 +31,20 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol, Update
+from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
-from .inputs import InputRecord, Inputs, SharedClosureFound
+from .infos import input_info
+from .inputs import CaptureAgain, InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
 from .reach import reached_from
 from .recorder import Recorder
+from .reshaping import reshape_view
 from .session import Session, fresh_autocast_cache, make_tangent
 from .symbols import SizeSymbols
 from .tape import Entry
@@ -90,8 +93,10 @@ def capture_call(
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     lifted = list(lifted)
-    shared_bases, replays_views = False, True
+    shared_bases: set[int] = set()
+    replays_views = True
     whole: set[int] = set()
+    viewed: set[int] = set()
     while True:
         run = _Capture(
             call,
@@ -100,17 +105,18 @@ def capture_call(
             shared_bases=shared_bases,
             replays_views=replays_views,
             whole=whole,
+            viewed=viewed,
             higher_order=higher_order,
         )
         try:
             with paused_collection():
                 captured = run.run(lifted)
-        except SharedClosureFound as found:
-            if found.source is not None:
+        except CaptureAgain as found:
+            if isinstance(found, SharedClosureFound) and found.source is not None:
                 lifted.append((found.tensor, found.source))
-            continue
+            captured = None
         if captured is None:
-            shared_bases, replays_views = run.needs_bases, run.replays_views
+            replays_views = run.replays_views
             continue
         return captured
 
@@ -122,22 +128,26 @@ class _Capture:
         name: str,
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
-        shared_bases: bool,
+        shared_bases: set[int],
         replays_views: bool,
         whole: set[int],
+        viewed: set[int],
         higher_order: bool,
     ) -> None:
         self.call = call
         self.higher_order = higher_order
         self.name = name
         self.replays_views = replays_views
-        self.needs_bases = shared_bases
+        self.sizes_change = False
         self.symbols = _symbols_of(call)
         self.fake_mode = _fake_mode_of(call, self.symbols)
-        self.inputs = Inputs(call, self.fake_mode, shared_bases=shared_bases, whole=whole, symbols=self.symbols)
+        self.inputs = Inputs(
+            call, self.fake_mode, shared_bases=shared_bases, whole=whole, viewed=viewed, symbols=self.symbols
+        )
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
+        self.recorder.writes.on_resize = self._on_resize
         self.reads = Reads()
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
@@ -147,12 +157,15 @@ class _Capture:
         self.regions = itertools.count(1)
         self.lifting = Lifting(
             self.inputs.adopt,
-            self.inputs.check_detach,
+            self.inputs.check_mark,
+            self._on_detach,
             self.recorder.taken_as_data,
             self.recorder.writes.replaced_by,
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
+        self.lifting.views_by_strides = not replays_views
+        self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
@@ -179,7 +192,7 @@ class _Capture:
                 try:
                     result = _run_function(call.function, args, kwargs)
                 except Exception:
-                    if self.replays_views and recorder.writes.has_resized_tensors:
+                    if self.replays_views and self.sizes_change:
                         self.replays_views = False
                         return None
                     raise
@@ -187,10 +200,11 @@ class _Capture:
                     self.origins.forget()
             self._check_generator(drawn)
             self._check_containers(args, kwargs, leaves)
-            if not inputs.shared_bases and self._needs_bases():
-                self.needs_bases = True
+            needed = self._needs_bases()
+            if not needed <= inputs.shared_bases:
+                inputs.shared_bases |= needed
                 return None
-            if self.replays_views and recorder.writes.has_resized_views:
+            if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
@@ -204,6 +218,7 @@ class _Capture:
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward_error is None and not any(gradients):
+                self._backward_to_nowhere([found.fakes[i] for i in differentiable], [fake for fake, _ in tangents])
                 rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
@@ -233,6 +248,17 @@ class _Capture:
         finally:
             self.recorder.recompute = before
 
+    def _on_detach(self, tensor: torch.Tensor) -> None:
+        self.inputs.check_detach(tensor)
+        self.recorder.value_of(tensor).storage.clock += 1
+
+    def _on_resize(self) -> None:
+        """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
+        self.sizes_change = True
+        if self.replays_views and any(r.stand_in.requires_grad for r in self.inputs.records):
+            self.replays_views = False
+            raise CaptureAgain
+
     # ---------------------------------------------------------------- what it reads besides tensors
 
     def _scan_roots(self) -> None:
@@ -253,15 +279,14 @@ class _Capture:
 
     # ---------------------------------------------------------------- afterwards
 
-    def _needs_bases(self) -> bool:
-        """Whether memory shared by differentiable views of one tensor was written, or got a history with the write."""
+    def _needs_bases(self) -> set[int]:
+        """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
+        needed: set[int] = set()
         for whole, members in self.inputs.memory:
             gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-            if whole.initial.storage.is_written and any(
-                base_of(r.real) is not None and (r.real.requires_grad or gained) for r in members
-            ):
-                return True
-        return False
+            if whole.initial.storage.is_written:
+                needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
+        return needed
 
     def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
         after, tree = flatten((args, kwargs))
@@ -292,7 +317,9 @@ class _Capture:
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf)]
+        sinks = [
+            r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf) and r.leaf.is_leaf
+        ]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
             sources = [found.fakes[i] for i in differentiable]
@@ -310,6 +337,19 @@ class _Capture:
             finally:
                 recorder.in_backward = False
         return [gradients.get(id(r)) for r in records]
+
+    def _backward_to_nowhere(self, outputs: list[Any], tangents: list[torch.Tensor]) -> None:
+        """Whether a backward raises that leads to no input: it runs all the same."""
+        self.recorder.in_backward = True
+        try:
+            with self.lifting, self.recorder:
+                torch.autograd.backward(outputs, tangents, retain_graph=True)
+        except ForegradError:
+            pass
+        except RuntimeError as error:
+            self.backward_error = error
+        finally:
+            self.recorder.in_backward = False
 
     def _forward_entries(self) -> list[Entry]:
         return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
@@ -375,7 +415,7 @@ class _Capture:
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
             inputs=(
-                *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
                 *(InputInfo(n.slot, _NUMBER, False, True, n.argument, number=int) for n in inputs.numbers),
             ),
             graph_outputs=tuple(found.slots),
@@ -456,26 +496,3 @@ def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode
     mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
     mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
     return mode
-
-
-def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
-    source: Any = record.source
-    if index in shared_of:
-        source = MemoryOf(shared_of[index])
-    elif isinstance(source, InputRecord):
-        source = BaseOf(number[id(source)])
-    becomes = (
-        index not in shared_of
-        and record.stand_in.requires_grad
-        and not record.real.requires_grad
-        and history_of(record.stand_in) is None
-    )
-    return InputInfo(
-        slot=record.slot,
-        spec=record.spec,
-        requires_grad=index not in shared_of and record.real.requires_grad,
-        is_leaf=record.real.is_leaf,
-        argument=None if index in shared_of else record.argument,
-        source=source,
-        becomes_differentiable=becomes,
-    )

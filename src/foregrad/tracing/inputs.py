@@ -15,6 +15,7 @@ from .._torch.tensors import (
     copy_creation_meta,
     is_usable,
     is_view,
+    share_counters,
     storage_key,
     version_of,
     view_again,
@@ -30,7 +31,7 @@ from .recorder import Recorder
 from .symbols import SizeSymbols
 from .tape import Entry
 
-__all__ = ["InputRecord", "Inputs", "NumberRecord"]
+__all__ = ["CaptureAgain", "InputRecord", "Inputs", "NumberRecord", "SharedClosureFound"]
 
 aten = torch.ops.aten
 
@@ -96,15 +97,17 @@ class Inputs:
         call: FlatCall,
         fake_mode: FakeTensorMode,
         *,
-        shared_bases: bool,
+        shared_bases: set[int],
         whole: set[int],
+        viewed: set[int],
         symbols: SizeSymbols | None = None,
     ) -> None:
         self.call = call
         self.symbols = symbols
         self.fake_mode = fake_mode
-        self.shared_bases = shared_bases
+        self.shared_bases = shared_bases  # ids of views to be seen so, as their memory is written
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
+        self.viewed = viewed  # ids of tensors to be seen as views of their bases
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
@@ -130,7 +133,9 @@ class Inputs:
                 new.append(record)
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
         grouped = {id(record) for group in groups for record in group}
-        groups += [[record] for record in new if id(record.real) in self.whole and id(record) not in grouped]
+        groups += [
+            [record] for record in new if id(record.real) in self.whole | self.viewed and id(record) not in grouped
+        ]
         in_group = {id(record) for group in groups for record in group}
         for record in new:
             self._add(record)
@@ -192,7 +197,7 @@ class Inputs:
         check_tensor(real, str(source.slot))
         record = InputRecord(real, source.slot, None, source)
         shared = self._add(record)
-        if shared is None and id(real) not in self.whole:
+        if shared is None and id(real) not in self.whole | self.viewed:
             self._stand_in_alone(record)
         else:
             self._join(record, shared)
@@ -304,7 +309,7 @@ class Inputs:
         memory = meta_storage(storage.nbytes())
         whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
         self.memory.append((whole, []))
-        bases = self._common_bases(group, memory) if self.shared_bases else {}
+        bases = self._common_bases(group, memory)
         for record in group:
             self._place(record, whole, memory, bases)
 
@@ -316,14 +321,14 @@ class Inputs:
         if base is not None and base is not record:
             # A view made under no_grad is a leaf: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and record.real.is_leaf
-            with torch.set_grad_enabled(not is_leaf), torch.inference_mode(mode=False):
+            with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
                 record.stand_in = _view_like(record.real, base.stand_in)
                 copy_creation_meta(record.stand_in, record.real)
                 if record.real.requires_grad is False and record.stand_in.requires_grad:
                     record.stand_in = record.stand_in.detach()
-            record.leaf = record.stand_in if is_leaf else None
+            record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
         elif not hasattr(record, "stand_in"):
-            fake = self._with_counter_of_others(record)
+            fake = self._with_counter_of_others(record, bases)
             if fake is None:
                 fake = new_fake_over(
                     self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
@@ -332,13 +337,15 @@ class Inputs:
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)
 
-    def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
+    def _with_counter_of_others(self, record: InputRecord, bases: dict[int, InputRecord]) -> torch.Tensor | None:
         """A fake that shares the version counter of another member, where the real tensors share theirs."""
         spec = record.spec
-        for other in self.memory[-1][1]:
-            same = _tracked(other.real) is _tracked(record.real) and not record.real.is_inference()
-            if same and other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg):
-                with torch.no_grad(), torch.inference_mode(mode=False):
+        if record.real.is_inference():
+            return None
+        for other in [*self.memory[-1][1], *bases.values()]:
+            alike = other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg)
+            if alike and not other.real.is_inference() and share_counters(other.real, record.real):
+                with torch.inference_mode(mode=False), torch.no_grad():
                     return other.stand_in.as_strided(spec.shape, spec.stride, spec.offset).detach()
         return None
 
@@ -348,7 +355,8 @@ class Inputs:
         bases: dict[int, InputRecord] = {}
         for record in group:
             base = base_of(record.real)
-            if base is None or record.real.is_inference() or id(base) in bases:
+            wanted = id(record.real) in self.viewed or id(record.real) in self.shared_bases
+            if base is None or not wanted or record.real.is_inference() or id(base) in bases:
                 continue
             if base.requires_grad and not record.real.requires_grad:  # taken without gradients
                 continue
@@ -379,6 +387,18 @@ class Inputs:
         self.whole.add(id(record.real))
         raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
+    def check_mark(self, stand_in: torch.Tensor) -> None:
+        """A view that is made to require grad: so are views of it then, as views of its base are not."""
+        marked = self.by_stand_in.get(id(stand_in))
+        if marked is None or marked.real.requires_grad:
+            return
+        for record in self.records:
+            is_concerned = record is marked or base_of(record.real) is marked.real
+            is_hidden = is_view(record.real) and not is_view(record.stand_in)
+            if is_concerned and is_hidden and not record.real.requires_grad:
+                self.viewed.add(id(record.real))
+                raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+
     def check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
         record = self.by_stand_in.get(id(stand_in))
@@ -390,17 +410,17 @@ class Inputs:
         raise SharedClosureFound(record.real, record.source)
 
 
-class SharedClosureFound(Exception):  # noqa: N818 - not an error: asks for another run
+class CaptureAgain(BaseException):
+    """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""
+
+
+class SharedClosureFound(CaptureAgain):
     """Raised to start capture over with one more tensor lifted from the beginning."""
 
     def __init__(self, tensor: torch.Tensor, source: Source | None) -> None:
         super().__init__("closed-over tensor shares memory with an input")
         self.tensor = tensor
         self.source = source
-
-
-def _tracked(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if (base := base_of(tensor)) is None else base
 
 
 def _member_value(record: InputRecord, whole: InputRecord) -> Value:

@@ -13,11 +13,13 @@ import torch
 
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import is_inside_transform
+from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_view
 from .._torch.transforms import bottom_of
 from ..errors import UnsupportedSideEffectError
+from ..graph.meta import TensorSpec
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
+from .reshaping import RESHAPERS
 
 __all__ = ["Lifting"]
 
@@ -28,14 +30,16 @@ _KEEP_REAL = {_TENSOR.grad.__get__, _TENSOR.__hash__, _TENSOR.__repr__}
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
-    `adopt(tensor)` returns the stand-in. `on_detach(tensor)` is told before
-    `tensor.detach_()`, `on_data(result)` after `tensor.data`, `on_data_assignment(tensor, source)` after
-    `tensor.data = source`.
+    `adopt(tensor)` returns the stand-in. `on_mark(tensor)` is told before `tensor.requires_grad_()`, or an assignment
+    to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`,
+    `on_data_assignment(tensor, source)` after `tensor.data = source`. `views_by_strides`: autograd is told no more of a
+    view than where it lies in memory.
     """
 
     def __init__(
         self,
         adopt: Callable[[torch.Tensor], torch.Tensor],
+        on_mark: Callable[[torch.Tensor], None],
         on_detach: Callable[[torch.Tensor], None],
         on_data: Callable[[torch.Tensor], None],
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
@@ -44,11 +48,14 @@ class Lifting(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.adopt = adopt
+        self.on_mark = on_mark
         self.on_detach = on_detach
         self.on_data = on_data
         self.on_data_assignment = on_data_assignment
         self.where = where
         self.known_number = known_number
+        self.views_by_strides = False
+        self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_REAL:
@@ -59,7 +66,13 @@ class Lifting(TorchFunctionMode):
             return special(self, func, args, kwargs)
         reader = READERS.get(func)
         if reader is not None:
-            return reader(func, args, kwargs)
+            result = reader(func, args, kwargs)
+            return _by_strides(result, args) if self.views_by_strides else result
+        if self.views_by_strides:
+            if func in RESHAPERS:
+                result = self.reshape_view(func, args[0], args[1:], kwargs)
+                return func(*args, **kwargs) if result is NotImplemented else result
+            return _by_strides(func(*args, **kwargs), args)
         return func(*args, **kwargs)
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -96,6 +109,10 @@ class Lifting(TorchFunctionMode):
         number = func(*args, **kwargs)
         return self.known_number(number) if isinstance(number, torch.SymFloat) else number
 
+    def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.on_mark(args[0])
+        return func(*args, **kwargs)
+
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
             return func(*args, **kwargs)
@@ -115,11 +132,35 @@ class Lifting(TorchFunctionMode):
         return result
 
 
+def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
+    """A view as eager takes it up again once its base was written: by its place in the base's memory.
+
+    Of fakes autograd remembers the operator that made the view; should the sizes of the base change in place, that
+    would give another view.
+    """
+    if type(result) is tuple or type(result) is list:
+        return type(result)(_by_strides(item, args) for item in result)
+    if type(result) is not FakeTensor or not is_view(result) or any(result is arg for arg in args):
+        return result
+    base = base_of(result)
+    if base is None or not allows_writes(result) or not torch.is_grad_enabled():
+        return result
+    if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
+        return result
+    if base.is_complex() and result.dtype is base.dtype.to_real():
+        base = torch.view_as_real(base)
+    if base.dtype is not result.dtype or TensorSpec.of(base).overlaps_itself or TensorSpec.of(result).overlaps_itself:
+        return result  # gradients of elements in one place are others then
+    return base.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     torch.Tensor.backward: Lifting._backward,
     torch.Tensor.item: Lifting._item,
     torch.Tensor.detach_: Lifting._detach_in_place,
+    torch.Tensor.requires_grad_: Lifting._mark,
+    torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]
     torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
 }

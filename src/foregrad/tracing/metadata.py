@@ -31,6 +31,7 @@ from .._torch.tensors import share_memory
 from ..graph.meta import TensorSpec
 from .layouts import RULES, layout_of
 from .opinfo import OpInfo
+from .strides import as_kernels_have_it
 
 __all__ = ["Metadata", "forget_all", "is_cacheable"]
 
@@ -187,6 +188,9 @@ class Metadata:
                     recipe = self._recipe(out, tensors)
                 except _Uncacheable:
                     return out, None
+                if not info.is_random and not info.writes:
+                    specs = [self.known(id(t)).spec for t in tensors]
+                    recipe = as_kernels_have_it(recipe, info.op, specs, args, kwargs)
             if len(_recipes) >= _LIMIT:
                 forget_all()
             recipes[whole] = recipe

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, version_of
+from .._torch.tensors import base_of, history_of, is_usable, is_view, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -19,8 +19,10 @@ from ..graph.signature import (
     InputOutput,
     MetadataWrite,
     OutputInfo,
+    Replacement,
     Update,
     ViewStep,
+    When,
 )
 from ..graph.slots import Base, Decision, Output, Slot, Updated
 from .alias import Value, View
@@ -28,6 +30,7 @@ from .decisions import Decided
 from .inputs import InputRecord, Inputs
 from .opinfo import CUTS, op_info
 from .recorder import Recorder
+from .replaced import in_order, is_set_again, is_written_with_history, replacement_of
 from .tape import Entry
 
 __all__ = ["Analysis", "analyze", "memory_root"]
@@ -47,7 +50,7 @@ class Analysis:
     whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
     metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
-    replacements: list[tuple[int, OutputInfo]] = dataclasses.field(default_factory=list)
+    replacements: list[Replacement] = dataclasses.field(default_factory=list)
     counted: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
@@ -81,6 +84,7 @@ class _BaseOutput:
     value: Value
     output: int
     back: tuple[ViewStep, ...]
+    leaf: bool = False
 
 
 def _carries_gradients(fake: torch.Tensor) -> bool:
@@ -108,7 +112,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
-        found.replacements.append((index, info))
+        found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
+    found.replacements = in_order(found.replacements)
     return found
 
 
@@ -121,7 +126,12 @@ def _written_through_bases(inputs: Inputs) -> dict[int, int]:
     for record in inputs.records:
         stand_in = record.stand_in
         base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
-        if base is not None and _is_written(record) and _differentiable_write(record) and _differentiable_write(base):
+        if (
+            base is not None
+            and _is_written(record)
+            and is_written_with_history(record)
+            and is_written_with_history(base)
+        ):
             through[id(record)] = id(base)
     return through
 
@@ -136,7 +146,7 @@ def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputReco
     """Note changes of the input's sizes; whether it was replaced by another tensor."""
     writes = [w for w in recorder.writes.metadata_log if w[0] == id(record.stand_in)]
     current = recorder.values[id(record.stand_in)]
-    if any(op == "data" for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
+    if any(op in ("data", "set_") for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
         found.replaced.append(index)
         return True
     for _, op, args, kwargs, grad_enabled in writes:
@@ -151,12 +161,11 @@ def _updates(
     current = recorder.values[id(stand_in)]
     written = _is_written(record) or is_written_through_views
     counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
-    differentiable = written and _differentiable_write(record)
+    differentiable = written and is_written_with_history(record)
     resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
-    if _metadata(recorder, found, index, record) and differentiable:
-        raise UnsupportedMutationError(
-            f"{record.slot} takes over another tensor's memory with gradients flowing through; assign outside."
-        )
+    if _metadata(recorder, found, index, record):
+        differentiable = False  # what it was before has no history any more
+        counted = counted and not is_set_again(recorder, record)
     if not written:
         if counted and (index in found.replaced or not resized):
             found.counted.append(index)
@@ -168,18 +177,6 @@ def _updates(
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
     found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
-
-
-def _differentiable_write(record: InputRecord) -> bool:
-    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
-    stand_in = record.stand_in
-    if not stand_in.requires_grad or not allows_writes(stand_in):
-        return False
-    tracked = base_of(stand_in) if is_view(stand_in) else stand_in
-    assert tracked is not None
-    if tracked.grad_fn is None:
-        return False
-    return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
 
 
 # -------------------------------------------------------------------- outputs
@@ -195,6 +192,7 @@ def _tensor_outputs(
         value = recorder.value_of(leaf)
         if not value.storage.is_input:
             by_storage.setdefault(id(value.storage), []).append((leaf, str(inputs.by_stand_in[id(leaf)].slot)))
+            seen.add(id(leaf))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
             continue
@@ -212,8 +210,14 @@ def _bases(
     bases: dict[int, _BaseOutput] = {}
     for key, group in by_storage.items():
         first, path = group[0]
-        if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
-            value = recorder.value_of(first)
+        value = recorder.value_of(first)
+        if len(group) == 1 and id(first) in inputs.by_stand_in and value.root.spec.nbytes != value.spec.nbytes:
+            root = value.root  # the input comes to own all of this memory
+            output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
+            bases[key] = _BaseOutput(root, output, ())
+            continue
+        is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
+        if len(group) == 1 and (is_plain or id(first) in recorder.writes.replaced):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
             if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
@@ -221,21 +225,24 @@ def _bases(
                 entry = value.read(recorder.emit)
             found.add(Output(path), entry, value.spec, first)
             continue
-        start = base = _common_base(recorder, [tensor for tensor, _ in group])
+        start, base = _common_base(recorder, [tensor for tensor, _ in group])
         back: tuple[ViewStep, ...] = ()
-        if start.fake is None:
-            base = _after_resizing(recorder, start)
+        if start is not base:
             back = (_as_it_was(start),)
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [p for t, p in group if t is base.fake]
         slot = Output(own[0]) if own else Base(tuple(Output(p) for _, p in group))
-        bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back)
+        leaf = base.fake.requires_grad and is_usable(base.fake) and base.fake.is_leaf
+        bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
     return bases
 
 
-def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
-    """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own."""
+def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> tuple[Value, Value]:
+    """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own.
+
+    And what that tensor is by now: its sizes may have changed in place.
+    """
     chains = []
     for tensor in tensors:
         chains.append(list(reversed(_chain(recorder.value_of(tensor)))))
@@ -247,11 +254,14 @@ def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> Value:
         if fake is not None and recorder.values.get(id(fake)) is values[0]:
             common = values[0]
     if common is None or common.fake is None:
-        return chains[0][0]  # its sizes were changed in place
+        start = chains[0][0]
+        return start, start if start.fake is not None else _after_resizing(recorder, start)
     own = base_of(common.fake) if is_view(common.fake) else None
-    if own is not None and id(own) in recorder.values and recorder.values[id(own)] in chains[0]:
-        return recorder.values[id(own)]
-    return common
+    current = None if own is None else recorder.values.get(id(own))
+    if current is None or current.storage is not common.storage:
+        return common, common
+    earlier = _chain(current)
+    return next(value for value in reversed(chains[0]) if value in earlier), current
 
 
 def _after_resizing(recorder: Recorder, value: Value) -> Value:
@@ -307,26 +317,67 @@ def _tensor_output(
     leaf: torch.Tensor,
     path: str,
 ) -> OutputInfo:
+    old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
+    if old is not None and old.storage.is_input and id(leaf) not in inputs.by_stand_in:
+        alias = _input_alias(recorder, inputs, found, number, old, path)
+        memory = _memory(recorder, inputs, found, number, bases, leaf, path)
+        return dataclasses.replace(alias, memory=memory, memory_is_set=is_set)
+    return _memory(recorder, inputs, found, number, bases, leaf, path)
+
+
+def _memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, _BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> OutputInfo:
+    """The output, whatever it was before it took another tensor's memory over."""
     value = recorder.value_of(leaf)
+    is_input = id(leaf) in inputs.by_stand_in
+    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
+    for above in _chain(value)[1:]:
+        index = replaced.get(id(above))
+        if index is not None:
+            alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
+            return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path)
-        if not leaf.requires_grad or not is_usable(leaf):
-            return alias
-        if leaf.is_leaf:
-            return dataclasses.replace(alias, leaf=True)
-        if any(step.op in CUTS for step in alias.steps):  # a history of its own
-            own = found.add(Output(path), value.read(recorder.emit), value.spec, leaf)
-            return dataclasses.replace(alias, before_updates=False, history=own)
-        return alias
+        return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
-    for index in found.replaced:
-        current = recorder.values[id(inputs.records[index].stand_in)]
-        if value is not current and current in _chain(value):
-            return AliasOutput(path, index, None, _steps(value, current), after_replacement=True)
     base = bases[id(value.storage)]
-    return AliasOutput(path, None, base.output, (*base.back, *_steps(value, base.value)))
+    steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
+    leaf_too = leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
+    return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf)
+
+
+def _with_own_history(
+    recorder: Recorder, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
+) -> AliasOutput:
+    """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
+    if not leaf.requires_grad or not is_usable(leaf):
+        return alias
+    if leaf.is_leaf:
+        return dataclasses.replace(alias, leaf=True)
+    cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
+    if not cuts:
+        return alias
+    owner = base_of(leaf) if is_view(leaf) else leaf
+    current = recorder.values.get(id(owner))
+    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in _chain(value):
+        owner, current = leaf, value
+    at = len(alias.steps) - _chain(value).index(current)
+    if at <= cuts[-1]:
+        owner, current, at = leaf, value, len(alias.steps)
+    output = found.by_fake.get(id(owner))
+    if output is None:
+        output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
+    steps = (*alias.steps[:at], *(dataclasses.replace(step, when=When.AT_LAST) for step in alias.steps[at:]))
+    return dataclasses.replace(alias, steps=steps, history=output, history_at=at)
 
 
 def _input_alias(
@@ -345,11 +396,9 @@ def _input_alias(
     if at is None:
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
-    steps = _steps(value, at)
-    marked = record.stand_in.requires_grad and not record.real.requires_grad
-    if value.born == 0 and value.storage.is_written and at is record.initial and not marked:
-        return AliasOutput(path, number[id(record)], None, steps, before_updates=True)
-    if not is_current:  # the input's own sizes have changed since: start from the memory layout it had
+    steps = _steps(value, at, record)
+    # The input's own sizes have changed since: start from the memory layout it had.
+    if not is_current and (not steps or steps[0].when > When.BEFORE_WRITES):
         steps = (_as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
 
@@ -362,17 +411,38 @@ def _chain(value: Value) -> list[Value]:
     return chain
 
 
-def _steps(value: Value, base: Value) -> tuple[ViewStep, ...]:
+def _steps(
+    value: Value, base: Value, record: InputRecord | None = None, *, marked: bool = False
+) -> tuple[ViewStep, ...]:
+    """The way from `base`, the tensor of an input where `record` is given, to `value`.
+
+    `marked`: the function calls `requires_grad_()` on the base.
+    """
+    marked = marked or (record is not None and record.stand_in.requires_grad and not record.real.requires_grad)
     steps = []
     while value is not base:
         view = value.view
         assert isinstance(view, View)
         assert value.parent is not None
         steps.append(
-            ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
+            ViewStep(
+                view.op,
+                view.args,
+                tuple(view.kwargs.items()),
+                view.index,
+                id(view.call),
+                view.grad_enabled,
+                When.AT_LAST if record is None and not marked else _when(value, marked=marked),
+            )
         )
         value = value.parent
     return tuple(reversed(steps))
+
+
+def _when(value: Value, *, marked: bool) -> When:
+    if marked and not value.of_differentiable:
+        return When.BEFORE_MARKS if value.born else When.AT_FIRST
+    return When.BEFORE_WRITES if value.born < min(value.storage.clock, 1) else When.AT_LAST
 
 
 def memory_root(entry: Entry) -> Entry:

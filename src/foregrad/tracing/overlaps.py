@@ -14,7 +14,7 @@ import torch
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import storage_key
 
-__all__ = ["check_view", "check_write"]
+__all__ = ["Replicas", "check_view", "check_write"]
 
 _LIMIT_BYTES = 1 << 26
 
@@ -29,7 +29,7 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
     """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
     if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
         return
-    replicas = _Replicas()
+    replicas = Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
     if replicas.nbytes > _LIMIT_BYTES:
         return
@@ -65,7 +65,7 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
 
-class _Replicas:
+class Replicas:
     """Zeros laid out like fakes, sharing memory as they do. `nbytes` counts what they would take."""
 
     def __init__(self) -> None:

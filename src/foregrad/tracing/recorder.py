@@ -250,6 +250,7 @@ class Recorder(TorchDispatchMode):
             view = View(info.op, rest, kwargs, None, object(), grad_enabled, made=self.made())
             value = Value(out, None, specs or self.spec_of(out), source, view)
             value.generation = -1
+            value.of_differentiable = args[0].requires_grad
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
             self.values[id(out)] = value
@@ -261,6 +262,7 @@ class Recorder(TorchDispatchMode):
             view = View(info.op, rest, kwargs, index, call, grad_enabled, made=made)
             value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
+            value.of_differentiable = args[0].requires_grad
             self.values[id(item)] = value
         return out
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
@@ -41,8 +40,8 @@ class Writes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
-        self.has_resized_tensors = False  # those that require grad
-        self.has_resized_views = False  # views among these
+        self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
+        self.on_resize: Callable[[], None] = lambda: None
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -220,7 +219,7 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
-                self._note_resizing(tensor)
+                self.on_resize()
                 self._require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
@@ -270,18 +269,14 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self._note_resizing(tensor)
+        self.on_resize()
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
+        old.storage.clock += 1
         self._become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
-
-    def _note_resizing(self, tensor: torch.Tensor) -> None:
-        if tensor.requires_grad:
-            self.has_resized_tensors = True
-            self.has_resized_views = self.has_resized_views or is_view(tensor)
 
     def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
         rec = self.recorder
@@ -300,15 +295,17 @@ class Writes:
                 "Give `set_` a tensor, or do it outside the compiled function."
             )
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
-        self.replaced_by(tensor, rest[0])
+        self.replaced_by(tensor, rest[0], is_set=True)
         return out
 
-    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
         view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
+        self.replaced[id(tensor)] = old, is_set
         self._become_view(tensor, rec.value_of(source), view)
-        self.metadata_log.append((id(tensor), "data", (), {}, False))
+        self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
@@ -319,6 +316,7 @@ class Writes:
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
         self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
+        old.storage.clock += 1
         fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
         if fits:
             where = (list(spec.shape), list(spec.stride), spec.offset)

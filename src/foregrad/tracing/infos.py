@@ -1,0 +1,43 @@
+"""What the signature says of a tensor input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._torch.tensors import history_of, is_usable
+from ..errors import UnsupportedMutationError
+from ..graph.signature import BaseOf, InputInfo, MemoryOf
+from .inputs import InputRecord
+
+__all__ = ["input_info"]
+
+
+def input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
+    source: Any = record.source
+    if index in shared_of:
+        source = MemoryOf(shared_of[index])
+    elif isinstance(source, InputRecord):
+        source = BaseOf(number[id(source)])
+    becomes = (
+        index not in shared_of
+        and record.stand_in.requires_grad
+        and not record.real.requires_grad
+        and history_of(record.stand_in) is None
+    )
+    detached = index not in shared_of and record.real.requires_grad and is_usable(record.stand_in)
+    detached = detached and history_of(record.stand_in) is None
+    if detached and not record.real.is_leaf and record.stand_in.requires_grad:
+        raise UnsupportedMutationError(
+            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` and then "
+            "`requires_grad_`): use a detached tensor of its own instead."
+        )
+    return InputInfo(
+        slot=record.slot,
+        spec=record.spec,
+        requires_grad=index not in shared_of and record.real.requires_grad,
+        is_leaf=record.real.is_leaf,
+        argument=None if index in shared_of else record.argument,
+        source=source,
+        becomes_differentiable=becomes,
+        detached=detached and not record.stand_in.requires_grad,
+    )

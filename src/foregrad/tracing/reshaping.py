@@ -1,0 +1,51 @@
+"""Sizes of a view changed in place while autograd watches: `t_`, `transpose_`, `squeeze_`, `unsqueeze_`.
+
+Once what it is a view of is written, eager takes such a view up again by the places that it has by then. Of fakes
+autograd remembers the operators that made a view, and would take the places that it had before. So the tensor is made
+a view taken anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch.tensors import allows_writes, base_of, exchange, is_view
+from ..errors import UnsupportedMutationError
+from .origin import user_line
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+__all__ = ["RESHAPERS", "reshape_view"]
+
+_TENSOR: Any = torch.Tensor
+RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims_, _TENSOR.unsqueeze_, _TENSOR.squeeze_}
+
+
+def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view."""
+    base = base_of(tensor) if is_view(tensor) else None
+    if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
+        return NotImplemented
+    log = recorder.writes.metadata_log
+    moved = tensor.detach()
+    func(moved, *args)
+    _, op, rest, keywords, _ = log.pop()
+    new = base.as_strided(moved.shape, moved.stride(), moved.storage_offset())
+    value, old = recorder.value_of(new), recorder.value_of(tensor)
+    try:
+        exchange(tensor, new)
+    except RuntimeError:
+        raise UnsupportedMutationError(
+            f"the sizes of a view are changed in place at {user_line(recorder.origins.here())}, after its elements "
+            "were used in a way that the backward needs them for; change them out of place instead."
+        ) from None
+    if old.fake is tensor:
+        old.fake = None
+    value.fake = tensor
+    recorder.kept += [tensor, new]
+    recorder.values[id(tensor)] = value
+    log.append((id(tensor), op, rest, keywords, True))
+    return tensor

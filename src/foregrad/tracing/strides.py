@@ -1,0 +1,49 @@
+"""Strides that mean nothing: those of dimensions of size 1, and of tensors without elements.
+
+Programs can see them, and kernels choose them as it comes; FakeTensor's Python decompositions often choose others.
+Where an argument is not contiguous and a result has such dimensions, the kernel itself is asked, on zeros laid out
+alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..graph.meta import TensorSpec, contiguous_strides
+from .overlaps import Replicas
+
+__all__ = ["as_kernels_have_it"]
+
+_LIMIT_BYTES = 1 << 16
+
+
+def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any, kwargs: Any) -> Any:
+    """`recipe`, what FakeTensor says of the results of `op`, with the strides that the kernel gives them."""
+    results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
+    if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
+        return recipe
+    if all(s.stride == contiguous_strides(s.shape) for s in given) or any(s.device.type != "cpu" for s in given):
+        return recipe
+    if sum(s.nbytes for s in (*given, *(r for r in results if type(r) is TensorSpec))) > _LIMIT_BYTES:
+        return recipe
+    replicas = Replicas()
+    try:
+        with torch.no_grad():
+            out = op(*replicas.of(args), **replicas.of(kwargs))
+    except Exception:
+        return recipe  # zeros don't suit it
+    if type(recipe) is TensorSpec:
+        return _like(recipe, out)
+    return type(recipe)(map(_like, recipe, out))
+
+
+def _is_doubtful(spec: TensorSpec) -> bool:
+    return len(spec.shape) > 1 and (1 in spec.shape or 0 in spec.shape)
+
+
+def _like(spec: Any, tensor: Any) -> Any:
+    if type(spec) is not TensorSpec or not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != spec.shape:
+        return spec
+    return TensorSpec(spec.shape, tensor.stride(), spec.dtype, spec.device, spec.offset, spec.conj, spec.neg)
