@@ -17,7 +17,6 @@ from .._torch import transforms
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.patches import swapping
 from ..config import Config
-from ..errors import ForegradError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.sources import Source
 from ..graph.signature import InputInfo
@@ -72,9 +71,7 @@ class Transformed:
             call = flatten_call(self.function, args, kwargs)
             with transforms.levels_off():
                 captured = capture_call(call, name=self.name, higher_order=False)
-        except ForegradError:
-            return None
-        except Exception:
+        except Exception:  # the user's or ours: eager says what is wrong
             return None
         inputs = captured.joint.signature.inputs
         if not inputs or not all(_can_be_read_again(info) for info in inputs):
