@@ -320,12 +320,16 @@ class Inputs:
         elif not hasattr(record, "stand_in"):
             fake = self._with_counter_of_others(record)
             if fake is None:
-                fake = new_fake_over(
-                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-                )
+                fake = self._over(memory, record)
             self._set_stand_in(record, self._with_bits(fake, spec))
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)
+
+    def _over(self, memory: torch.UntypedStorage, record: InputRecord) -> torch.Tensor:
+        """A fake for a record over the memory that it shares with others."""
+        spec = record.spec
+        with torch.inference_mode(mode=record.real.is_inference()):
+            return new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
     def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
         """A fake that shares the version counter of another member, where the real tensors share theirs."""
@@ -350,20 +354,12 @@ class Inputs:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
                 self.records.append(found)
                 self.recorder.tape.append(found.entry)
-                spec = found.spec
-                fake = new_fake_over(
-                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-                )
-                self._set_stand_in(found, fake)
+                self._set_stand_in(found, self._over(memory, found))
                 found.initial = _member_value(found, self.memory[-1][0])
                 self.memory[-1][1].append(found)
                 self._register(found)
             else:
-                spec = found.spec
-                fake = new_fake_over(
-                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-                )
-                self._set_stand_in(found, fake)
+                self._set_stand_in(found, self._over(memory, found))
             bases[id(base)] = found
         return bases
 

@@ -21,6 +21,7 @@ from .._torch.fakes import (
     FakeTensorMode,
     fake_device,
     new_fake,
+    outside_inference,
     symbolic_fake,
 )
 from .._torch.ops import OpOverload
@@ -199,6 +200,8 @@ class Recorder(TorchDispatchMode):
                 raise
             return self._run_for_real(info.op, args, kwargs, error)
         if info.is_view:
+            if torch.is_inference_mode_enabled() and not args[0].is_inference():
+                out = outside_inference(self.fake_mode, args[0], out)
             return self._view(info, args, kwargs, out, specs)
         target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
         entry = self.entry(
