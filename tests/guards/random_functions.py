@@ -38,7 +38,7 @@ class Frozen:
 Pair = namedtuple("Pair", "scale mode shift")
 
 
-class Named(torch.Tensor):
+class Named(torch.nn.Parameter):
     """A subclass without behaviour of its own."""
 
 
@@ -79,7 +79,7 @@ def everything(x: Any, *others: Any, scale: Any = 1.0, how: str = "sin", setting
         y = _by_settings(y, settings)
     if x.requires_grad and torch.is_grad_enabled():
         y = y * 3
-    y = y + (1 if x.is_contiguous() else 2) + isinstance(x, Named)
+    y = y + (1 if x.is_contiguous() else 2) + isinstance(x, torch.nn.Parameter)
     for key, value in TABLE.items():
         y = y * value + len(key)
     y = helper(getattr(torch, LIST[1])(y) * LIST[0]) + OFFSET
@@ -233,7 +233,7 @@ def a_tensor(r: random.Random) -> torch.Tensor:
     elif kind < 0.5:
         x = torch.nn.Parameter(x.detach().clone())
     elif kind < 0.55:
-        x = x.detach().clone().as_subclass(Named)
+        x = Named(x.detach().clone())
     elif kind < 0.6:
         with torch.inference_mode():
             x = x.clone()
@@ -261,9 +261,9 @@ def an_other(r: random.Random, x: torch.Tensor) -> Any:
     )()
 
 
-def _call(r: random.Random) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call(r: random.Random, *, may_mark: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
     x = a_tensor(r)
-    if r.random() < 0.15 and not x.is_inference():
+    if r.random() < 0.15 and may_mark and not x.is_inference():
         foregrad.mark_dynamic(x, 0)
     others = [an_other(r, x) for _ in range(r.choice([0, 0, 1, 1, 2]))]
     kwargs: dict[str, Any] = {}
@@ -334,7 +334,7 @@ class FunctionExample:
 
     def observe(self, choice: random.Random) -> dict[str, Any]:
         """One call: what it returns or raises, and all that it changes."""
-        args, kwargs = _call(choice)
+        args, kwargs = _call(choice, may_mark=self.function is not sizes)  # that needs some of its sizes as numbers
         context, backward = choice.choice(CONTEXTS), choice.random() < 0.7
         given = _tensors((args, OrderedDict(kwargs)), "given")
         reached = {"OFFSET": OFFSET} | {
