@@ -208,6 +208,10 @@ def _weights_list(m: Any, r: random.Random) -> None:
         WEIGHTS.append(0)
 
 
+def _anew(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.randn_like(tensor) if tensor.is_floating_point() else tensor.clone()
+
+
 def _clear(m: Any, r: random.Random) -> None:
     _part(m, r).linear._forward_hooks.clear()
 
@@ -243,8 +247,8 @@ CHANGES: list[Callable[[Any, random.Random], Any]] = [
     lambda m, r: setattr(m.parts[0], "seen", m.parts[1].seen),
     _set(_part, "mask", None, lambda: torch.tensor([1.0, 0.0, 1.0]), lambda: torch.tensor([True, False, True])),
     _gate,
-    lambda m, r: m.load_state_dict({k: torch.randn_like(v) for k, v in m.state_dict().items()}, assign=True),
-    lambda m, r: m.load_state_dict({k: torch.randn_like(v) for k, v in m.state_dict().items()}),
+    lambda m, r: m.load_state_dict({k: _anew(v) for k, v in m.state_dict().items()}, assign=True),
+    lambda m, r: m.load_state_dict({k: _anew(v) for k, v in m.state_dict().items()}),
     _toggle_hook,
     _toggle_hook,
     _remove_hook,

@@ -23,12 +23,17 @@ from tests.guards.random_modules import ModuleExample
 EXAMPLES = {"modules": ModuleExample, "functions": FunctionExample}
 
 
+def _strides(tensor: torch.Tensor) -> Any:
+    """Those that an address depends on."""
+    if tensor.numel() < 2:
+        return None
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
 def differs(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is not type(b) or a != b
-    facts = [
-        (t.dtype, t.shape, t.requires_grad, t.is_inference(), t.stride() if t.numel() > 1 else None) for t in (a, b)
-    ]
+    facts = [(t.dtype, t.shape, t.requires_grad, t.is_inference(), _strides(t)) for t in (a, b)]
     return facts[0] != facts[1] or not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num())
 
 
@@ -63,7 +68,7 @@ def play(
             # Copies: later steps write to these.
             copied = {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
             facts = {
-                f"facts of {k}": (type(v), v.requires_grad, v.is_inference(), v.stride() if v.numel() > 1 else None)
+                f"facts of {k}": (type(v), v.requires_grad, v.is_inference(), _strides(v))
                 for k, v in found.items()
                 if isinstance(v, torch.Tensor)
             }

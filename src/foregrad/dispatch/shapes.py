@@ -14,6 +14,7 @@ from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from ..graph.signature import Signature
 from ..graph.source import Names
+from ..runtime.decisions import range_text
 
 if TYPE_CHECKING:
     from .dispatcher import Specialization
@@ -59,6 +60,7 @@ class SizesSeen:
     def __init__(self, dynamic: bool | None) -> None:
         self.dynamic = dynamic
         self._hopeless = False
+        self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
         self._integers: dict[str, set[int]] = {}
         self._constants: set[str] = set()
@@ -66,6 +68,10 @@ class SizesSeen:
     def make_constant(self, paths: Iterable[str]) -> None:
         """These integers are parts of the program: from now on every value gets a graph of its own."""
         self._constants.update(paths)
+
+    def close(self) -> None:
+        """The function can't be captured with sizes of its own left open: each gets a graph of its own."""
+        self._closed = True
 
     def give_up(self) -> None:
         """The function can't be captured with symbols: from now on every size gets a graph of its own."""
@@ -77,6 +83,8 @@ class SizesSeen:
             return call
         if self.dynamic is not False and any(s.decides for s in specializations):
             call = dataclasses.replace(call, varied=floats_read(specializations))
+        if self.dynamic is not False and not self._closed:
+            call = dataclasses.replace(call, sizes=sizes_found(specializations), every_size=bool(self.dynamic))
         numbers = self._numbers(call)
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
@@ -121,6 +129,16 @@ def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
     )
 
 
+def sizes_found(specializations: Sequence[Specialization]) -> dict[str, frozenset[int]]:
+    """The sizes that depend on values, as the graphs there are found them: by line."""
+    found: dict[str, set[int]] = {}
+    for s in specializations:
+        for decision in s.product.captured.joint.signature.decisions:
+            if not decision.is_tensor and type(decision.value) is int:
+                found.setdefault(decision.where, set()).add(decision.value)
+    return {where: frozenset(values) for where, values in found.items()}
+
+
 def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
     """Raise for a marked dimension that the program only works for one size of."""
     for info in joint.signature.symbols:
@@ -159,15 +177,11 @@ def size_lines(
     reads, variables = size_reads(signature, inputs, names)
     conditions = []
     for info in signature.symbols:
-        low, high = table.limits(info.symbol)
-        variable = variables[info.symbol]
-        if low == high:
-            conditions.append(f"{variable} == {low}")
-        else:
-            conditions.append(f"{low} <= {variable}" if high is None else f"{low} <= {variable} <= {high}")
+        conditions.append(range_text(table, info.symbol, variables[info.symbol]))
     for index, tensor in enumerate(signature.inputs):
         for dim, stride in enumerate(tensor.spec.stride):
             if is_symbolic(stride):
                 conditions.append(f"{inputs[index]}.stride({dim}) == {expression_text(stride, variables, bind)}")
-    conditions += [expression_text(guard, variables, bind) for guard in table.guards()]
+    known = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
+    conditions += [expression_text(guard, variables, bind) for guard in known]
     return reads, list(dict.fromkeys(conditions)), variables

@@ -25,6 +25,8 @@ class FlatCall:
     `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
     `varied` are the lines of the program at which earlier captures read different numbers from tensors.
     `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
+    `sizes`: by line, the numbers of elements found there by earlier captures: another one may vary (None: none may);
+    `every_size`: each may, from the first capture on.
     """
 
     function: Callable[..., Any]
@@ -36,6 +38,13 @@ class FlatCall:
     dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] = frozenset()
     numbers: frozenset[int] = frozenset()
+    sizes: Mapping[str, frozenset[int]] | None = None
+    every_size: bool = False
+
+    @property
+    def may_open_sizes(self) -> bool:
+        """Whether some size that depends on values may become symbolic."""
+        return self.sizes is not None and (self.every_size or bool(self.sizes))
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""

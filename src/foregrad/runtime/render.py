@@ -27,7 +27,7 @@ from ..graph.signature import (
 )
 from ..graph.source import Names, unpacked
 from .compiled import Compiled
-from .decisions import decision_lines
+from .decisions import decision_lines, open_sizes
 from .node import NodeSource, make_node
 from .pack import pack_expression
 from .writes import with_history, write_overlapping, write_with_history
@@ -64,14 +64,15 @@ class _Renderer:
         self, compiled: Compiled, inputs: list[str], names: Names, diverged: str, symbols: Mapping[Any, str]
     ) -> None:
         self.compiled = compiled
-        self.symbols = symbols
         self.diverged = diverged
-        self.signature: Signature = compiled.partitioned.joint.signature
+        self.joint = compiled.partitioned.joint
+        self.signature: Signature = self.joint.signature
         self.inputs = inputs
         self.names = names
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
+        self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
 
@@ -89,7 +90,9 @@ class _Renderer:
             self.lines += marks
             self._training()
         if signature.decisions:
-            self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
+            self.lines = decision_lines(
+                self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
+            )
         early = self._values(lambda info: isinstance(info, AliasOutput) and info.before_updates)
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()

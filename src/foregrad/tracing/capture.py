@@ -37,6 +37,7 @@ from .outputs import Analysis, analyze, memory_root
 from .reach import reached_from
 from .recorder import Recorder
 from .session import Session, fresh_autocast_cache, make_tangent
+from .sizes import OpenSizes
 from .symbols import SizeSymbols
 from .tape import Entry
 
@@ -136,7 +137,8 @@ class _Capture:
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
         table = self.symbols.table if self.symbols else None
-        self.recorder.decisions.numbers = Numbers(self.recorder, table)
+        numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
+        self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.modules: dict[int, torch.nn.Module] = {}
         self.regions = itertools.count(1)
         self.lifting = Lifting(
@@ -340,6 +342,8 @@ class _Capture:
                 outputs.append(None)
                 shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
         outputs += [None] * len(inputs.numbers)
+        decisions = self.recorder.decisions
+        table = decisions.numbers.table if self.symbols or decisions.sizes.made else None
         module = build_module(
             self.recorder.tape,
             [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
@@ -347,8 +351,12 @@ class _Capture:
             outputs,
             self.fake_mode,
             "JointGraph",
-            self.symbols is not None,
-            {**self.recorder.decisions.numbers.by_entry, **{id(n.entry): n.number.plain() for n in inputs.numbers}},
+            table is not None,
+            {
+                **decisions.numbers.by_entry,
+                **decisions.sizes.made,
+                **{id(n.entry): n.number.plain() for n in inputs.numbers},
+            },
         )
         number = {id(r): i for i, r in enumerate(records)}
         shared_of = {whole: members[0] for whole, members in shared}
@@ -376,7 +384,6 @@ class _Capture:
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
             symbols=self._signature_symbols(records),
         )
-        table = self.symbols.table if self.symbols else None
         return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
@@ -405,8 +412,14 @@ class _Capture:
             ),
             (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
-            read_again(self.recorder.tape) | {n.entry.name for n in self.inputs.numbers if n.entry.name is not None},
+            read_again(self.recorder.tape) | self._names_of_numbers(),
         )
+
+    def _names_of_numbers(self) -> frozenset[str]:
+        """The nodes of integers and of sizes that the graph finds: a derivative may compute with any of them."""
+        sizes = self.recorder.decisions.sizes.made
+        entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if id(e) in sizes)]
+        return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -358,6 +358,8 @@ class Recorder(TorchDispatchMode):
     def _fakes_like(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.fake_of(TensorSpec.of(value))
+        if isinstance(value, TensorSpec):
+            return self.fake_of(value)
         if isinstance(value, (tuple, list)):
             return tuple(self._fakes_like(item) for item in value)
         return value
@@ -412,10 +414,10 @@ class Recorder(TorchDispatchMode):
         """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
         entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), is_random=False)
         try:
-            real = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
+            specs = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
         except UnsupportedDataDependentError:
             raise error from None
-        return self.bind_results(entry, self._fakes_like(real))
+        return self.bind_results(entry, self._fakes_like(specs))
 
 
 def _has_real(values: Any) -> bool:

@@ -42,9 +42,9 @@ class Session:
             lambda: f"the backward of `{name}`",
             recorder.decisions.numbers.ours,
         )
-        numbers = recorder.decisions.numbers
+        numbers, sizes = recorder.decisions.numbers, recorder.decisions.sizes
         recorder.decisions = Decisions(recorder.tape, lambda _entry: None)  # the real values are not kept
-        recorder.decisions.numbers = numbers
+        recorder.decisions.numbers, recorder.decisions.sizes = numbers, sizes
         self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
         recorder.adopt = self._adopt
         recorder.writes.past_the_edges = lambda _root: None
