@@ -161,7 +161,9 @@ def test_a_loop_over_such_a_size_is_a_graph_for_each():
 
 
 @pytest.mark.parametrize("options", [{}, {"partition": "min_cut"}], ids=["default", "min cut"])
-@pytest.mark.parametrize("name", ["mask", "assigned through a mask", "nonzero", "two masks that agree", "masked select"])
+@pytest.mark.parametrize(
+    "name", ["mask", "assigned through a mask", "nonzero", "two masks that agree", "masked select"]
+)
 def test_derivatives_of_any_order(name, options):
     fn, make = PROGRAMS[name]
     f = foregrad.compile(fn, backend="eager", **options)
