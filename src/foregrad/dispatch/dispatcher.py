@@ -255,9 +255,9 @@ class Dispatcher:
         if call.dynamic or call.varied:
             tries.append((closed, self._sizes.give_up))  # some operator takes plain numbers only
         for tried, _ in tries:
-            found = self._try_symbols(tried)
-            if found is not None:
-                product = found
+            made = self._try_symbols(tried)
+            if made is not None:
+                product = made
                 break
         else:
             tried, product = static, self.pipeline.build(static, self.name, self.config)

@@ -189,6 +189,7 @@ def _open(signature: Signature) -> dict[int, tuple[str, ...]]:
         argument = signature.inputs[info.input].argument
         if argument is not None:
             found[argument] = ("",) if info.dim is None else ("shape", "stride()")
+    found |= {i.argument: ("",) for i in signature.inputs if i.number is float and i.argument is not None}
     return found
 
 

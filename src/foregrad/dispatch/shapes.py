@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
 
 
 class SizesSeen:
-    """Sizes and integers among the arguments of one function's captures: what differed between two is symbolic.
+    """Sizes and numbers among the arguments of one function's captures: what differed between two is symbolic.
 
     `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked).
     """
@@ -62,11 +63,11 @@ class SizesSeen:
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
-        self._integers: dict[str, set[int]] = {}
+        self._numbers_seen: dict[tuple[str, type], set[str]] = {}
         self._constants: set[str] = set()
 
     def make_constant(self, paths: Iterable[str]) -> None:
-        """These integers are parts of the program: from now on every value gets a graph of its own."""
+        """These numbers are parts of the program: from now on every value gets a graph of its own."""
         self._constants.update(paths)
 
     def close(self) -> None:
@@ -106,14 +107,14 @@ class SizesSeen:
         return dataclasses.replace(call, dynamic=found) if found else call
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
-        """The leaves that are integers and were others before; 0 and 1 are never symbolic."""
+        """The leaves that are integers or floats and were others before; the integers 0 and 1 are never symbolic."""
         found = set()
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
-            if self.dynamic is False or type(leaf) is not int or path in self._constants:
+            if self.dynamic is False or type(leaf) not in (int, float) or path in self._constants:
                 continue
-            seen = self._integers.setdefault(path, set())
-            if 1 < leaf < _LARGEST:
-                seen.add(leaf)
+            seen = self._numbers_seen.setdefault((path, type(leaf)), set())
+            if math.isfinite(leaf) if type(leaf) is float else 1 < leaf < _LARGEST:
+                seen.add(repr(leaf))
                 if len(seen) > 1:
                     found.add(index)
         return frozenset(found)

@@ -355,7 +355,7 @@ class _Capture:
             {
                 **decisions.numbers.by_entry,
                 **decisions.sizes.made,
-                **{id(n.entry): n.number.plain() for n in inputs.numbers},
+                **{id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
             },
         )
         number = {id(r): i for i, r in enumerate(records)}
@@ -363,7 +363,10 @@ class _Capture:
         signature = Signature(
             inputs=(
                 *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
-                *(InputInfo(n.slot, _NUMBER, False, True, n.argument, number=int) for n in inputs.numbers),
+                *(
+                    InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
+                    for n in inputs.numbers
+                ),
             ),
             graph_outputs=tuple(found.slots),
             graph_output_specs=tuple(found.specs),

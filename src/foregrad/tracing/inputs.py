@@ -33,6 +33,7 @@ from .tape import Entry
 __all__ = ["InputRecord", "Inputs", "NumberRecord"]
 
 aten = torch.ops.aten
+_FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
 
 
 class InputRecord:
@@ -68,12 +69,17 @@ class InputRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumberRecord:
-    """An argument that is a symbolic integer."""
+    """An argument that is a number and may be another: a symbolic integer, or a float, which is read off a tensor."""
 
     entry: Entry
     argument: int
     slot: Slot
     number: Any
+    real: torch.Tensor | None = None  # the float's tensor
+
+    @property
+    def type(self) -> type:
+        return int if self.real is None else float
 
 
 class _StandIn(torch.autograd.Function):
@@ -152,6 +158,8 @@ class Inputs:
         assert self.symbols is not None
         slot, entry = Input(self.call.paths[index]), Entry(None)
         leaf = self.call.leaves[index]
+        if type(leaf) is float:
+            return self._float(index, leaf, slot)
         if is_symbolic(leaf):
             self.symbols.given([(None, leaf)], entry)
             number = TracedInt(leaf.node)
@@ -160,6 +168,15 @@ class Inputs:
         if is_symbolic(number):
             self.numbers.append(NumberRecord(entry, index, slot, number))
             self.recorder.tape.append(entry)
+        return number
+
+    def _float(self, index: int, value: float, slot: Slot) -> Any:
+        recorder = self.recorder
+        entry = recorder.tape.append(Entry(None, spec=_FLOAT))
+        read = recorder.emit_number(aten._local_scalar_dense.default, entry)
+        number = recorder.decisions.numbers.float(read, value, str(slot))
+        real = torch.tensor(value, dtype=_FLOAT.dtype, device=_FLOAT.device)
+        self.numbers.append(NumberRecord(entry, index, slot, number, real))
         return number
 
     def _with_symbols(self, record: InputRecord) -> None:
@@ -202,7 +219,7 @@ class Inputs:
         for whole, _ in self.memory:
             if whole.entry is entry:
                 return whole_memory(whole.real, whole.spec.dtype)
-        return None
+        return next((number.real for number in self.numbers if number.entry is entry), None)
 
     def _source_of(self, real: torch.Tensor) -> Source:
         if self._sources is None:
