@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import capture, composite, graph_code, memory, overhead, partition, startup
+from benchmarks import capture, composite, graph_code, jax_capture, memory, overhead, partition, startup
 from benchmarks.common import Section, write_results
 
 
@@ -39,6 +39,7 @@ def main() -> None:
         "capture": lambda: capture.collect(models, 1 if quick else options.rounds),
         "chains": lambda: [capture.collect_chains(1 if quick else min(options.rounds, 2))],
         "dynamic": lambda: [capture.collect_dynamic(models, 1 if quick else min(options.rounds, 2))],
+        "jax": lambda: [jax_capture.collect(6 if quick else 12, 1 if quick else options.rounds)],
         "partition": lambda: [partition.collect(models, 1 if quick else options.rounds)],
         "composite": lambda: [composite.collect(20 if quick else 60)],
         "steps": lambda: [memory.collect_steps(2 if quick else 7, models)],

@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,16 +65,27 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         hooks.leave_module()
 
 
-# Not the function's reads: those that PyTorch's module code makes of a module's tables for every attribute, and ours.
 _MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_ALL = "*"
+_NOT_READ_BY: dict[types.CodeType, str] = {}  # as many as there are functions in the program
+
+
+def _not_read_by(file: str) -> str:
+    """The attribute that code in a file reads for itself, not for the user's function; all, when the code is ours."""
+    if file.startswith(_OUR_CODE):
+        return _ALL
+    return "__dict__" if file == _MODULE_CODE else ""  # a module's tables, which PyTorch looks into for every attribute
 
 
 def _getattribute(self: torch.nn.Module, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.read is not None:
-        reader = sys._getframe(1).f_code.co_filename
-        if not (name == "__dict__" and reader == _MODULE_CODE) and not reader.startswith(_OUR_CODE):
+        reader = sys._getframe(1).f_code
+        if reader not in _NOT_READ_BY:
+            _NOT_READ_BY[reader] = _not_read_by(reader.co_filename)
+        unread = _NOT_READ_BY[reader]
+        if unread not in (name, _ALL):
             hooks.read(self, name)
     return _original_getattribute(self, name)
 

@@ -223,13 +223,13 @@ class _Renderer:
     def _in_tables(self) -> dict[int, tuple[dict[str, Any], str, str]]:
         """The inputs that are parameters and buffers of modules: table, key, and their name."""
         found = {}
+        known: dict[Any, Any] = {}
         for index, info in enumerate(self.signature.inputs):
             source = info.source
             if isinstance(source, Source) and len(source.steps) >= 2 and source.steps[-2][1] in _TABLES:
-                table = Source(source.slot, source.root, source.steps[:-1]).get()
+                table = _note_way(self.reads, source, source.steps[:-1], known)
                 if type(table) is dict:
                     found[index] = (table, source.steps[-1][1], str(info.slot).partition(" ")[2])
-                    _note_way(self.reads, source)
         return found
 
     def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
@@ -336,8 +336,12 @@ class _Renderer:
             i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf) and not info.number
         ]
         keys = [storage_key(self._real(i)) for i in real]
-        pairs = [(i, j) for i in real for j in real if i < j and (i in written or j in written)]
-        if len(pairs) <= _FEW_PAIRS and len(set(keys)) == len(keys):
+        apart = len(set(keys)) == len(keys)
+        if apart and len(written) * len(real) <= 2 * _FEW_PAIRS:
+            pairs = [(i, j) for i in real for j in real if i < j and (i in written or j in written)]
+        else:
+            pairs = None
+        if pairs is not None and len(pairs) <= _FEW_PAIRS:
             shares = self._bind("shares_memory", share_memory)
             self._require(f"not ({' or '.join(f'{shares}({inputs[i]}, {inputs[j]})' for i, j in pairs)})")
             return
@@ -345,32 +349,42 @@ class _Renderer:
         memory = self.names.fresh("memories")
         self.lines.append(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in real)},)")
         self._require(f"len(set({memory})) == {len(set(keys))}")
+        first_at: dict[int, int] = {}
         for position, value in enumerate(keys):
-            first = keys.index(value)
+            first = first_at.setdefault(value, position)
             if first != position:
                 self._require(f"{memory}[{position}] == {memory}[{first}]")
 
 
-def _note_way(reads: Reads, source: Source) -> None:
-    """Note each step on the way to a table: should another object come to stand on it, the table is another."""
-    value = source.root
+def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], known: dict[Any, Any]) -> Any:
+    """What stands at the end of `steps` from the source's root.
+
+    Each step on the way is noted: should another object come to stand on it, so does what follows. `known`: the ways
+    that were gone before.
+    """
+    if not steps:
+        return source.root
+    way = (id(source.root), steps)
+    if way in known:
+        return known[way]
+    value, (kind, key) = _note_way(reads, source, steps[:-1], known), steps[-1]
     name = str(source.slot)
-    for kind, key in source.steps[:-1]:
-        if kind == "attr" and key in getattr(value, "__dict__", ()):
-            place, step = reads.place(vars(value), "dict", name, "attr"), vars(value)[key]
-            if key in _TABLES:
-                place.items.setdefault(key, Expected(step))
-            else:
-                reads.add(place, key, step)
-        elif kind == "attr":
-            step = getattr(value, key)
-            reads.add(reads.place(value, "object", name, "attr"), key, step)
+    if kind == "attr" and key in getattr(value, "__dict__", ()):
+        place, step = reads.place(vars(value), "dict", name, "attr"), vars(value)[key]
+        if key in _TABLES:
+            place.items.setdefault(key, Expected(step))
         else:
-            step = value[key]
-            if isinstance(value, (dict, list)):
-                holder = reads.place(value, "dict" if isinstance(value, dict) else "list", name, "item")
-                reads.add(holder, key, step)
-        value = step
+            reads.add(place, key, step)
+    elif kind == "attr":
+        step = getattr(value, key)
+        reads.add(reads.place(value, "object", name, "attr"), key, step)
+    else:
+        step = value[key]
+        if isinstance(value, (dict, list)):
+            holder = reads.place(value, "dict" if isinstance(value, dict) else "list", name, "item")
+            reads.add(holder, key, step)
+    known[way] = step
+    return step
 
 
 def _identifier(info: InputInfo) -> str:

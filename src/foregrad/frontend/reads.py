@@ -8,7 +8,6 @@ containers are places of their own, with all their items.
 
 from __future__ import annotations
 
-import enum
 import math
 import operator
 import types
@@ -29,7 +28,7 @@ class _Absent:
 
 ABSENT = _Absent()
 
-PLAIN = (
+_PLAIN = {
     int,
     float,
     str,
@@ -45,7 +44,7 @@ PLAIN = (
     torch.Size,
     range,
     slice,
-)
+}
 
 
 class Expected:
@@ -102,11 +101,10 @@ class _Strong:
 
 def is_plain(value: Any) -> bool:
     """Whether a value is immutable and compared by what it is, not by which object it is."""
-    if isinstance(value, enum.Enum):
-        return False  # there is one object for each
-    if type(value) is tuple or type(value) is frozenset:
+    cls = type(value)
+    if cls is tuple or cls is frozenset:
         return all(isinstance(item, type) or is_plain(item) for item in value)
-    return isinstance(value, PLAIN) and type(value).__module__ in ("builtins", "torch")
+    return cls in _PLAIN
 
 
 def same_value(a: Any, b: Any) -> bool:

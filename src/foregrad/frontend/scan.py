@@ -81,16 +81,18 @@ class Scan:
         ] = []  # (object or class, name, depth, rank, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._count = 0
-        self._named = 0  # how many of `modules` are in `_names`
+        self._named = 0  # how many of `modules` are in `_paths`
         self._paths: dict[int, str] = {}
+        self._attributes: dict[type, frozenset[str]] = {}
 
     @property
     def module_names(self) -> dict[int, str]:
         """By id: what people call a module that was found or is part of one, `model.layers.0`."""
-        for root, prefix in itertools.islice(self.modules.values(), self._named, None):
-            for path, module in root.named_modules(prefix=prefix):
-                self._paths.setdefault(id(module), path)
-        self._named = len(self.modules)
+        if self._named < len(self.modules):
+            for root, prefix in itertools.islice(self.modules.values(), self._named, None):
+                for path, module in root.named_modules(prefix=prefix):
+                    self._paths.setdefault(id(module), path)
+            self._named = len(self.modules)
         return self._paths
 
     # ---------------------------------------------------------------- callables
@@ -236,22 +238,30 @@ class Scan:
         """Look at objects under names met since the last time; whether any was new."""
         found = False
         for value, name, depth, rank, done in list(self._objects):
+            is_class = isinstance(value, type)
             table = vars(value) if hasattr(value, "__dict__") else None
             names = self.names
-            if table is not None and not isinstance(value, type) and depth == 0 and names & _NAMES_ANYTHING:
-                names = names | table.keys()
-            new = [n for n in names if n not in done]
-            if isinstance(value, type):
-                new = [n for n in new if n in value.__dict__] + [
-                    n for n in value.__dict__ if n.startswith("__") and n not in done and n not in _MAKERS
-                ]
-            self._rank = rank + isinstance(value, type)
-            for attribute in dict.fromkeys(new):
-                if isinstance(value, type) and attribute not in self._called and _is_method(value, attribute):
+            if is_class:
+                new = names.intersection(value.__dict__).union(_special_names(value))
+            else:
+                new = names.intersection(self._attributes_of(type(value)))
+                if table is not None:
+                    everything = depth == 0 and not names.isdisjoint(_NAMES_ANYTHING)
+                    new.update(table if everything else names.intersection(table))
+            self._rank = rank + is_class
+            for attribute in sorted(new - done):
+                if is_class and attribute not in self._called and _is_method(value, attribute):
                     continue
                 done.add(attribute)
                 found = self._attribute(value, table, name, attribute, depth) or found
         return found
+
+    def _attributes_of(self, cls: type) -> frozenset[str]:
+        """What a class and those it inherits from define."""
+        known = self._attributes.get(cls)
+        if known is None:
+            known = self._attributes[cls] = frozenset().union(*(base.__dict__ for base in cls.__mro__))
+        return known
 
     def _attribute(self, value: Any, table: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
@@ -295,6 +305,11 @@ class Scan:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def _special_names(cls: type) -> list[str]:
+    """Methods that no code has to name to run them."""
+    return [name for name in cls.__dict__ if name.startswith("__") and name not in _MAKERS]
 
 
 def _is_method(cls: type, name: str) -> bool:

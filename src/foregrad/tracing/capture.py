@@ -448,7 +448,11 @@ def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
-    return FakeTensorMode() if symbols is None else FakeTensorMode(shape_env=symbols.table.env)
+    if symbols is not None:
+        return FakeTensorMode(shape_env=symbols.table.env)
+    mode = FakeTensorMode()
+    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
+    return mode
 
 
 def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:

@@ -113,6 +113,7 @@ class Inputs:
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
+        self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
         self.by_stand_in: dict[int, InputRecord] = {}
         self.numbers: list[NumberRecord] = []
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
@@ -138,8 +139,7 @@ class Inputs:
         groups += [[record] for record in new if id(record.real) in self.whole and id(record) not in grouped]
         in_group = {id(record) for group in groups for record in group}
         for record in new:
-            self.records.append(record)
-            recorder.tape.append(record.entry)
+            self._add(record)
             if id(record) not in in_group:
                 self._with_symbols(record)
                 self._stand_in_alone(record)
@@ -191,6 +191,13 @@ class Inputs:
             record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry)
             record.entry.spec = record.spec
 
+    def _add(self, record: InputRecord) -> InputRecord | None:
+        """One more input; the first other that is in the same memory."""
+        self.records.append(record)
+        self.recorder.tape.append(record.entry)
+        first = self._by_memory.setdefault(storage_key(record.real), record)
+        return None if first is record else first
+
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""
         record = self.by_real.get(id(real))
@@ -201,9 +208,7 @@ class Inputs:
         source = self._source_of(real)
         check_tensor(real, str(source.slot))
         record = InputRecord(real, source.slot, None, source)
-        shared = self._same_memory(record)
-        self.records.append(record)
-        self.recorder.tape.append(record.entry)
+        shared = self._add(record)
         if shared is None and id(real) not in self.whole:
             self._stand_in_alone(record)
         else:
@@ -369,8 +374,7 @@ class Inputs:
             found = by_real.get(id(base))
             if found is None:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
-                self.records.append(found)
-                self.recorder.tape.append(found.entry)
+                self._add(found)
                 self._set_stand_in(found, self._over(memory, found))
                 found.initial = _member_value(found, self.memory[-1][0])
                 self.memory[-1][1].append(found)
@@ -379,13 +383,6 @@ class Inputs:
                 self._set_stand_in(found, self._over(memory, found))
             bases[id(base)] = found
         return bases
-
-    def _same_memory(self, record: InputRecord) -> InputRecord | None:
-        key = storage_key(record.real)
-        for other in self.records:
-            if storage_key(other.real) == key:
-                return other
-        return None
 
     def whole_memory_needed(self, root: Value) -> None:
         """A write went past the edges of the input that `root` is: capture again with all of its memory."""
