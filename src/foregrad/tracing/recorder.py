@@ -183,6 +183,8 @@ class Recorder(TorchDispatchMode):
 
     def _pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
         info, constant, specs = plan.info, None, None
+        if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
+            args = (self.constant(torch.tensor(args[0], dtype=torch.complex128, device="cpu")), *args[1:])
         try:
             if plan.is_cacheable and not self.is_symbolic:
                 out, specs = self.metadata.run(info, args, kwargs)
