@@ -19,6 +19,7 @@ __all__ = [
     "kernel_switches",
     "next_sequence_nr",
     "plain_execution",
+    "symbolic_composites",
 ]
 
 
@@ -41,6 +42,18 @@ def force_view_tracking(on: bool = True) -> Any:
     from torch.autograd.grad_mode import _force_original_view_tracking
 
     return _force_original_view_tracking(on)
+
+
+def symbolic_composites(on: bool) -> Any:
+    """Context: operators made of others keep symbolic sizes.
+
+    Before 2.13 the C++ of some (matmul) reads sizes as plain numbers; the same in Python does not.
+    """
+    if not on or torch.__version__ >= (2, 13):  # type: ignore[operator]
+        return contextlib.nullcontext()
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
 
 
 def disable_autocast() -> Any:

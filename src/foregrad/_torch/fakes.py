@@ -63,7 +63,8 @@ class FakeFactory:
                 span = 1 + offset + sum(max(size - 1, 0) * step for size, step in zip(shape, stride, strict=True))
                 behind = torch.empty(span, dtype=dtype, device=_META)
                 meta = behind.as_strided(shape, stride, offset)
-        return self._wrap(meta, device, behind)
+        # One of symbolic size can't be laid out anew.
+        return self._wrap(meta, device, behind if self.mode.shape_env is None else None)
 
     def view(
         self,
@@ -83,6 +84,29 @@ class FakeFactory:
                 over = torch.empty(0, dtype=dtype, device=_META)
                 over.set_(base.untyped_storage(), offset, shape, stride)
         return self._wrap(over, device, meta)
+
+    def like(self, model: FakeTensor, base: FakeTensor | None, nbytes: Any) -> FakeTensor:
+        """A fake of the layout of `model`, over the memory of `base`, or without one over `nbytes` of its own.
+
+        Symbolic sizes make this the quick way: what follows from them (is it contiguous? how many elements?) costs
+        half a millisecond to find out, and is copied here.
+        """
+        if base is None:
+            with _NoDispatch():
+                behind = torch.empty(0, dtype=model.dtype, device=_META)
+                torch.ops.inductor.resize_storage_bytes_.default(behind, nbytes)
+        else:
+            behind = self._behind(base)
+        with _NoDispatch():
+            fake = self._wrap(model, model.fake_device, behind)
+            torch._functionalize_unsafe_set(fake, behind)
+        return fake
+
+    def twin(self, fake: FakeTensor) -> FakeTensor:
+        """Another fake of the same layout over the same memory, which no operator knows of."""
+        behind = self._behind(fake)
+        with _NoDispatch():
+            return self._wrap(fake, fake.fake_device, behind)
 
     def run_on_meta(self, op: Any, spec: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view operator applied to what is behind a fake of that layout, without FakeTensor's dispatch.
@@ -107,7 +131,7 @@ class FakeFactory:
             fake.__dict__[_BEHIND] = meta
         return meta
 
-    def _wrap(self, meta: torch.Tensor, device: torch.device, behind: torch.Tensor) -> FakeTensor:
+    def _wrap(self, meta: torch.Tensor, device: torch.device, behind: torch.Tensor | None) -> FakeTensor:
         made = self._made.get(device)
         if made is None:
             fake = FakeTensor(self.mode, meta, device)
@@ -116,7 +140,8 @@ class FakeFactory:
             fake = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=made[0])
             self._mark(fake)
             fake.__dict__.update(made[1])
-        fake.__dict__[_BEHIND] = behind
+        if behind is not None:
+            fake.__dict__[_BEHIND] = behind
         return fake
 
     @classmethod

@@ -52,6 +52,8 @@ _original_apply = torch.autograd.Function.__dict__["apply"]
 _original_hook = checkpoint_module._checkpoint_hook
 _original_reentrant = checkpoint_module.CheckpointFunction
 _original_fake = subclasses.FakeTensor
+_Region = type(torch.ops.higher_order.tag_activation_checkpoint)
+_original_region = _Region.__call__
 
 
 def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +140,13 @@ class _AskedFake(metaclass=_ToldNo):
     """Stands in for the class of fake tensors where others than torch look it up."""
 
 
+def _tagged_region(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A checkpointed region in a graph of Dynamo's: before 2.13 it runs as it is, but for tags on its own nodes."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    with contextlib.nullcontext() if hooks is None else hooks.region():
+        return _original_region(self, *args, **kwargs)
+
+
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in place for this thread; others run as if they were not."""
@@ -151,6 +160,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
             subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
+            _Region.__call__ = _tagged_region  # type: ignore[method-assign]
         _installed += 1
     _active.hooks = hooks
     try:
@@ -166,3 +176,4 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
                 subclasses.FakeTensor = _original_fake  # type: ignore[misc]
+                _Region.__call__ = _original_region  # type: ignore[method-assign]

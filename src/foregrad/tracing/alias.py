@@ -148,8 +148,9 @@ class Value:
                 if above is None or above.spec.dtype is not parent.spec.dtype:
                     break
                 parent = above
-        assert self.parent is not None
-        return parent if parent.parent is None or parent.spec.holds(self.spec) else self.parent
+        if parent is self.parent or parent.parent is None or parent.spec.holds(self.spec):
+            return parent
+        return self.parent  # type: ignore[return-value]
 
     def _replay(self, emit: Emit, parent: Value) -> Entry:
         assert self.view is not None

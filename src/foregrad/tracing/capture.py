@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward
+from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward, symbolic_composites
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.symbols import has_symbolic
@@ -167,6 +167,7 @@ class _Capture:
             force_view_tracking(self.replays_views),
             single_threaded_backward(),
             fresh_autocast_cache(),
+            symbolic_composites(recorder.is_symbolic),
         ):
             drawn = torch.get_rng_state()
             with self.lifting, recorder:
@@ -448,9 +449,7 @@ def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
-    if symbols is not None:
-        return FakeTensorMode(shape_env=symbols.table.env)
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
     mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
     return mode
 

@@ -8,8 +8,11 @@ the recipe in a few microseconds. On a miss the kernels run as they always did, 
 A key holds all that a result's layout may depend on: the operator, each tensor's shape, strides, offset, dtype and
 device (as one token, see `TensorSpec.token`), each plain argument with its type, the default dtype and device,
 inference mode, and the switches that choose between kernels. What can't be described so goes past the cache:
-symbolic sizes, conjugated and negated tensors, generators, operators that are not PyTorch's own, results that are
-numbers, and writes through memory that another argument shares.
+conjugated and negated tensors, generators, operators that are not PyTorch's own, results that are numbers, and writes
+through memory that another argument shares.
+
+Symbolic sizes are described by their expressions. Those mean something within one capture only, so what operators make
+of them is forgotten with it; the guards that a kernel adds are there already when its answer is used again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from .._torch.dispatch import kernel_switches
 from .._torch.fakes import FakeFactory, FakeTensor, FakeTensorMode, fake_device
 from .._torch.ops import depends_on_values, is_builtin
+from .._torch.symbols import is_symbolic, symbol_made
 from .._torch.tensors import share_memory
 from ..graph.meta import TensorSpec
 from .layouts import RULES, layout_of
@@ -37,7 +41,7 @@ _LIMIT = 200_000
 _recipes: dict[Any, Any] = {}
 _lock = threading.Lock()
 
-# A recipe is a `TensorSpec` for a new tensor, `_View`, `_Argument`, `_Nothing`, or a list or tuple of these.
+# A recipe: a `TensorSpec` for a new tensor, `_View`, `_Symbolic`, `_Argument`, `_Nothing`, or a list or tuple of these.
 
 
 class _View:
@@ -48,6 +52,18 @@ class _View:
     def __init__(self, of: int, spec: TensorSpec) -> None:
         self.of = of
         self.spec = spec
+
+
+class _Symbolic:
+    """A result with symbolic sizes, new or over the memory of an argument: `model` is a fake of its layout."""
+
+    __slots__ = ("model", "nbytes", "of", "spec")
+
+    def __init__(self, spec: TensorSpec, model: FakeTensor, of: int | None) -> None:
+        self.spec = spec
+        self.model = model
+        self.of = of
+        self.nbytes = model.untyped_storage().nbytes()
 
 
 class _Argument:
@@ -137,6 +153,7 @@ class Metadata:
         self.known = known
         self.kernels = kernels
         self.factory = FakeFactory.of(fake_mode)
+        self._symbolic: dict[Any, Any] = {}  # the recipes with symbolic sizes
 
     def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """(The operator's result on fakes, as its kernels would give it; the specs of it, when known.)
@@ -146,31 +163,33 @@ class Metadata:
         tensors: list[Any] = []
         key: list[Any] = [id(info.op), kernel_switches()]
         try:
-            self._describe(args, key, tensors)
-            if kwargs:
-                for name, value in kwargs.items():
-                    key.append(name)
-                    self._describe((value,), key, tensors)
+            is_static = self._describe(args, key, tensors)
+            for name, value in kwargs.items():
+                key.append(name)
+                is_static = self._describe((value,), key, tensors) and is_static
         except _Uncacheable:
             return self.kernels(info.op, args, kwargs), None
         if info.writes and len(tensors) > 1 and _shares(tensors):
             return self.kernels(info.op, args, kwargs), None
         whole = tuple(key)
-        recipe = _recipes.get(whole)
+        recipes = _recipes if is_static else self._symbolic
+        recipe = recipes.get(whole)
         if recipe is None:
-            if info.op in _STRIDED and len(tensors) == 1:
+            if not is_static:
+                pass
+            elif info.op in _STRIDED and len(tensors) == 1:
                 recipe = self._strided(info.op, tensors[0], args, kwargs)
             elif info.op in RULES:
                 recipe = layout_of(info.op, [self.known(id(t)).spec for t in tensors], args, kwargs)
             if recipe is None:
                 out = self.kernels(info.op, args, kwargs)
                 try:
-                    recipe = _recipe(out, tensors)
+                    recipe = self._recipe(out, tensors)
                 except _Uncacheable:
                     return out, None
             if len(_recipes) >= _LIMIT:
                 forget_all()
-            _recipes[whole] = recipe
+            recipes[whole] = recipe
         cls = type(recipe)
         if cls is TensorSpec:
             return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device), recipe
@@ -178,13 +197,16 @@ class Metadata:
             return self._view(recipe, tensors), recipe.spec
         return self._made(recipe, tensors), _specs(recipe)
 
-    def _describe(self, values: Any, key: list[Any], tensors: list[Any]) -> None:
-        """Add tokens for the values to the key; tensors among them to `tensors`."""
+    def _describe(self, values: Any, key: list[Any], tensors: list[Any]) -> bool:
+        """Add tokens for the values to the key; tensors among them to `tensors`. Whether no size is symbolic."""
+        is_static = True
         for value in values:
             cls = type(value)
             if cls is FakeTensor:
                 known = self.known(id(value))
                 token = None if known is None else known.spec.token
+                if token is None:
+                    token, is_static = None if known is None else _symbolic_token(known.spec), False
                 if token is None:
                     raise _Uncacheable
                 key.append(token)
@@ -197,9 +219,14 @@ class Metadata:
             elif cls is list or cls is tuple or cls is torch.Size:
                 key.append(list)
                 key.append(len(value))
-                self._describe(value, key, tensors)
+                is_static = self._describe(value, key, tensors) and is_static
+            elif is_symbolic(value):
+                key.append(cls)
+                key.append(symbol_made(value))
+                is_static = False
             else:
                 raise _Uncacheable
+        return is_static
 
     def _strided(self, op: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The recipe of a view, from the kernel that all devices have in common: it only computes strides."""
@@ -219,45 +246,57 @@ class Metadata:
             return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
         if cls is _View:
             return self._view(recipe, tensors)
+        if cls is _Symbolic:
+            return self.factory.like(recipe.model, None if recipe.of is None else tensors[recipe.of], recipe.nbytes)
         if cls is _Argument:
             return tensors[recipe.at]
         if cls is _Nothing:
             return None
         return cls(self._made(item, tensors) for item in recipe)
 
+    def _recipe(self, out: Any, tensors: list[Any]) -> Any:
+        if type(out) is FakeTensor:
+            return self._recipe_of_one(out, tensors)
+        if out is None:
+            return _NOTHING
+        if isinstance(out, (list, tuple)):  # some kernels in Python give named tuples, operators never do
+            return (list if isinstance(out, list) else tuple)(self._recipe(item, tensors) for item in out)
+        raise _Uncacheable
 
-def _specs(recipe: Any) -> Any:
-    cls = type(recipe)
-    if cls is TensorSpec:
-        return recipe
-    if cls is _View:
-        return recipe.spec
-    if cls is _Argument or cls is _Nothing:
-        return None
-    return tuple(map(_specs, recipe))
-
-
-def _recipe(out: Any, tensors: list[Any]) -> Any:
-    if type(out) is FakeTensor:
+    def _recipe_of_one(self, out: FakeTensor, tensors: list[Any]) -> Any:
         for at, tensor in enumerate(tensors):
             if out is tensor:
                 return _Argument(at)
         if out.layout is not torch.strided:
             raise _Uncacheable
         spec = TensorSpec.of(out, fake_device(out))
-        if spec.token is None:
+        of = next((at for at, tensor in enumerate(tensors) if share_memory(out, tensor)), None)
+        if of is None and (type(spec.offset) is not int or spec.offset):
             raise _Uncacheable
-        for at, tensor in enumerate(tensors):
-            if share_memory(out, tensor):
-                return _View(at, spec)
-        if spec.offset:
+        if spec.token is not None:
+            return spec if of is None else _View(of, spec)
+        if spec.conj or spec.neg:
             raise _Uncacheable
-        return spec
-    if out is None:
-        return _NOTHING
-    if isinstance(out, (list, tuple)):  # some kernels in Python give named tuples, operators never do
-        return (list if isinstance(out, list) else tuple)(_recipe(item, tensors) for item in out)
-    raise _Uncacheable
+        return _Symbolic(spec, self.factory.twin(out), of)
+
+
+def _symbolic_token(spec: TensorSpec) -> Any:
+    """Like `TensorSpec.token`, of a layout with symbolic numbers, within one capture."""
+    if spec.conj or spec.neg:
+        return None
+    numbers = [n if type(n) is int else symbol_made(n) for n in (*spec.shape, *spec.stride, spec.offset)]
+    return (*numbers, spec.dtype, spec.device)
+
+
+def _specs(recipe: Any) -> Any:
+    cls = type(recipe)
+    if cls is TensorSpec:
+        return recipe
+    if cls is _View or cls is _Symbolic:
+        return recipe.spec
+    if cls is _Argument or cls is _Nothing:
+        return None
+    return tuple(map(_specs, recipe))
 
 
 def _shares(tensors: list[Any]) -> bool:

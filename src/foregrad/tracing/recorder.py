@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator on fakes, recording nothing."""
         plan = self.plans.get(id(func)) or self._plan(func)
-        if plan.is_cacheable and not self.is_symbolic:
+        if plan.is_cacheable:
             return self.metadata.run(plan.info, args, kwargs)[0]
         return self.kernels(func, args, kwargs)
 
@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):
         if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
             args = (self.constant(torch.tensor(args[0], dtype=torch.complex128, device="cpu")), *args[1:])
         try:
-            if plan.is_cacheable and not self.is_symbolic:
+            if plan.is_cacheable:
                 out, specs = self.metadata.run(info, args, kwargs)
             else:
                 out = self.kernels(info.op, args, kwargs)
