@@ -25,7 +25,7 @@ ifeq ($(SETUP),no)
   READY :=
 else
   RUN := $(VENV)/bin/python
-  READY := $(VENV)/.foregrad-ready
+  READY := $(VENV)/.foregrad-ready $(VENV)/.foregrad-native
 endif
 
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off
@@ -108,5 +108,11 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 		$(PIP) "$$(grep '^torch==' constraints.txt)" -c "$(VENV)/constraints.txt"; \
 	fi; \
 	echo "==> foregrad and its tools"; \
-	$(PIP) -e ".[$(EXTRAS)]" -c "$(VENV)/constraints.txt"; \
+	FOREGRAD_BUILD_NATIVE=0 $(PIP) -e ".[$(EXTRAS)]" -c "$(VENV)/constraints.txt"; \
 	touch "$@"
+
+# Where there is no compiler, calls go through Python, and the tests of the C++ part are skipped.
+$(VENV)/.foregrad-native: $(VENV)/.foregrad-ready $(wildcard src/foregrad/_native/*.cpp src/foregrad/_native/*.h) src/foregrad/_native/build.py
+	@echo "==> the C++ part of calls"
+	@$(VENV)/bin/python -m foregrad build-native || echo "    so calls go through Python"
+	@touch "$@"

@@ -5,7 +5,8 @@
 
 For each function: the CPU time of its guards alone (the rendered lines up to where the graph would run), of the whole
 compiled call, and of the eager call; medians of interleaved rounds, in microseconds. The guards are those of the
-compiled function itself, cut off in front of the run, so that nothing is measured that users don't run.
+compiled function itself, cut off in front of the run, so that nothing is measured that users don't run. `Python`: the
+guards without the C++ part.
 """
 
 from __future__ import annotations
@@ -111,16 +112,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}; CPU microseconds, medians of {options.rounds} rounds")
-    print(f"{'':32}{'guards':>10}{'call':>12}{'eager':>12}")
+    print(f"{'':32}{'guards':>10}{'Python':>10}{'call':>12}{'eager':>12}")
     for name, function, args in rows():
-        compiled = foregrad.compile(function, backend="eager")
+        works: list[Callable[[], Any]] = []
         with torch.set_grad_enabled("without" not in name):
-            compiled(*args)
-            guards = guards_of(compiled)
-            assert guards(args, {}) is None
-            works = [lambda: guards(args, {}), lambda: compiled(*args), lambda: function(*args)]  # noqa: B023
-            check, call, eager = measure(options.rounds, works)
-        print(f"{name:32}{check:10.2f}{call:12.1f}{eager:12.1f}")
+            for native in (False, True):
+                with foregrad.config.override(native=native):
+                    compiled = foregrad.compile(function, backend="eager")
+                compiled(*args)
+                guards = guards_of(compiled)
+                assert guards(args, {}) is None
+                works.append(lambda guards=guards: guards(args, {}))  # type: ignore[misc] # noqa: B023
+            works += [lambda: compiled(*args), lambda: function(*args)]  # noqa: B023
+            python, check, call, eager = measure(options.rounds, works)
+        print(f"{name:32}{check:10.2f}{python:10.2f}{call:12.1f}{eager:12.1f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Inductor inside foregrad against `torch.compile(backend="inductor")`: compile time, time of a step, peak memory.
 
-    python benchmarks/inductor.py [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1]
+    PYTHONPATH=src:. python benchmarks/inductor.py [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1] [--write]
 
 Three ways to the same kernels: PyTorch's, `torch.compile(backend="foregrad")`, and `foregrad.compile` with no Dynamo.
+
+`--write` puts the figures into RESULTS.md. `transformers-...` are that library's models, 2 layers of 128.
 
 * compile: CPU seconds of the process and of the C++ compilers that it starts, from the call to the end of the first
   backward, in a process of its own with an empty cache (in which the C++ header is compiled already).
@@ -10,13 +12,14 @@ Three ways to the same kernels: PyTorch's, `torch.compile(backend="foregrad")`, 
 * peak: bytes over the start of a step, from the allocator's events.
 """
 
-# ruff: noqa: ANN001, ANN002, ANN201, ANN204
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202, ANN204
 from __future__ import annotations
 
 import argparse
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -97,7 +100,26 @@ class MLP(nn.Module):
         return x.pow(2).mean()
 
 
+def of_transformers(name):
+    """A model of benchmarks/models.py that gives its loss, and its inputs."""
+    from benchmarks.models import build, first_tensor
+
+    model, args, kwargs = build(name)
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *args):
+            return first_tensor(self.model(*args, **kwargs)).mean()
+
+    return WithLoss(), args
+
+
 MODELS = {
+    "transformers-gpt2": lambda: of_transformers("gpt2-2"),
+    "transformers-bert": lambda: of_transformers("bert-2"),
     "gpt2": lambda: (GPT2(), (torch.randint(0, 1000, (4, 128)),)),
     "resnet": lambda: (ResNet(), (torch.randn(8, 3, 32, 32),)),
     "mlp": lambda: (MLP(), (torch.randn(512, 256),)),
@@ -200,29 +222,47 @@ def main():
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--compiles", type=int, default=1)
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         kind, name, detail = arguments.child
         print(json.dumps(compile_once(name, detail) if kind == "compile" else run_steps(name, int(detail))))
         return
+    from benchmarks.common import Section, write_results
+
+    section = Section(
+        "Inductor inside foregrad against torch.compile(backend='inductor')",
+        "Compile: CPU seconds to the end of the first backward, C++ compiler included, cold caches. Step: CPU "
+        "milliseconds of forward and backward, median of turns, one thread. Peak: MB over the start of a step. In "
+        "brackets the ratio to PyTorch's.",
+        ["model", "way", "compile, s", "step, ms", "peak, MB"],
+    )
     for name in arguments.models:
-        spent = {way: [] for way in WAYS}
+        compare(name, arguments, section)
+    if arguments.write:
+        write_results([section], Path(__file__).parent)
+
+
+def compare(name, arguments, section):
+    spent = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as cache:
         for _ in range(arguments.compiles):
             for way in WAYS:
-                with tempfile.TemporaryDirectory() as cache:
-                    spent[way].append(in_child("compile", name, way, cache=cache)["cpu"])
-        with tempfile.TemporaryDirectory() as cache:
-            measured = in_child("steps", name, arguments.rounds, cache=cache)
-        print(f"{name:28s}{'compile, s':>18s}{'step, ms':>18s}{'peak, MB':>18s}")
-        base = (statistics.median(spent["pytorch"]), measured["step"]["pytorch"], measured["peak"]["pytorch"])
-        for way in ("eager", *WAYS):
-            seconds = statistics.median(spent[way]) if way in spent else None
-            values = (seconds, measured["step"][way], measured["peak"][way])
-            cells = []
-            for value, reference, unit in zip(values, base, (1, 1, 1e6), strict=True):
-                cells.append("" if value is None else f"{value / unit:.2f} ({value / reference:.2f}x)")
-            print(f"  {way:26s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
+                with tempfile.TemporaryDirectory() as empty:
+                    spent[way].append(in_child("compile", name, way, cache=empty)["cpu"])
+                    shutil.copytree(empty, cache, dirs_exist_ok=True)  # what is timed next needs compiling no more
+        measured = in_child("steps", name, arguments.rounds, cache=cache)
+    base = (statistics.median(spent["pytorch"]), measured["step"]["pytorch"], measured["peak"]["pytorch"])
+    for way in ("eager", *WAYS):
+        seconds = statistics.median(spent[way]) if way in spent else None
+        values = (seconds, measured["step"][way], measured["peak"][way])
+        cells = []
+        for value, reference, unit in zip(values, base, (1, 1, 1e6), strict=True):
+            cells.append("" if value is None else f"{value / unit:.2f} ({value / reference:.2f}x)")
+        section.add(
+            [name, way, *cells], model=name, way=way, compile_s=seconds, step_ms=values[1], peak_bytes=values[2]
+        )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from functorch.compile import min_cut_rematerialization_partition as torch_min_c
 import foregrad
 from benchmarks.common import Section, interleaved_once, ratio
 from benchmarks.models import build, first_tensor
+from foregrad._torch.native import native as native_part
 
 __all__ = ["collect_growth", "collect_steps"]
 
@@ -152,34 +153,38 @@ def collect_growth(calls: int) -> Section:
         "Memory after many calls",
         "A function of 2 parameters, forward and backward: Python objects that the compiled function brought beyond "
         "those of its graphs' nodes, and what further calls added. Both growths should be about zero.",
-        ["calls", "objects held", "objects more after the calls", "MiB resident more after the calls"],
+        ["calls", "through", "objects held", "objects more after the calls", "MiB resident more after the calls"],
     )
     x, w, b = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
 
     def function(x: Any, w: Any, b: Any) -> Any:
         return torch.sin(x @ w + b).sum()
 
-    foregrad.compile(function, backend="eager")(x, w, b).backward()  # what the first compilation of all leaves
-    w.grad = b.grad = None
-    gc.collect()
-    start = len(gc.get_objects())
-    compiled = foregrad.compile(function, backend="eager")
+    for native in (True, False):
+        if native and native_part() is None:
+            continue
+        with foregrad.config.override(native=native):
+            foregrad.compile(function, backend="eager")(x, w, b).backward()  # what the first compilation of all leaves
+            w.grad = b.grad = None
+            gc.collect()
+            start = len(gc.get_objects())
+            compiled = foregrad.compile(function, backend="eager")
 
-    def run(times: int) -> None:
-        for _ in range(times):
-            compiled(x, w, b).backward()
-        w.grad = b.grad = None
+        def run(times: int, compiled: Any = compiled) -> None:
+            for _ in range(times):
+                compiled(x, w, b).backward()
+            w.grad = b.grad = None
 
-    run(100)
-    gc.collect()
-    held, resident = len(gc.get_objects()), _resident()
-    run(calls)
-    gc.collect()
-    more, grown = len(gc.get_objects()) - held, (_resident() - resident) / MIB
-    section.add(
-        [str(calls), str(held - start), str(more), f"{grown:.2f}"],
-        calls=calls, objects_held=held - start, objects_more=more, mib_more=grown,
-    )  # fmt: skip
+        run(100)
+        gc.collect()
+        held, resident = len(gc.get_objects()), _resident()
+        run(calls)
+        gc.collect()
+        more, grown = len(gc.get_objects()) - held, (_resident() - resident) / MIB
+        section.add(
+            [str(calls), "C++" if native else "Python", str(held - start), str(more), f"{grown:.2f}"],
+            calls=calls, native=native, objects_held=held - start, objects_more=more, mib_more=grown,
+        )  # fmt: skip
     return section
 
 

@@ -20,6 +20,7 @@ from functorch.compile import aot_function
 
 import foregrad
 from benchmarks.common import Section, interleaved_calls, ratio
+from foregrad._torch.native import native
 
 __all__ = ["CASES", "collect"]
 
@@ -141,12 +142,15 @@ def _our_code(gm: Any, _: Any) -> Any:
 def variants(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Functions of no arguments: (forward alone, forward and backward)."""
     args = case.arguments()
-    ours = foregrad.compile(case.function, backend="nop")
+    with foregrad.config.override(native=True):
+        ours = foregrad.compile(case.function, backend="nop")
+    with foregrad.config.override(native=False):
+        python = foregrad.compile(case.function, backend="nop")
     # PyTorch's wrapper is given the same code for its graphs as ours: only what is round them differs.
     theirs = aot_function(case.function, _our_code, _our_code)
-    callables = {"eager": case.function, "ours": ours, "theirs": theirs}
+    callables = {"eager": case.function, "ours": ours, "python": python, "theirs": theirs}
     with torch.set_grad_enabled(case.grad):
-        for call in (ours, theirs):
+        for call in (ours, python, theirs):
             out = call(*args)
             if case.grad:
                 sum(t.sum() for t in _flat(out)).backward()
@@ -180,9 +184,10 @@ def collect(names: list[str], rounds: int) -> Section:
     warnings.simplefilter("ignore")
     section = Section(
         "Overhead of a call",
-        "Microseconds, medians; overhead is over our graphs alone, guards included. `ours/floor` should be at most 1.15.",
-        ["case", "pass", "eager", "graphs", "ours", "floor", "PyTorch", "ours - graphs", "floor - graphs",
-         "PyTorch - graphs", "ours/floor", "ours/PyTorch"],
+        "Microseconds, medians; overhead is over our graphs alone, guards included. `ours/floor` should be at most 1.15. "
+        + ("`Python`: ours without its C++ part." if native() else "The C++ part was not built."),
+        ["case", "pass", "eager", "graphs", "ours", "Python", "floor", "PyTorch", "ours - graphs", "Python - graphs",
+         "floor - graphs", "PyTorch - graphs", "ours/floor", "Python/floor", "ours/PyTorch"],
     )  # fmt: skip
     for case in CASES:
         if names and not any(name in case.name for name in names):
@@ -192,11 +197,12 @@ def collect(names: list[str], rounds: int) -> Section:
                 if not case.grad and title != "forward":
                     continue
                 t = {name: timing.median * 1e6 for name, timing in interleaved_calls(which, rounds).items()}
-                over = {name: t[name] - t["raw"] for name in ("ours", "floor", "theirs")}
+                over = {name: t[name] - t["raw"] for name in ("ours", "python", "floor", "theirs")}
                 section.add(
-                    [case.name, title, *(f"{t[n]:.1f}" for n in ("eager", "raw", "ours", "floor", "theirs")),
-                     *(f"{over[n]:.1f}" for n in ("ours", "floor", "theirs")),
-                     ratio(over["ours"], over["floor"]), ratio(over["ours"], over["theirs"])],
+                    [case.name, title, *(f"{t[n]:.1f}" for n in ("eager", "raw", "ours", "python", "floor", "theirs")),
+                     *(f"{over[n]:.1f}" for n in ("ours", "python", "floor", "theirs")),
+                     ratio(over["ours"], over["floor"]), ratio(over["python"], over["floor"]),
+                     ratio(over["ours"], over["theirs"])],
                     case=case.name, phase=title, **{f"{n}_us": v for n, v in t.items()},
                 )  # fmt: skip
     return section

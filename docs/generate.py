@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-from foregrad import errors
+from foregrad import config, errors
 
 DOCS = Path(__file__).parent
 PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md")
@@ -111,7 +111,8 @@ def fill(page: str) -> str:
             return match[0]
         return f"```python\n{match['code']}```{match['between']}```{match['language']}\n{clean(printed.getvalue())}```"
 
-    return EXAMPLE.sub(run, page)
+    with config.override(native=False):  # pages are the same where the C++ part is not built
+        return EXAMPLE.sub(run, page)
 
 
 def clean(printed: str) -> str:

@@ -3,7 +3,8 @@
     python examples/force_field.py [steps]
 
 Energy and forces come from one compiled function; fitting differentiates the forces again. The data are those of a
-Lennard-Jones pair potential. Draws the loss and forces to force_field.png where matplotlib is installed, else prints.
+Lennard-Jones pair potential. Draws the loss and the forces to force_field.png with matplotlib
+(`pip install foregrad[examples]`), else prints some.
 """
 
 import sys
@@ -68,8 +69,12 @@ def main(steps: int = 300) -> None:
 
 def show(losses: list[float], found: torch.Tensor, wanted: torch.Tensor) -> None:
     try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")  # a file, whether or not there is a screen
         import matplotlib.pyplot as plt
     except ImportError:
+        print("`pip install foregrad[examples]` draws this, and the loss, to force_field.png")
         for a, b in zip(found[:4].tolist(), wanted[:4].tolist(), strict=True):
             print("force", [round(v, 2) for v in a], "wanted", [round(v, 2) for v in b])
         return

@@ -3,7 +3,7 @@
     python examples/pinn.py [steps]
 
 The residual takes second derivatives of the network inside the compiled function; training differentiates a third
-time. Draws the loss and the field to pinn.png where matplotlib is installed, else prints them.
+time. Draws the loss and the field to pinn.png with matplotlib (`pip install foregrad[examples]`), else prints them.
 """
 
 import math
@@ -48,8 +48,12 @@ def main(steps: int = 400) -> None:
 
 def show(losses: list[float], field: torch.Tensor) -> None:
     try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")  # a file, whether or not there is a screen
         import matplotlib.pyplot as plt
     except ImportError:
+        print("`pip install foregrad[examples]` draws this, and the loss, to pinn.png")
         for row in field[::4, ::2]:
             print("".join(" .:-=+*#%@"[min(9, max(0, int(v * 10)))] for v in row.tolist()))
         return

@@ -35,6 +35,35 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error::foregrad.errors.ForegradWarning")
 
 
+# Tests of what a call does: where the C++ part was built they run with it and without it. (tests/native has its own.)
+CALL_PATH = (
+    "guards/test_life.py",
+    "guards/test_second_calls.py",
+    "guards/test_threads.py",
+    "higher/test_uses.py",
+    "unit/test_partial_backward.py",
+)
+
+
+def pytest_generate_tests(metafunc):
+    path = metafunc.definition.path
+    if path.is_relative_to(ROOT / "tests") and path.relative_to(ROOT / "tests").as_posix() in CALL_PATH:
+        from foregrad._torch.native import native
+
+        if native() is not None:
+            metafunc.fixturenames.append("call_path")
+            metafunc.parametrize("call_path", [True, False], ids=["native", "python"], indirect=True)
+
+
+@pytest.fixture
+def call_path(request):
+    """Calls through the C++ part, or through Python."""
+    from foregrad import config
+
+    with config.override(native=request.param):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed():
     """Each test starts from the same random state, and leaves the caller's alone."""

@@ -6,12 +6,13 @@ derivative have in common is computed once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ._torch.engine import transforms_active
+from ._torch.engine import forward_ad, transforms_active
 from .api import compile as compile_
 from .frontend.tree import flatten
 
@@ -48,8 +49,7 @@ def value_and_grad(
     """
     variables = _Variables(fn, argnums)
 
-    def both(*args: Any, **kwargs: Any) -> Any:
-        keep = create_graph or transforms_active()
+    def both(keep: bool, /, *args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
             args, leaves, packed = variables.of(args, keep)
             value, aux = _split(fn(*args, **kwargs), has_aux)
@@ -61,9 +61,7 @@ def value_and_grad(
             value, aux = value.detach(), _detached(aux)
         return ((value, aux) if has_aux else value), packed(gradients)
 
-    both.__name__ = both.__qualname__ = f"value_and_grad of {variables.name}"
-    compiled: Callable[..., Any] = compile_(both, **settings)
-    return compiled
+    return _compiled(both, f"value_and_grad of {variables.name}", create_graph, settings)
 
 
 def hessian_vector_product(
@@ -87,8 +85,7 @@ def hessian_vector_product(
     """
     variables = _Variables(fn, argnums)
 
-    def product(*args: Any, **kwargs: Any) -> Any:
-        keep = create_graph or transforms_active()
+    def product(keep: bool, /, *args: Any, **kwargs: Any) -> Any:
         if not args:
             raise TypeError("the last positional argument is the vector")
         vector = flatten(args[-1])[0]
@@ -110,8 +107,28 @@ def hessian_vector_product(
                 products = tuple(torch.zeros_like(leaf) for leaf in leaves)
         return packed(products)
 
-    product.__name__ = product.__qualname__ = f"hessian_vector_product of {variables.name}"
-    compiled: Callable[..., Any] = compile_(product, **settings)
+    return _compiled(product, f"hessian_vector_product of {variables.name}", create_graph, settings)
+
+
+def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
+    """`function(keep, *args, **kwargs)` compiled; under a transform with `keep`, which is not asked of the caller."""
+
+    def compile_one(keep: bool) -> Callable[..., Any]:
+        def one(*args: Any, **kwargs: Any) -> Any:
+            return function(keep, *args, **kwargs)
+
+        one.__name__ = one.__qualname__ = name
+        compiled: Callable[..., Any] = compile_(one, **settings)
+        return compiled
+
+    usual, kept = compile_one(keep), compile_one(keep=True)
+
+    @functools.wraps(usual)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        if transforms_active() or forward_ad._current_level >= 0:
+            return kept(*args, **kwargs)
+        return usual(*args, **kwargs)
+
     return compiled
 
 

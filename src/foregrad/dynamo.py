@@ -4,7 +4,7 @@ Dynamo captures a frame's tensor code and guards what it assumed; each graph com
 without guards of our own. Three things Dynamo's guards do not promise are seen to here:
 
 * sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of ours, with
-  guards, which makes the sizes that differ symbolic;
+  guards, in which those sizes are symbolic from the first call;
 * inputs that share memory, one of them written to: the same, for the calls where it is so;
 * Python floats that it turned into inputs: it is asked to make them part of its guards instead.
 """
@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from .errors import BackendError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
+from .tracing.origin import stands_for
 
 __all__ = [
     "AotAutograd",
@@ -57,6 +58,14 @@ _OPTIONS = {
     "decompositions": "a table {operator: function}",
     "check": "check every stage's result (slow)",
     "inductor": "settings of torch._inductor.config, in force while Inductor compiles: {name: value}",
+}
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "check": (lambda value: isinstance(value, bool), "True or False"),
+    "decompositions": (
+        lambda value: callable(value) or isinstance(value, Mapping),
+        "a table {operator: function}, or a function that gives one",
+    ),
+    "inductor": (lambda value: isinstance(value, Mapping), "a table {name: value}"),
 }
 _MODES = {
     "reduce-overhead": {"triton.cudagraphs": True},
@@ -89,6 +98,9 @@ def _options(options: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
             known = "".join(f"\n  {key}: {meaning}" for key, meaning in _OPTIONS.items())
             hint = f" Did you mean `{close[0]}`?" if close else ""
             raise BackendError(f"the backend `foregrad` has no option `{name}`.{hint} There are:{known}")
+    for name, (fits, wanted) in _VALUES.items():
+        if options.get(name) is not None and not fits(options[name]):
+            raise BackendError(f"the option `{name}` of the backend `foregrad` is {wanted}, not {options[name]!r}")
     settings = dict(options)
     inductor = dict(settings.pop("inductor", None) or {})
     if mode is not None:
@@ -120,13 +132,18 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         dynamo.restart_with_floats(floats)
     pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
-    is_open = any(map(_is_symbolic, example_inputs))
-    dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=None if is_open else False)
-    if is_open:
+    lines = dynamo.source_lines(gm)
+    if lines is not None:
+        stands_for(*lines)
+    call = flatten_call(function, tuple(example_inputs), {})
+    open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
+    dynamic = None if open_sizes else False
+    dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
+    if open_sizes:
         return dispatcher
     given = dynamo.graph_inputs(gm, example_inputs)
     slots = {i: slot for i, slot in enumerate(map(_slot, given)) if slot is not None}
-    call = dataclasses.replace(flatten_call(function, tuple(example_inputs), {}), slots=slots)
+    call = dataclasses.replace(call, slots=slots)
     try:
         forward, product = compile_unguarded(call, pipeline, type(gm).__name__)
     except SharedInputsError:
@@ -134,7 +151,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     signature = product.captured.joint.signature
     written = {signature.inputs[update.input].argument for update in signature.updates}
     may_share = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
-    may_share = [i for i in may_share if i in written or i not in slots]
+    may_share = [i for i in may_share if i in written or given[i].kind == "argument"]
     if written and len(may_share) > 1:
         forward = _unless_memory_is_shared(forward, dispatcher, may_share)
     if any(isinstance(value, FakeTensor) for value in example_inputs):
@@ -164,15 +181,23 @@ def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slot(given: dynamo.GraphInput) -> Slot | None:
-    if given.kind == "argument":
+    """Parameters, buffers and what else keeps its address, as the state of a compiled optimizer does."""
+    if given.kind == "argument" and not given.is_static:
         return None
     return (Param if given.kind == "parameter" else Buffer)(given.source or given.name)
 
 
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+def _open_sizes(paths: Sequence[str], inputs: Sequence[Any]) -> Iterator[tuple[str, frozenset[int]]]:
+    """(path, dimensions) of each input that Dynamo left open; a number has none."""
+    for path, value in zip(paths, inputs, strict=True):
+        if isinstance(value, torch.Tensor):
+            sizes: Sequence[Any] = value.shape
+            dims = frozenset(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+            strides: Sequence[Any] = value.stride()
+            if dims or any(isinstance(stride, torch.SymInt) for stride in strides):
+                yield path, dims
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            yield path, frozenset()
 
 
 def _unless_memory_is_shared(

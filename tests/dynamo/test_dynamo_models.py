@@ -14,7 +14,7 @@ from tests.dynamo.training import train_both
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", ["distilbert", "llama", "vit", "resnet"])
+@pytest.mark.parametrize("name", ["distilbert", "llama", "vit", "resnet", "rwkv"])
 def test_five_steps_have_eagers_losses(name):
     graphs = []
 

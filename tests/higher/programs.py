@@ -93,24 +93,74 @@ def force_field(compile, count):
 
 
 class Equivariant(nn.Module):
-    """Scalars and vectors on each atom, mixed so that rotating the input rotates the vectors."""
+    """A tensor field network in small: features of degree 0, 1 and 2 on each atom, which turn with the input.
 
-    def __init__(self, width=6):
+    Messages are tensor products of a neighbour's features with the spherical harmonics of the direction to it, put
+    together by Clebsch-Gordan coefficients (for real harmonics), each path weighted by a function of the distance.
+    """
+
+    def __init__(self, width=3):
         super().__init__()
-        self.radial, self.gate, self.energy = mlp(1, width, width), mlp(2 * width, width, width), mlp(width, 1)
-        self.mix = nn.Parameter(torch.randn(width, width, dtype=D) / width)
+        self.width = width
+        paths = [(i, j, k) for i in range(3) for j in range(3) for k in range(3) if abs(i - j) <= k <= i + j]
+        self.paths = paths
+        self.radial = nn.ModuleList(mlp(1, 6, len(paths) * width) for _ in range(2))
+        self.mix = nn.ParameterList(nn.Parameter(torch.randn(width, width, dtype=D) / width) for _ in range(3))
+        self.gate, self.energy = mlp(width, 6, 2 * width), mlp(width, 1)
+        for i, j, k in paths:
+            self.register_buffer(f"cg_{i}{j}{k}", clebsch_gordan(i, j, k))
 
     def forward(self, positions):
         n = positions.shape[0]
-        apart = positions[:, None] - positions[None]
-        distance = (apart.pow(2).sum(-1) + torch.eye(n, dtype=D)).sqrt()
-        weights = self.radial(distance[..., None]) * (1 - torch.eye(n, dtype=D))[..., None]
-        scalars = weights.sum(1)
-        vectors = torch.einsum("ijc,ijx->icx", weights, apart / distance[..., None])
-        vectors = torch.einsum("icx,cd->idx", vectors, self.mix)
-        lengths = vectors.pow(2).sum(-1)
-        scalars = scalars + self.gate(torch.cat((scalars, lengths), -1))
-        return self.energy(scalars).sum()
+        there, here = (torch.eye(n) == 0).nonzero().unbind(1)
+        apart = positions[there] - positions[here]
+        distance = apart.pow(2).sum(-1, keepdim=True).sqrt()
+        harmonics = spherical_harmonics(apart / distance)
+        features = [positions.new_ones(n, self.width, 1)] + [positions.new_zeros(n, self.width, d) for d in (3, 5)]
+        for radial in self.radial:
+            weights = (radial(distance) * torch.exp(-distance)).view(len(there), len(self.paths), self.width)
+            sums = [torch.zeros_like(f) for f in features]
+            for number, (i, j, k) in enumerate(self.paths):
+                product = torch.einsum(
+                    "abc,eua,eb->euc", getattr(self, f"cg_{i}{j}{k}"), features[i][there], harmonics[j]
+                )
+                sums[k] = sums[k].index_add(0, here, product * weights[:, number, :, None])
+            mixed = [torch.einsum("nui,uv->nvi", f, w) for f, w in zip(sums, self.mix, strict=True)]
+            gates = self.gate(mixed[0][..., 0]).sigmoid().view(n, 2, self.width)
+            scalars = features[0] + torch.nn.functional.silu(mixed[0])
+            features = [scalars, *(mixed[k] * gates[:, k - 1, :, None] for k in (1, 2))]
+        return self.energy(features[0][..., 0]).sum()
+
+
+def spherical_harmonics(r):
+    """Real harmonics of degree 0 to 2 of unit vectors, each of norm 1, in the order that `generators` is in."""
+    x, y, z = r.unbind(-1)
+    second = [x * y, y * z, (3 * z * z - 1) / (2 * 3**0.5), x * z, (x * x - y * y) / 2]
+    return [torch.ones_like(r[:, :1]), r, torch.stack(second, -1) * 3**0.5]
+
+
+def generators(degree):
+    """How harmonics of a degree change as their argument is turned about each axis: three antisymmetric matrices."""
+    r = torch.nn.functional.normalize(torch.linspace(-1, 1.3, 60, dtype=D).view(20, 3).cos() - 0.4, dim=-1)
+    axes = torch.linalg.cross(torch.eye(3, dtype=D)[:, None].expand(3, 20, 3), r.expand(3, 20, 3), dim=-1)
+    values = spherical_harmonics(r)[degree]
+    changes = [torch.func.jvp(lambda r: spherical_harmonics(r)[degree], (r,), (a,))[1] for a in axes]
+    return [torch.linalg.lstsq(values, change).solution.T for change in changes]
+
+
+def clebsch_gordan(i, j, k):
+    """The tensor, unique up to a factor, that turns with all three of its indices: what every generator leaves alone."""
+    one, two, three = (torch.eye(2 * d + 1, dtype=D) for d in (i, j, k))
+    rows = [
+        torch.kron(torch.kron(a, two), three)
+        + torch.kron(torch.kron(one, b), three)
+        + torch.kron(torch.kron(one, two), c)
+        for a, b, c in zip(generators(i), generators(j), generators(k), strict=True)
+    ]
+    _, sizes, right = torch.linalg.svd(torch.cat(rows))
+    assert sizes[-1] < 1e-9 < (sizes[-2] if len(sizes) > 1 else 1)
+    found = right[-1] * right[-1][right[-1].abs() > 1e-3][0].sign()
+    return found.view(2 * i + 1, 2 * j + 1, 2 * k + 1)
 
 
 def equivariant(compile, count):

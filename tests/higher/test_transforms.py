@@ -49,7 +49,8 @@ def test_a_transform_of_a_compiled_function(name, requires_grad):
     compiled(x, w)  # a graph that fits is at hand
     wanted, found = TRANSFORMS[name](model)(x, w), TRANSFORMS[name](compiled)(x, w)
     for a, b in zip(flat(wanted), flat(found), strict=True):
-        assert torch.equal(a, b)
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)  # sums of several paths are added in another order
+        assert a.requires_grad == b.requires_grad
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -69,8 +69,12 @@ def test_create_graph_in_backward_accumulates_a_differentiable_gradient(both):
         f(x, w)[0].sum().backward(create_graph=True)
         return (x.grad, *torch.autograd.grad(x.grad.pow(2).sum(), [x, w]))
 
-    with pytest.warns(UserWarning, match="create_graph"):
-        same(both(), use)
+    torch.set_warn_always(True)  # PyTorch warns once in a process
+    try:
+        with pytest.warns(UserWarning, match="create_graph"):
+            same(both(), use)
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_inputs_restricts_what_is_accumulated(both):

@@ -277,5 +277,20 @@ ENTRIES = [
     ),
 ]
 
+STATES = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2}
+WITH_STATES = [
+    Entry("mamba", "MambaForCausalLM", "MambaConfig", {**STATES, "state_size": 4}, generated_text, {}),
+    Entry(
+        "rwkv",
+        "RwkvForCausalLM",
+        "RwkvConfig",
+        {**STATES, "attention_hidden_size": WIDTH, "context_length": 32},
+        generated_text,
+        {},
+    ),
+]
+
 ZOO: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
-WITHOUT_ATTENTION = ("convnext", "resnet")
+# Loops over the sequence: long graphs, so that not every test has them.
+RECURRENT: dict[str, Entry] = {entry.name: entry for entry in WITH_STATES}
+WITHOUT_ATTENTION = ("convnext", "resnet", *RECURRENT)

@@ -34,7 +34,7 @@ from tests.parity.observe import (
     compare_trees,
     has_storage,
 )
-from tests.parity.sides import Call, Fresh, Side, tangent_for
+from tests.parity.sides import Call, Fresh, Side, Watched, tangent_for
 
 __all__ = ["Call", "CompiledRaised", "Fresh", "Mismatch", "Refused", "check", "default_compile"]
 
@@ -105,6 +105,7 @@ def check(
     strict_view: bool = False,
     exact_versions: bool = False,
     grad_slack: int = 0,
+    watched: bool = False,
 ) -> str:
     """Compare `fn` with its compiled form; "equal", or "raised" where both raise the same.
 
@@ -114,6 +115,7 @@ def check(
     order: how many times to differentiate in the first call.
     grad_slack: how many roundings of a gradient's largest element it may be off. A gradient that flows both through
         the compiled function and through a view of an input that it returned is added up in another order.
+    watched: run eager under a mode that does nothing, for the formulas that PyTorch uses whenever there is one.
 
     Raises Mismatch (or its subclass CompiledRaised) with every difference found, Refused for an UnsupportedError.
     """
@@ -122,6 +124,8 @@ def check(
     makers = [make_args] if callable(make_args) else list(make_args)
     plans = [FIRST, *(AGAIN[i % len(AGAIN)] for i in range(calls - 1))] + [MUTATED] * mutate_outputs
     eager, compiled = Side("eager", fn), Side("compiled", fn)
+    if watched:
+        eager.context = Watched
     try:
         compiled.fn = (compile or default_compile)(compiled.fn)
     except Exception as error:
@@ -212,7 +216,10 @@ class Pair:
         slack = self.how_grads.slack if plan.tangents == "like" else max(self.how_grads.slack, LAYOUT_SLACK)
         # The engine adds up gradients in an order of its own: strides that mean nothing depend on it.
         exact = plan.into == "returned" and eager is not None and eager.numel() > 0 and 1 not in eager.shape
-        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=self.strides_are_given)
+        given = self.strides_are_given
+        # Of a gradient laid out as its leaf is not, `.grad` gets a copy, without bits.
+        bits = plan.into == "returned" or plan.tangents == "like"
+        how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=given, bits=bits)
         return [] if eager is None else compare_tensor(label, eager, compiled, how)
 
     def compare_all(self, stage: str) -> None:
@@ -278,15 +285,17 @@ def differentiate(
     named_tangents = [(f"tangent of {label}", tangent) for label, tangent in zip(roots, tangents, strict=True)]
     torch.manual_seed(seed + 2)
     if plan.into == "accumulated" or not leaves:
-        torch.autograd.backward(outputs, tangents)
+        with side.context():
+            torch.autograd.backward(outputs, tangents)
         shown = [(f"{label}.grad", t.grad) for label, t in side.inputs if attempt(lambda t=t: t.is_leaf) is True]
         return shown + named_tangents
     inputs, result = side.pick(leaves), named_tangents
     for depth in range(1, order + 1):
         deeper = depth < order
-        grads = torch.autograd.grad(
-            outputs, inputs, tangents, allow_unused=True, create_graph=deeper, retain_graph=deeper or None
-        )
+        with side.context():
+            grads = torch.autograd.grad(
+                outputs, inputs, tangents, allow_unused=True, create_graph=deeper, retain_graph=deeper or None
+            )
         name = "grad of " * depth
         result = result + [(name + label, grad) for label, grad in zip(leaves, grads, strict=True)]
         outputs = [grad for grad in grads if grad is not None and grad.requires_grad]

@@ -48,8 +48,8 @@ class Pool:
         return self.choose.choice(same)
 
     def source(self, tensor: torch.Tensor) -> str:
-        """A partner to copy from. Copying between tensors that overlap in part gives what the order of copying gives."""
-        fits = [n for n, o in self.names.items() if _broadcasts(o.shape, tensor.shape) and not _overlap(o, tensor)]
+        """A partner to copy from."""
+        fits = [name for name, other in self.names.items() if _broadcasts(other.shape, tensor.shape)]
         return self.choose.choice([*fits, _full_of_twos(tensor)])
 
     def dim(self, tensor: torch.Tensor) -> int:
@@ -60,24 +60,6 @@ class Pool:
 
     def number(self) -> str:
         return self.choose.choice(["2", "-1", "0", "0.5"])
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors share memory and are not the same elements in the same order."""
-    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
-        return False
-    return (a.data_ptr(), a.shape, a.stride()) != (b.data_ptr(), b.shape, b.stride())
-
-
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether several elements are in one place that no kernel checks for, as after unfold."""
-    span = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < span:
-                return 0 not in tensor.stride()
-            span += stride * (size - 1)
-    return False
 
 
 def _full_of_twos(tensor: torch.Tensor) -> str:
@@ -168,6 +150,21 @@ def _as_strided(name: str, t: torch.Tensor, pool: Pool) -> str:
     return f"{name}.as_strided(({size},), ({stride},), {offset})"
 
 
+def _windows(name: str, t: torch.Tensor, pool: Pool) -> str:
+    """Rows that have elements in common, some in one place or in an order of their own."""
+    room = t.untyped_storage().nbytes() // t.itemsize
+    size = pool.choose.integer(2, min(room, 3))
+    strides = (pool.choose.integer(0, 2), pool.choose.integer(0, 2))
+    span = 1 + (size - 1) * sum(strides)
+    if span > room:
+        strides, span = (1, 0), size
+    return f"{name}.as_strided(({size}, {size}), {strides}, {pool.choose.integer(0, room - span)})"
+
+
+def _has_memory(t: torch.Tensor) -> bool:
+    return t.untyped_storage().nbytes() // t.itemsize > 1
+
+
 def _on_storage(name: str, t: torch.Tensor, pool: Pool) -> str:
     """Shares memory, and autograd does not know."""
     room = t.untyped_storage().nbytes() // t.itemsize
@@ -241,6 +238,7 @@ VIEWS = [
     Op("tensor_split", "view", _dim_view("{x}.tensor_split(2, {d})"), _dims(1)),
     Op("as_strided", "view", _as_strided, _dims(0)),
     Op("unfold", "view", _unfold, _dims(1)),
+    Op("windows", "view", _windows, _has_memory),
     Op("view dtype", "view", _view_dtype, lambda t: t.dtype != torch.bool),
     Op("view_as_real", "view", _plain("torch.view_as_real({x})"), _complex),
     Op("view_as_complex", "view", _plain("torch.view_as_complex({x})"), _pairs),
@@ -315,6 +313,44 @@ IN_PLACE = [
     Op("detached change", "in-place", _change("{x}.detach().add_({s})"), gives=False),
 ]
 
+
+def _scatter(name: str, t: torch.Tensor, pool: Pool) -> str:
+    index = f"torch.full({tuple(t.shape)}, {pool.choose.integer(0, t.shape[0] - 1)})"
+    return f"{name}.scatter_(0, {index}, {pool.tensor_partner(t)})"
+
+
+def _put(name: str, t: torch.Tensor, pool: Pool) -> str:
+    index = pool.choose.integer(0, t.shape[0] - 1)
+    accumulate = pool.choose.chance(50)
+    return f"{name}.index_put_((torch.tensor([0, {index}]),), {pool.source(t.detach()[:1])}, accumulate={accumulate})"
+
+
+def _mul_out(name: str, t: torch.Tensor, pool: Pool) -> str:
+    fits = [other for other, value in pool.names.items() if value.shape == t.shape]
+    return f"torch.mul({pool.choose.choice(fits)}, 2, out={name})"
+
+
+def _index_copy(name: str, t: torch.Tensor, pool: Pool) -> str:
+    index = pool.choose.integer(0, t.shape[0] - 1)
+    return f"{name}.index_copy_(0, torch.tensor([{index}]), {name}[:1])"
+
+
+IN_PLACE += [
+    Op("addcmul_", "in-place", _change_by("{x}.addcmul_({y}, {y})"), _real_number, gives=False),
+    Op("add out", "in-place", _change_by("torch.add({x}, {y}, out={x})"), gives=False),
+    Op("mul out", "in-place", _mul_out, gives=False),
+    Op("copy_ flipped", "in-place", _change("{x}.copy_({x}.flip(0))"), _dims(1), gives=False),
+    Op("copy_ transposed", "in-place", _change("{x}.copy_({x}.mT)"), _dims(2), gives=False),
+    Op("foreach", "in-place", _change_by("torch._foreach_add_([{x}, {x}], [{y}, {y}])"), _real_number, gives=False),
+    Op("foreach halves", "in-place", _change("torch._foreach_mul_([{x}[:1], {x}], 2)"), _dims(1), gives=False),
+    Op("cumsum_", "in-place", _change("{x}.cumsum_(0)"), lambda t: _dims(1)(t) and t.dtype != torch.bool, gives=False),
+    Op("scatter_", "in-place", _scatter, _dims(1), gives=False),
+    Op("index_put_", "in-place", _put, _dims(1), gives=False),
+    Op("index_copy_", "in-place", _index_copy, _dims(1), gives=False),
+    Op("unfold under a write", "in-place", _change("{x}.unfold(0, {x}.shape[0], 1).mul_({s})"), _dims(1), gives=False),
+    Op("shifted", "in-place", _change("{x}[1:].copy_({x}[:-1])"), _dims(1), gives=False),
+    Op("shifted columns", "in-place", _change("{x}[..., 1:].add_({x}[..., :-1])"), _dims(1), gives=False),
+]
 
 RESHAPING = ("t_", "transpose_", "squeeze_", "unsqueeze_")
 

@@ -355,3 +355,168 @@ def f(x0):
     return (x0 * complex(2.5, 1.0)).real
 """,
 )
+
+regression(
+    "windows of a tensor are written, each element several times",
+    """
+def make_args():
+    return (torch.randn(6).requires_grad_() * 1, torch.randn(4, 3).requires_grad_())
+
+
+def f(x0, x1):
+    v0 = x0.unfold(0, 3, 1)
+    v0.mul_(x1)
+    v0.add_(x0[:3])
+    return (x0, v0)
+""",
+)
+
+regression(
+    "columns are added to columns that they overlap",
+    """
+def make_args():
+    return (torch.randn(3, 4),)
+
+
+def f(x0):
+    x0[:, 1:].add_(x0[:, :-1])
+    return x0.sum(0)
+""",
+)
+
+regression(
+    "one tensor twice in a list that is written",
+    """
+def make_args():
+    return (torch.randn(4), torch.randn(4))
+
+
+def f(x0, x1):
+    torch._foreach_add_([x0, x1, x0], [x1, x0, x1])
+    return x0 + x1
+""",
+)
+
+regression(
+    "one row of an expanded tensor is masked",
+    """
+def make_args():
+    return (torch.randn(1, 3).expand(2, 3),)
+
+
+def f(x0):
+    x0.masked_fill_(torch.tensor([[False], [True]]), 2.0)
+    return x0[0]
+""",
+)
+
+regression(
+    "an expanded tensor gets a history with one of its rows",
+    """
+def make_args():
+    return (torch.randn(3, requires_grad=True), torch.randn(1, 3).expand(2, 3))
+
+
+def f(x0, x1):
+    x1[1] = x0
+    return x1 * 2
+""",
+)
+
+regression(
+    "a detached tensor that overlaps itself gets a history",
+    """
+def make_args():
+    a0 = torch.randn(6, requires_grad=True)
+    return (a0, a0.as_strided((2, 2), (2, 2), 0).detach())
+
+
+def f(x0, x1):
+    x1.fill_(x0.sum())
+    return None
+""",
+)
+
+regression(
+    "two views of a hidden base without gradients, one gets a history",
+    """
+def make_args():
+    a0 = torch.randn(6)
+    return (torch.randn((), requires_grad=True), a0[:4], a0[1:3])
+
+
+def f(x0, x1, x2):
+    x2.fill_(x0)
+    return x1 * 2
+""",
+)
+
+regression(
+    "a write by strides reaches memory that no argument has",
+    """
+def make_args():
+    return (torch.randn(4, 3)[1:-1],)
+
+
+def f(x0):
+    v0 = x0.as_strided((3, 3), (2, 1), 1)
+    v0.copy_(v0.mT)
+    return (v0, x0)
+""",
+)
+
+regression(
+    "integers are written past a slice that is seen as integers",
+    """
+def make_args():
+    return (torch.randn(4),)
+
+
+def f(x0):
+    v0 = x0 * 2
+    v0[1:3].view(torch.int32).as_strided((3,), (1,), 0).bitwise_xor_(3)
+    return v0
+""",
+)
+
+regression(
+    "a conjugated view of a non-leaf is written",
+    """
+def make_args():
+    a0 = torch.randn(3, dtype=torch.complex64, requires_grad=True) * 1
+    return (a0, a0.conj())
+
+
+def f(x0, x1):
+    x1.masked_fill_(x1 == 0.5, 0.5)
+    x1.add_(x0)
+    return x0
+""",
+)
+
+regression(
+    "complex numbers are multiplied in place",
+    """
+def make_args():
+    return (torch.randn(2, 2, dtype=torch.complex64),)
+
+
+def f(x0):
+    x0[1].mul_(x0[0])
+    return x0 * 1
+""",
+)
+
+regression(
+    "a new tensor takes the elements of an argument that starts late in its memory",
+    """
+def make_args():
+    return (torch.randn(4, 2)[1:-1],)
+
+
+def f(x0):
+    v0 = x0.flip(1)
+    v0.copy_(x0)
+    return (v0, x0)
+""",
+)

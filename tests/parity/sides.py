@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parity.observe import Labelled, attempt, has_storage, leaves_of
 
@@ -36,11 +38,19 @@ class Before:
     nbytes: int | None
 
 
+class Watched(TorchDispatchMode):
+    """A mode that does nothing. Under one, PyTorch computes some things by formulas that suit any kind of tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 class Side:
     """Eager or compiled. The oracle takes both through the same steps and compares after each."""
 
     def __init__(self, name: str, fn: Any) -> None:
         self.name = name
+        self.context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.state: list[Labelled] = []
         if isinstance(fn, Fresh):
             torch.manual_seed(0)
@@ -72,7 +82,8 @@ class Side:
         torch.manual_seed(seed)
         self.error: Exception | None = None
         try:
-            self.out = self.fn(*self.call.args, **self.call.kwargs)
+            with self.context():
+                self.out = self.fn(*self.call.args, **self.call.kwargs)
             self.outputs = [(p, leaf) for p, leaf in leaves_of(self.out, "out") if isinstance(leaf, torch.Tensor)]
         except Exception as error:
             self.error = error

@@ -25,6 +25,7 @@ CASES = {
     "one of two": lambda x, y: (x * y, y.cos()),
     "custom function": lambda x, y: Both.apply(x, y),
     "pieces": lambda x, y: (x + y).unbind(0),
+    "a formula that gives zeros": lambda x, y: torch.triangular_solve(x[:4, :2], y[:4, :4] + 4 * torch.eye(4)),
     "least squares": lambda x, y: torch.linalg.lstsq(x[:, :2], y[:, :1])[:2],
 }
 

@@ -18,6 +18,7 @@ __all__ = [
     "force_view_tracking",
     "kernel_switches",
     "next_sequence_nr",
+    "no_saved_tensors_hooks",
     "plain_execution",
     "symbolic_composites",
 ]
@@ -76,6 +77,21 @@ def clear_autocast_cache() -> None:
 def single_threaded_backward() -> Any:
     """Context: a backward runs wholly on the thread that asked for it, whatever the device."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+@contextlib.contextmanager
+def no_saved_tensors_hooks() -> Iterator[None]:
+    """Context: the hooks for saved tensors that are in force are not, save those that are set inside."""
+    c = torch._C._autograd
+    found = []
+    while (hooks := c._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(hooks)
+        c._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(found):
+            c._push_saved_tensors_default_hooks(*hooks)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "graph_inputs",
     "is_dynamo_graph",
     "known_backends",
+    "known_inputs",
     "lookup_backend",
     "own_tracing_context",
     "parameter_sources",
@@ -34,6 +36,7 @@ __all__ = [
     "restarts",
     "shielded",
     "skip_foregrad",
+    "source_lines",
     "tracing_fake_mode",
     "without_modes",
 ]
@@ -66,6 +69,15 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
             kind = "buffer"
         found[index] = GraphInput(node.name, text, kind, facts.get("_dynamo_static_input_type") is not None)
     return found
+
+
+def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:
+    """The inputs as Dynamo traced them: fakes, with a `SymInt` for each size that it left open, where it says."""
+    known = list(example_inputs)
+    placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
+    for index, node in enumerate(placeholders[: len(known)]):
+        known[index] = node.meta.get("example_value", known[index])
+    return known
 
 
 def is_dynamo_graph(gm: Any) -> bool:
@@ -104,6 +116,23 @@ def _source_text(source: Any) -> str:
         return ""
     name = source.name
     return str(name() if callable(name) else name)
+
+
+def source_lines(gm: Any) -> tuple[CodeType, dict[int, str]] | None:
+    """(the code that fx made of a graph, the user's stack for each of its lines); None for another module."""
+    if not isinstance(gm, fx.GraphModule):
+        return None
+    make_code: Any = getattr(gm, "real_recompile", None)
+    if make_code is not None:
+        make_code()  # Dynamo's graphs make their code when they are first called
+    start: Any = gm._prologue_start
+    lines: Any = gm._lineno_map or {}
+    nodes, found = dict(enumerate(_nodes(gm))), {}
+    for line, index in lines.items():
+        trace = nodes[index].stack_trace if index in nodes else None
+        if trace:
+            found[line + start] = trace
+    return type(gm).forward.__code__, found
 
 
 def tracing_fake_mode() -> FakeTensorMode | None:

@@ -17,6 +17,7 @@ from torch import fx
 
 from .fakes import FakeTensor, FakeTensorMode
 from .graphs import symbols_in
+from .kernels import kernels_together
 
 __all__ = [
     "compile_graph",
@@ -25,6 +26,7 @@ __all__ = [
     "joint_passes",
     "patched_config",
     "propagate",
+    "setting_names",
     "triton_found",
     "uses_cudagraphs",
 ]
@@ -60,6 +62,14 @@ def patched_config(settings: Mapping[str, Any]) -> Iterator[None]:
 
     with config.patch(dict(settings)) if settings else contextlib.nullcontext():
         yield
+
+
+def setting_names() -> list[str]:
+    """The names that `patched_config` takes."""
+    from torch._inductor import config
+
+    settings: Mapping[str, Any] = config._config  # type: ignore[attr-defined]
+    return sorted(settings)
 
 
 def uses_cudagraphs() -> bool:
@@ -144,7 +154,8 @@ def compile_graph(
     # What the cache of graphs says of the conditions that a graph was compiled under leaves out sizes that Inductor
     # fixed (its cache of kernels, which most of the time goes to, is used all the same).
     cache = patched_config({"fx_graph_cache": False} if any(map(symbols_in, inputs)) else {})
-    with cache, tracing(_context(mode)), _real_constants(mode), TracingContext.report_output_strides() as strides:
+    tracing_context, constants = tracing(_context(mode)), _real_constants(mode)
+    with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
             gm,
             inputs,

@@ -22,7 +22,7 @@ import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
-__all__ = ["Hooks", "patched"]
+__all__ = ["Hooks", "patched", "swapping"]
 
 
 class Hooks:
@@ -145,6 +145,21 @@ def _tagged_region(self: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     with contextlib.nullcontext() if hooks is None else hooks.region():
         return _original_region(self, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
+    """Context: custom Functions get what `swap` makes of their arguments, before anything else is swapped."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is None:
+        yield
+        return
+    before = hooks.swap
+    hooks.swap = lambda args, kwargs: before(swap(args), swap(kwargs))
+    try:
+        yield
+    finally:
+        hooks.swap = before
 
 
 @contextlib.contextmanager

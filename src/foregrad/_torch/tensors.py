@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .transforms import bottom_of
+
 __all__ = [
     "allows_writes",
     "base_of",
@@ -32,7 +34,10 @@ share_memory = _C._is_alias_of
 
 def storage_key(tensor: torch.Tensor) -> int:
     """A number equal for tensors that share their memory."""
-    key: int = tensor.untyped_storage()._cdata
+    try:
+        key: int = tensor.untyped_storage()._cdata
+    except NotImplementedError:  # a transform's wrapper, which is in the memory of what it wraps
+        key = bottom_of(tensor).untyped_storage()._cdata
     return key
 
 

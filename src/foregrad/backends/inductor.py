@@ -14,6 +14,8 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 
 from __future__ import annotations
 
+import difflib
+import functools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +58,21 @@ def why_not(devices: Sequence[torch.device] = ()) -> str | None:
     return None
 
 
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Raise `BackendError` for a setting that Inductor does not have."""
+    known = inductor.setting_names()
+    for name in settings:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise BackendError(f"Inductor has no setting `{name}`.{hint} torch._inductor.config lists them.")
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    log.warning(message)
+
+
 class InductorCompiler:
     """A compiler for forward, backward and inference graphs alike: it asks their `role_of`.
 
@@ -66,6 +83,8 @@ class InductorCompiler:
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, fallback: bool = False) -> None:
         self.settings = dict(settings or {})
+        if self.settings:
+            _check_names(self.settings)
         self.fallback = fallback
         self.__name__ = "inductor"
 
@@ -138,7 +157,12 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     foreign = _foreign(copy)
     if foreign:
         return compile_around(copy, foreign, _compile_segment)
-    static = role.static_inputs if inductor.uses_cudagraphs() else ()
+    static: tuple[int, ...] = ()
+    if inductor.uses_cudagraphs():
+        static = role.static_inputs
+        if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in example_inputs):
+            _say_once("CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
+                      "is not on a CUDA device; it is compiled without")  # fmt: skip
     compiled, strides = inductor.compile_graph(
         copy,
         example_inputs,

@@ -22,6 +22,7 @@ from .numbers import ConstantNumbers, fixed_numbers
 from .paths import Paths
 from .pipeline import Pipeline, Product, compiling
 from .shapes import SizesSeen, check_marked
+from .transformed import Transformed
 from .watch import Watch
 
 __all__ = ["Dispatcher", "Specialization"]
@@ -73,7 +74,10 @@ class Dispatcher:
         name: str | None = None,
         *,
         dynamic: bool | None = False,
+        open_sizes: Mapping[str, frozenset[int]] | None = None,
+        levels: bool = True,
     ) -> None:
+        """`levels`: calls come under torch.func transforms and with dual numbers too."""
         self.function = function
         self.pipeline = pipeline
         self.config = config
@@ -83,22 +87,30 @@ class Dispatcher:
         self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
         self._order = threading.Lock()  # held to set `_calls`, never while anything runs
         self._warned = False
-        self._sizes = SizesSeen(dynamic)
+        self._sizes = SizesSeen(dynamic, open_sizes)
         self._paths = Paths(self.name, config)
-        self.entry = self._entry()
+        self.transformed = Transformed(function, self._flat, config, self.name)
+        self.entry = self._entry(levels)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.entry(*args, **kwargs)
 
-    def _entry(self) -> Callable[..., Any]:
+    def _flat(self, function: Callable[..., Any], name: str) -> Dispatcher:
+        """What is compiled of this function for its calls under transforms: one of tensors, called under none."""
+        return Dispatcher(function, self.pipeline, self.config, name, levels=False)
+
+    def _entry(self, levels: bool) -> Callable[..., Any]:
         """What users call: one frame between them and the graph, with everything that it reads at hand."""
         function, compile_and_call = self.function, self._compile_and_call
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
         transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
+        transformed = self.transformed if levels else None
 
         def entry(*args: Any, **kwargs: Any) -> Any:
-            if dispatch_modes() or forward_ad._current_level >= 0:
-                return function(*args, **kwargs)  # inside a capture or a transform: that sees our operators
+            if dispatch_modes():
+                return function(*args, **kwargs)  # inside a capture: that sees our operators
+            if forward_ad._current_level >= 0 and transformed is not None:
+                return transformed(args, kwargs)
             tried = self._calls
             for call in tried:
                 result = call(args, kwargs)
@@ -107,7 +119,9 @@ class Dispatcher:
                         self._to_front(call)
                     return result
             # The guards of every graph say no to these.
-            if transforms_active() or (function_modes() and _foreign_function_modes()):
+            if transformed is not None and transforms_active():
+                return transformed(args, kwargs)
+            if function_modes() and _foreign_function_modes():
                 return function(*args, **kwargs)
             return compile_and_call(args, kwargs, tried)
 
@@ -206,7 +220,7 @@ class Dispatcher:
             check_marked(call, captured.joint, self.name)
         while True:
             names = Names(["args", "kwargs", "MISS"])
-            guards = render_guards(call, captured, names)
+            guards = render_guards(call, captured, names, native=self.config.native)
             known = captured.joint.num_guards()
             run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
             if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes

@@ -15,6 +15,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import TensorGuards
+from .._torch.native import make_tensor_check
 from .._torch.pytree import registered_functions
 from .._torch.tensors import share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
@@ -61,14 +62,21 @@ class GuardLines:
     symbols: dict[Any, str]
 
 
-def render_guards(call: FlatCall, captured: Captured, names: Names) -> GuardLines:
-    """Guards for what was captured from `call`."""
-    return _Renderer(call, captured, names).render()
+def render_guards(
+    call: FlatCall, captured: Captured, names: Names, *, native: bool = False, transformed: bool = False
+) -> GuardLines:
+    """Guards for what was captured from `call`; `native`: with the C++ part, where it was built.
+
+    `transformed`: for calls under transforms.
+    """
+    return _Renderer(call, captured, names, native=native, transformed=transformed).render()
 
 
 class _Renderer:
-    def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
+    def __init__(self, call: FlatCall, captured: Captured, names: Names, *, native: bool, transformed: bool) -> None:
         self.call = call
+        self.native = native
+        self.transformed = transformed
         self.joint = captured.joint
         self.signature = captured.joint.signature
         self.modules = captured.modules
@@ -95,7 +103,7 @@ class _Renderer:
         if self.signature.symbols:
             reads, conditions, self.symbols = size_lines(self.joint, inputs, self.names, self._bind)
             self.lines += [*reads, f"if not ({' and '.join(conditions)}): return MISS"]
-        tensors = any(tensor is not None and not tensor.is_inference() for tensor in self.tensors)
+        tensors = self.transformed or any(t is not None and not t.is_inference() for t in self.tensors)
         for condition in state_conditions(self.joint, self._bind, tensors=tensors):
             self._require(condition)
         watch = self._watched(inputs, static)
@@ -266,12 +274,12 @@ class _Renderer:
         tensors = [self.tensors[i] for i in checked]
         if not tensors:
             return
-        guard = TensorGuards(
-            *tensors,
-            dynamic_dims_sizes=[static_or_none(self.signature.inputs[i].spec.shape) for i in checked],
-            dynamic_dims_strides=[static_or_none(self.signature.inputs[i].spec.stride) for i in checked],
-        )
-        check = self._bind("tensors", guard.check)
+        sizes = [static_or_none(self.signature.inputs[i].spec.shape) for i in checked]
+        strides = [static_or_none(self.signature.inputs[i].spec.stride) for i in checked]
+        fits = make_tensor_check(tensors, sizes, strides, distinct=True) if self.native else None
+        if fits is None:
+            fits = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        check = self._bind("tensors", fits)
         self._require(f"{check}({', '.join(inputs[i] for i in checked)})")
 
     def _real(self, index: int) -> torch.Tensor:
@@ -282,7 +290,7 @@ class _Renderer:
     def _watched(self, inputs: list[str], static: dict[int, Any]) -> Watch:
         """What was read besides the arguments; sets the variables of parameters and buffers."""
         roots = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.nn.Module)]
-        watch = Watch(self.reads, self.modules, list(static.values()), roots)
+        watch = Watch(self.reads, self.modules, list(static.values()), roots, native=self.native)
         name, handles = self._bind("watch", watch), self._bind("handles", RemovableHandle)
         check, objects, values = (self.names.fresh(n) for n in ("check", "objects", "values"))
         self.lines += [

@@ -15,6 +15,7 @@ from .._torch import engine
 from .._torch.fakes import new_fake
 from .._torch.modules import make_graph_module
 from .._torch.symbols import same_numbers
+from .._torch.transforms import is_legacy_batched
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..config import Config
@@ -164,6 +165,7 @@ class Pipeline:
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
             make_derived=None if derivable is None else make_derived,
+            native=config is not None and config.native,
         )
 
     def derive(
@@ -292,9 +294,28 @@ def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph,
     """
     known = joint.num_guards()
     compiled = _compile(compiler, module, joint.name, role)[0]
-    if joint.num_guards() > known:
+    if compiler is eager_compiler:
+        return compiled
+
+    @functools.cache
+    def in_operators() -> Boxed:
         return _compile(eager_compiler, module, joint.name, role)[0]
-    return compiled
+
+    if joint.num_guards() > known:
+        return in_operators()
+    return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
+
+
+def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int) -> Boxed:
+    """A backward for tangents that may be batched or dual: kernels know only plain memory, operators all of it."""
+    transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
+
+    def backward(values: list[Any]) -> list[Any]:
+        if transforms_active() or forward_ad._current_level >= 0 or any(map(is_legacy_batched, values[-count:])):
+            return in_operators()(values)
+        return compiled(values)
+
+    return backward
 
 
 def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> tuple[Boxed, Any]:

@@ -55,11 +55,13 @@ def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
 class SizesSeen:
     """Sizes and numbers among the arguments of one function's captures: what differed between two is symbolic.
 
-    `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked).
+    `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked). `open_sizes`
+    are known to differ: dimensions by the path of their tensor; an integer's path has none.
     """
 
-    def __init__(self, dynamic: bool | None) -> None:
+    def __init__(self, dynamic: bool | None, open_sizes: Mapping[str, frozenset[int]] | None = None) -> None:
         self.dynamic = dynamic
+        self._open = open_sizes or {}
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
@@ -99,7 +101,8 @@ class SizesSeen:
                 if is_symbolic(size):
                     continue
                 seen[dim].add(size)
-                if self.dynamic or (self.dynamic is None and len(seen[dim] - {0, 1}) > 1):
+                is_open = size > 1 and dim in self._open.get(call.paths[index], ())
+                if self.dynamic or is_open or (self.dynamic is None and len(seen[dim] - {0, 1}) > 1):
                     dims[dim] = (None, None)
             dims |= marked_dims(leaf)
             if dims and call.first_of[index] == index:
@@ -115,7 +118,7 @@ class SizesSeen:
             seen = self._numbers_seen.setdefault((path, type(leaf)), set())
             if math.isfinite(leaf) if type(leaf) is float else 1 < leaf < _LARGEST:
                 seen.add(repr(leaf))
-                if len(seen) > 1:
+                if len(seen) > 1 or path in self._open:
                     found.add(index)
         return frozenset(found)
 

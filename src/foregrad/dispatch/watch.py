@@ -22,6 +22,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
+from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.reads import ABSENT, Expected, Place, Reads, describe
 from ..graph.source import compile_source
 
@@ -48,7 +49,10 @@ class Watch:
         modules: Sequence[torch.nn.Module],
         tensors: Sequence[tuple[dict[str, Any], str, str]],
         roots: Sequence[Any] = (),
+        *,
+        native: bool = False,
     ) -> None:
+        self.native = native
         self.now: tuple[Check, tuple[Any, ...], tuple[torch.Tensor, ...]]
         self.dead = False
         self.tables = list(tensors)
@@ -67,7 +71,7 @@ class Watch:
         self._notice_ends(roots)
         self._versions: list[int] = []
         first = self._tensors()
-        self.check_tensors = _tensor_tree(first).check
+        self.check_tensors = self._check_of(first)
         self._rebuild(first)
         if self.difference() is not None:  # the function changed it
             self.forget()
@@ -176,16 +180,44 @@ class Watch:
         if few is not None:
             self.now = (few, holders, tensors)
             return
-        tree = Tree(holders)
-        slow = [place for index, place in enumerate(self.places) if not _render_place(tree, index, place)]
-        check = tree.check
-        if slow:
-            fast = check
+        unwritten = [place for place in self.places if _by_version(place)] if self.native else []
+        version_check = make_version_check([place.holder for place in unwritten]) if unwritten else None
+        if version_check is not None:
+            places = [place for place in self.places if not _by_version(place)]
+            if not places:
+                self.now = (version_check, holders, tensors)
+                return
+            rest, objects = _item_check(places), tuple(place.holder for place in places)
 
-            def check(objects: tuple[Any, ...]) -> bool:
-                return fast(objects) and all(place.difference() is None for place in slow)
+            def check(_: tuple[Any, ...]) -> bool:
+                return version_check(_) and rest(objects)
 
-        self.now = (check, holders, tensors)
+            self.now = (check, holders, tensors)
+            return
+        self.now = (_item_check(self.places), holders, tensors)
+
+    def _check_of(self, tensors: tuple[Any, ...]) -> Check:
+        """Whether a tuple of tensors has the metadata of these."""
+        if self.native and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            shapes, strides = [t.shape for t in tensors], [t.stride() for t in tensors]
+            check = make_tensor_check(tensors, shapes, strides, distinct=False)
+            if check is not None:
+                return check.all  # type: ignore[no-any-return]
+        return _tensor_tree(tensors).check
+
+
+def _item_check(places: list[Place]) -> Check:
+    """By one call into C++, and where that can't tell by looking at the places from Python."""
+    tree = Tree(tuple(place.holder for place in places))
+    slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
+    fast: Check = tree.check
+    if not slow:
+        return fast
+
+    def check(objects: tuple[Any, ...]) -> bool:
+        return fast(objects) and all(place.difference() is None for place in slow)
+
+    return check
 
 
 def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:

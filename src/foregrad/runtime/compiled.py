@@ -25,6 +25,7 @@ class Compiled:
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
     `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern)` captures and compiles the
     backward for tangents of this pattern as a function that is itself differentiable; None: not kept for that.
+    `native`: calls may go through the C++ part, where it was built.
     """
 
     partitioned: Partitioned
@@ -34,6 +35,7 @@ class Compiled:
     disable_autocast: bool
     needs_grad_mode: bool = False
     make_derived: Callable[[tuple[int, ...]], Derived] | None = None
+    native: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

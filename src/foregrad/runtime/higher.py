@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine
+from .._torch import engine, transforms
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["differentiable_backward", "needs_trail", "trails_of"]
 
-Node = Callable[[Compiled, list[int], Names], Any]
+Node = Callable[[Compiled, list[int]], Any]
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
@@ -69,6 +69,9 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
     runs: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def run(ctx: Any, *tangents: Any) -> Any:
+        batch = transforms.batch_of(tangents)
+        if batch is not None:
+            return batch.each(lambda *each: run(ctx, *each))
         pattern = tuple(ABSENT if t is None else VARIABLE if t.requires_grad else CONSTANT for t in tangents)
         if not any(pattern):
             return (None,) * (len(taken) + 1)
@@ -186,14 +189,11 @@ class _Renderer:
     def _call_node(self, make_node: Node, names: list[str], outputs: list[str]) -> None:
         inner = self.inner
         taken = [i for i, info in enumerate(inner.inputs) if info.requires_grad]
-        self.globals["apply"] = make_node(self.derived.compiled, taken, Names()).apply
-        rest = [name for i, name in enumerate(names) if i not in taken]
-        plain = [name for i, name in enumerate(outputs) if i not in inner.differentiable]
-        carried = [outputs[i] for i in inner.differentiable]
-        self._line(f"others = [{', '.join(rest)}]")
-        self._line(f"{', '.join(carried)} = apply(others, {', '.join(names[i] for i in taken)})")
-        if plain:
-            self._line(f"{unpacked(plain)}others")
+        node = make_node(self.derived.compiled, taken)
+        self.globals["apply"] = node.apply
+        before, call, after = node.call_lines("apply", names, outputs, inner, Names())
+        for line in (*before, call, *after):
+            self._line(line)
 
     def _gradient(self, place: Place | None, outputs: list[str]) -> str:
         if place is None:

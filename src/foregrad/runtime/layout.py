@@ -11,7 +11,9 @@ __all__ = ["as_captured", "in_order", "laid_out", "memory_order"]
 
 
 def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy with these strides."""
+    """A dense copy with these strides; a sparse tensor's strides are all zero, so that it comes here."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 

@@ -3,6 +3,9 @@
 The forward takes the inputs that may need gradients as arguments and the others in a list, in which it returns the
 outputs without gradients: autograd then only handles what it must. Saved tensors are given up as soon as the backward
 has them, unless the graph is kept.
+
+Where the C++ part was built, it does what the forward and the usual backward here do, on the same graphs and from the
+same decisions (`_how_kept`, the specs of tangents); the rendered backward is then for all other cases.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.native import native
 from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
+from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of
@@ -24,17 +29,39 @@ from .layout import as_captured, in_order, laid_out, memory_order
 
 __all__ = ["NodeSource", "make_node"]
 
+_AS_IT_IS, _COPIED, _DETACHED, _SIZE = -1, -2, -3, -4  # as `_native/program.h` numbers them
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeSource:
-    """A rendered autograd node: `apply(others, *differentiable_inputs)`, and its text."""
+    """An autograd node: what calls it, and the text of what is rendered of it.
+
+    `apply(others, *taken)` where it is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
+    """
 
     apply: Callable[..., Any]
     source: str
-    state: dict[str, Any]
+    taken: list[int]
+    is_native: bool
+
+    def call_lines(
+        self, apply: str, inputs: list[str], outputs: list[str], signature: Signature, names: Names
+    ) -> tuple[list[str], str, list[str]]:
+        """Lines that call it by the name `apply`: some to run before, the call, some to run after it."""
+        if self.is_native:
+            return [], f"{', '.join(outputs)} = {apply}({', '.join(inputs)})", []
+        rest = [name for i, name in enumerate(inputs) if i not in self.taken]
+        plain = [name for i, name in enumerate(outputs) if i not in signature.differentiable]
+        target = ", ".join(outputs[i] for i in signature.differentiable)
+        arguments = ", ".join(inputs[i] for i in self.taken)
+        if not rest and not plain:
+            return [], f"{target} = {apply}(None, {arguments})", []
+        box = names.fresh("others")
+        before = [f"{box} = [{', '.join(rest)}]"]
+        return before, f"{target} = {apply}({box}, {arguments})", [f"{unpacked(plain)}{box}"] if plain else []
 
 
-def make_node(compiled: Compiled, taken: list[int], names: Names) -> NodeSource:
+def make_node(compiled: Compiled, taken: list[int]) -> NodeSource:
     """The node for `compiled`; `taken` are the inputs that autograd is to know about."""
     return _NodeRenderer(compiled, taken).make()
 
@@ -51,6 +78,8 @@ class _NodeRenderer:
         self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
 
     def make(self) -> NodeSource:
+        if self.compiled.native and native() is not None:
+            return self._native()
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
         forward = self.globals.pop("forward")
@@ -60,8 +89,41 @@ class _NodeRenderer:
             {"forward": staticmethod(forward), "backward": staticmethod(backward)},
         )
         state = backward.__globals__
-        state["backward_graph"] = _compile_on_first_use(self.compiled, state)
-        return NodeSource(engine.direct_apply(function), source, state)
+        state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
+        return NodeSource(engine.direct_apply(function), source, self.taken, is_native=False)
+
+    def _native(self) -> NodeSource:
+        """The same in C++, and the backward as it is rendered for what that leaves to it."""
+        source = "\n".join(("# forward, and backward as a rule: foregrad._native", *self._backward(), ""))
+        other = compile_source(source, "backward", self.globals, label="autograd node")
+        state, signature = other.__globals__, self.signature
+        node: Any = None
+
+        def keep(made: Callable[..., Any]) -> None:
+            state["backward_graph"] = node.backward = made
+
+        failed = self.partitioned.joint.backward_error is not None
+        state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
+        node = native().Function(
+            forward=self.compiled.forward,
+            backward=None if failed else state["backward_graph"],
+            other_backward=other,
+            trails_of=trails_of,
+            inputs=len(signature.inputs),
+            taken=self.taken,
+            trails=needs_trail(self.compiled, self.taken),
+            shown=[self._how_shown(i) for i in range(signature.num_forward_outputs)],
+            saved=[self._how_kept(node) for node in self.partitioned.saved_nodes],
+            tangents=[] if failed else [_layout(spec) for spec in signature.tangent_specs],
+            gradients=[i if signature.gradients and signature.gradients[i] else -1 for i in self.taken],
+            autocast_off=self.compiled.disable_autocast,
+        )
+        return NodeSource(node, source, self.taken, is_native=True)
+
+    def _how_shown(self, output: int) -> int:
+        if output not in self.signature.differentiable:
+            return 0
+        return 2 if output in self.signature.runtime_views else 1
 
     # ---------------------------------------------------------------- forward
 
@@ -110,17 +172,28 @@ class _NodeRenderer:
         lines.append(f"    return {', '.join(carried)}")
         return lines
 
-    def _kept(self, name: str, node: fx.Node) -> str:
-        """What is saved for a node: views without their history, inputs about to be written copied."""
+    def _how_kept(self, node: fx.Node) -> int:
+        """How what is saved for a node is kept: one of these constants, or the number of an input.
+
+        Views are kept without their history, inputs about to be written copied, other inputs with their history.
+        """
+        if not isinstance(spec_of(node), TensorSpec):
+            return _SIZE
         if node.op == "placeholder":
             index = int(node.name.rpartition("_")[2]) - 1 if node.name.startswith("primals_") else -1
             if any(u.input == index for u in self.signature.updates):
-                return f"{name}.clone()"
-            return self.primals[index] if index in self.taken else name  # the very input, with its history
+                return _COPIED
+            return index if index in self.taken else _AS_IT_IS
         schema = getattr(node.target, "_schema", None)
         if schema is not None and any(r.alias_info is not None for r in schema.returns):
-            return f"{name}.detach()"
-        return name
+            return _DETACHED
+        return _AS_IT_IS
+
+    def _kept(self, name: str, node: fx.Node) -> str:
+        how = self._how_kept(node)
+        if how >= 0:
+            return self.primals[how]
+        return {_COPIED: f"{name}.clone()", _DETACHED: f"{name}.detach()"}.get(how, name)
 
     # ---------------------------------------------------------------- backward
 
@@ -154,11 +227,11 @@ class _NodeRenderer:
             self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)
         ]
         call = f"{unpacked(gradients)}backward_graph(values)"
+        self.globals["no_autocast"] = engine.disable_autocast
         if self.compiled.disable_autocast:
             lines += ["    with no_autocast():", "        " + call]
         else:
             self.globals["any_autocast"] = engine.is_any_autocast_enabled
-            self.globals["no_autocast"] = engine.disable_autocast
             lines += ["    if any_autocast():", "        with no_autocast():", "            " + call]
             lines += ["    else:", "        " + call]
         returned = [gradients[i] if self.signature.gradients[i] else "None" for i in self.taken]
@@ -187,10 +260,19 @@ def _raiser(error: Exception) -> Callable[[], None]:
     return eager_error
 
 
-def _compile_on_first_use(compiled: Compiled, state: dict[str, Any]) -> Callable[[list[Any]], list[Any]]:
+def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
+    """(True, strides), or (False, dimensions from outermost to innermost) where they depend on symbolic sizes."""
+    if any(map(is_symbolic, spec.stride)):
+        return False, memory_order(spec)
+    return True, tuple(spec.stride)
+
+
+def _compile_on_first_use(
+    compiled: Compiled, keep: Callable[[Callable[..., Any]], None]
+) -> Callable[[list[Any]], list[Any]]:
     def backward_graph(values: list[Any]) -> list[Any]:
         backward = compiled.make_backward()
-        state["backward_graph"] = backward
+        keep(backward)
         return backward(values)
 
     return backward_graph

@@ -30,7 +30,7 @@ from .compiled import Compiled
 from .decisions import decision_lines, open_sizes
 from .node import NodeSource, make_node
 from .pack import pack_expression
-from .writes import with_history, write_overlapping, write_with_history
+from .writes import with_history, write_overlapping, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
 
@@ -144,24 +144,13 @@ class _Renderer:
     def _training(self) -> None:
         signature = self.signature
         taken = [i for i, info in enumerate(signature.inputs) if info.requires_grad or info.becomes_differentiable]
-        self.node = node = make_node(self.compiled, taken, self.names)
+        self.node = node = make_node(self.compiled, taken)
         apply = self.bind("apply", node.apply)
-        rest = [name for i, name in enumerate(self.inputs) if i not in taken]
-        plain = [i for i in range(signature.num_forward_outputs) if i not in signature.differentiable]
-        carried = [self.outputs[i] for i in signature.differentiable]
-        arguments = ", ".join(self.inputs[i] for i in taken)
-        guards = []
-        if self.compiled.needs_grad_mode:
-            guards.append(f"{self.bind('enable_grad', torch.enable_grad)}()")
-        target = ", ".join(carried)
-        if not rest and not plain:
-            self._under(guards, [f"{target} = {apply}(None, {arguments})"])
-            return
-        box = self.names.fresh("others")
-        self.lines.append(f"{box} = [{', '.join(rest)}]")
-        self._under(guards, [f"{target} = {apply}({box}, {arguments})"])
-        if plain:
-            self.lines.append(f"{unpacked([self.outputs[i] for i in plain])}{box}")
+        guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
+        before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
+        self.lines += before
+        self._under(guards, [call])
+        self.lines += after
 
     def _under(self, guards: list[str], body: list[str]) -> None:
         if guards:
@@ -190,12 +179,14 @@ class _Renderer:
             if update.differentiable != differentiable:
                 continue
             target, value = self.inputs[update.input], self.outputs[update.output]
+            overlaps = self.signature.inputs[update.input].spec.overlaps_itself
             if update.differentiable:
-                self.lines.append(f"{self.bind('write_with_history', write_with_history)}({target}, {value})")
+                write = write_overlapping_with_history if overlaps else write_with_history
+                self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
             else:
                 # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
                 hidden = f"{target}.{'detach()' if update.counted else 'data'}"
-                if self.signature.inputs[update.input].spec.overlaps_itself:
+                if overlaps:
                     self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
                 else:
                     self.lines.append(f"{hidden}.copy_({value})")

@@ -10,7 +10,7 @@ from .._torch import engine
 from .._torch.tensors import is_view
 from ..graph.meta import TensorSpec
 
-__all__ = ["with_history", "write_overlapping", "write_with_history"]
+__all__ = ["with_history", "write_overlapping", "write_overlapping_with_history", "write_with_history"]
 
 
 def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -33,6 +33,27 @@ def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
             write_overlapping(part, new)
     else:
         target.copy_(value)
+
+
+class _OverlappingWrite(torch.autograd.Function):
+    """As in-place operators of PyTorch's are to autograd, on a tensor that `copy_` does not take."""
+
+    @staticmethod
+    def forward(ctx: Any, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(target)
+        write_overlapping(target.detach(), value)
+        return target
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, gradients[0]
+
+
+def write_overlapping_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
+    """`write_with_history` for a tensor that has several elements in one place, where `value` agrees with itself."""
+    if not is_view(target) and not target.retains_grad:
+        target.detach_()
+    _OverlappingWrite.apply(target, value)
 
 
 class _History(torch.autograd.Function):

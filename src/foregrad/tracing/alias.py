@@ -19,6 +19,7 @@ import torch
 
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
+from .memory import CallInMemory, Place, place_of
 from .opinfo import IDENTITIES
 from .origin import Origin
 from .tape import Entry
@@ -59,7 +60,15 @@ class View:
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as."""
 
-    __slots__ = ("generation", "is_input", "is_touched", "is_written_anywhere", "last_scatter", "root")
+    __slots__ = (
+        "generation",
+        "is_input",
+        "is_touched",
+        "is_written_anywhere",
+        "is_written_outside",
+        "last_scatter",
+        "root",
+    )
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
@@ -67,6 +76,7 @@ class Storage:
         self.is_input = is_input
         self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
+        self.is_written_outside = False  # the same of the inputs in a memory that inputs share
         self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
@@ -120,6 +130,11 @@ class Value:
     def root(self) -> Value:
         return self if self.parent is None else self.storage.root
 
+    @property
+    def is_by_layout(self) -> bool:
+        """Whether this is a view by strides, which may go past the edges of what it was taken of."""
+        return self.view is not None and self.view.op is aten.as_strided.default and not self.view.is_member
+
     def read(self, emit: Emit) -> Entry:
         """The entry that holds the current value, replaying views where the memory was written to since."""
         storage = self._storage
@@ -139,10 +154,9 @@ class Value:
 
     def _seen(self) -> Value:
         """What this is a view of; for one by strides, the nearest that has all of its elements."""
-        parent, view = self.parent, self.view
+        parent = self.parent
         assert parent is not None
-        assert view is not None
-        if view.op is aten.as_strided.default and not view.is_member and self.spec.is_static:
+        if self.is_by_layout and self.spec.is_static:
             while not parent.spec.holds(self.spec):
                 above = parent.parent
                 if above is None or above.spec.dtype is not parent.spec.dtype:
@@ -181,10 +195,7 @@ class Value:
         self.is_written_through = True
         if self.spec.numel == 0:
             storage.is_touched = True
-            at = self
-            while at.parent is not None:
-                at = at.parent
-                at.is_written_through = True
+            self.mark_written()
             return
         if self.parent is None:
             new = self._laid_out(emit, new)
@@ -200,14 +211,32 @@ class Value:
             self.entry = new
             self.generation = storage.generation
 
+    def _went_anywhere(self, at: Value) -> None:
+        """Note a write through `at`, which is a view by strides."""
+        storage = self.storage
+        storage.is_written_anywhere = True
+        source: Value | None = at
+        while source is not None and not (source.view is not None and source.view.is_member):
+            source = source.parent
+        if source is None or not source.spec.holds(at.spec):
+            storage.is_written_outside = True
+
+    def mark_written(self) -> None:
+        """Note a write to this value that is not written back view by view."""
+        at: Value | None = self
+        while at is not None:
+            at.is_written_through = True
+            if at.is_by_layout and self.spec.numel:
+                self._went_anywhere(at)
+            at = at.parent
+
     def _write_parent(self, emit: Emit, new: Entry) -> None:
         parent, view, storage = self.parent, self.view, self.storage
         assert parent is not None
         assert view is not None
-        by_layout = view.op is aten.as_strided.default and not view.is_member
-        if by_layout:
-            storage.is_written_anywhere = True
-        if (by_layout and not parent.spec.holds(self.spec)) or (
+        if self.is_by_layout:
+            self._went_anywhere(self)
+        if (self.is_by_layout and not parent.spec.holds(self.spec)) or (
             parent.spec.overlaps_itself and not is_bijection(view.op)
         ):
             self._write_past(emit, parent, new)
@@ -227,14 +256,33 @@ class Value:
         parent.generation = -1
         above = parent.parent
         if above is None or above.spec.dtype is not self.spec.dtype:
-            raise UnsupportedMutationError(
-                f"a write through a view of a tensor {parent.spec} that it goes past, or that has several elements in "
-                "one place, can't be captured; write to a contiguous copy instead."
-            )
+            self._write_in_memory(emit, new)
+            return
         if not above.spec.holds(self.spec):
             self._write_past(emit, above, new)
             return
         above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
+
+    def _write_in_memory(self, emit: Emit, new: Entry) -> None:
+        place = place_of(self, 0)
+        if place is None:
+            raise UnsupportedMutationError(
+                f"a write to a tensor {self.spec} that goes past the memory of the tensor it is a view of, or whose "
+                "sizes vary, can't be captured; write to a contiguous copy instead."
+            )
+        root, spec = self.root, self.spec
+        if 0 in spec.stride:  # all of these are in one place, and alike
+            once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
+            row = TensorSpec(once, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
+            place = Place(0, row, place.start)
+            for dim in range(len(once)):
+                new = emit(aten.slice.Tensor, new, dim, 0, once[dim])
+        after = TensorSpec(
+            root.spec.shape, root.spec.stride, root.spec.dtype, root.spec.device, 0, root.spec.conj, root.spec.neg
+        )
+        call = CallInMemory(aten.copy_.default, (root.spec,), {(0, None): place})
+        done = emit(call, root.read(emit), None, new, spec=(after,))  # type: ignore[arg-type]
+        root.write(emit, emit(operator.getitem, done, 0, spec=after))
 
     def _laid_out(self, emit: Emit, new: Entry) -> Entry:
         spec = new.spec

@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import disable_autocast, force_view_tracking, single_threaded_backward, symbolic_composites
+from .._torch.dispatch import (
+    disable_autocast,
+    force_view_tracking,
+    no_saved_tensors_hooks,
+    single_threaded_backward,
+    symbolic_composites,
+)
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
 from .._torch.symbols import has_symbolic
@@ -24,7 +30,7 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -165,6 +171,7 @@ class _Capture:
         with (
             patched(hooks),
             force_view_tracking(self.replays_views),
+            no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             single_threaded_backward(),
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),
@@ -173,6 +180,11 @@ class _Capture:
             with self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
+                except Exception:
+                    if self.replays_views and recorder.writes.has_resized_tensors:
+                        self.replays_views = False
+                        return None
+                    raise
                 finally:
                     self.origins.forget()
             self._check_generator(drawn)
@@ -244,12 +256,14 @@ class _Capture:
     # ---------------------------------------------------------------- afterwards
 
     def _needs_bases(self) -> bool:
-        """Whether memory shared by differentiable views of one tensor was written."""
-        return any(
-            whole.initial.storage.is_written
-            and any(r.real.requires_grad and base_of(r.real) is not None for r in members)
-            for whole, members in self.inputs.memory
-        )
+        """Whether memory shared by differentiable views of one tensor was written, or got a history with the write."""
+        for whole, members in self.inputs.memory:
+            gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
+            if whole.initial.storage.is_written and any(
+                base_of(r.real) is not None and (r.real.requires_grad or gained) for r in members
+            ):
+                return True
+        return False
 
     def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
         after, tree = flatten((args, kwargs))
@@ -317,7 +331,10 @@ class _Capture:
         for index, entry in enumerate(found.entries):
             root = memory_root(entry)
             if root.target is None or id(root) in taken:
-                entry = recorder.emit(aten.copy.default, entry, entry, spec=found.specs[index])
+                starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and entry.spec.is_dense
+                again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
+                op = aten.clone.default if starts_late else aten.copy.default
+                entry = recorder.emit(op, *again, spec=found.specs[index])
                 root = entry
                 found.entries[index] = entry
             taken.add(id(root))
@@ -360,6 +377,9 @@ class _Capture:
             },
         )
         number = {id(r): i for i, r in enumerate(records)}
+        found.updates += [
+            Update(number[id(whole)], out, differentiable=False, counted=False) for whole, out in found.whole_updates
+        ]
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
             inputs=(

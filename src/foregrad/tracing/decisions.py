@@ -20,10 +20,11 @@ import torch
 
 from .._torch.dispatch import default_generator, plain_execution
 from .._torch.fakes import FakeTensor
+from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import concrete, map_symbolic, symbol_made
 from ..errors import UnsupportedDataDependentError
 from ..graph.meta import TensorSpec
-from .sizes import SizedCall, shapes_of
+from .sizes import OpenCall, SizedCall, shapes_of
 from .tape import Entry, Tape, entries_in, map_entries
 from .views import Emit
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .numbers import Numbers
     from .sizes import OpenSizes
 
-__all__ = ["Decided", "Decisions", "generators_drawn_from"]
+__all__ = ["Decided", "Decisions", "generators_drawn_from", "picks_by_masks", "sized_by_values"]
 
 aten = torch.ops.aten
 
@@ -157,6 +158,20 @@ class Decisions:
         self.made.append(decided)
         self._by_entry[id(decided.entry)] = decided
         return decided
+
+
+def picks_by_masks(entry: Entry) -> bool:
+    """Whether an entry picks elements by masks."""
+    if entry.target is aten.index.Tensor:
+        return any(_dtype_of(e) in (torch.bool, torch.uint8) for e in entries_in(entry.args[1]))
+    return entry.target is aten.masked_select.default
+
+
+def sized_by_values(entry: Entry) -> bool:
+    """Whether the size of an entry's result depends on values, as far as its operator is known to be such a one."""
+    if isinstance(entry.target, (SizedCall, OpenCall)) or picks_by_masks(entry):
+        return True
+    return isinstance(entry.target, OpOverload) and depends_on_values(entry.target)
 
 
 def _specs_of(result: Any) -> Any:

@@ -284,7 +284,7 @@ class Inputs:
                         spec.offset,
                     )
                     with torch.enable_grad():
-                        record.stand_in = _StandIn.apply(fake, [twin])
+                        record.stand_in = _StandIn.apply(fake, [self._with_bits(twin, spec)])
 
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real
@@ -369,18 +369,20 @@ class Inputs:
         bases: dict[int, InputRecord] = {}
         for record in group:
             base = base_of(record.real)
-            if base is None or not record.real.requires_grad or id(base) in bases:
+            if base is None or record.real.is_inference() or id(base) in bases:
+                continue
+            if base.requires_grad and not record.real.requires_grad:  # taken without gradients
                 continue
             found = by_real.get(id(base))
             if found is None:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
                 self._add(found)
-                self._set_stand_in(found, self._over(memory, found))
+                self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
                 found.initial = _member_value(found, self.memory[-1][0])
                 self.memory[-1][1].append(found)
                 self._register(found)
             else:
-                self._set_stand_in(found, self._over(memory, found))
+                self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
             bases[id(base)] = found
         return bases
 
@@ -441,7 +443,7 @@ def _member_value(record: InputRecord, whole: InputRecord) -> Value:
 
 def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The same view of `base` that `real` is of its own base."""
-    if real.dtype is base.dtype:
+    if (real.dtype, real.is_conj(), real.is_neg()) == (base.dtype, base.is_conj(), base.is_neg()):
         return base.as_strided(real.shape, real.stride(), real.storage_offset())
     return view_again(real, base)
 

@@ -14,7 +14,9 @@ import torch
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_inside_transform
+from .._torch.transforms import bottom_of
 from ..errors import UnsupportedSideEffectError
+from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
 
 __all__ = ["Lifting"]
@@ -72,7 +74,9 @@ class Lifting(TorchFunctionMode):
 
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if type(value) is FakeTensor or is_inside_transform(value) else self.adopt(value)
+            # A fake, and what a transform inside the function wraps around one, is the capture's own.
+            is_ours = isinstance(bottom_of(value) if is_inside_transform(value) else value, FakeTensor)
+            return value if is_ours else self.adopt(value)
         cls = type(value)
         if cls is list or cls is tuple:
             if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):
@@ -92,6 +96,10 @@ class Lifting(TorchFunctionMode):
         number = func(*args, **kwargs)
         return self.known_number(number) if isinstance(number, torch.SymFloat) else number
 
+    def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with eigenvalues_only():
+            return func(*args, **kwargs)
+
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_detach(args[0])
         return func(*args, **kwargs)
@@ -108,6 +116,7 @@ class Lifting(TorchFunctionMode):
 
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
+    **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     torch.Tensor.backward: Lifting._backward,
     torch.Tensor.item: Lifting._item,
     torch.Tensor.detach_: Lifting._detach_in_place,

@@ -44,6 +44,10 @@ class Numbering:
     def of(self, entry: Entry) -> int:
         return self._by_entry[id(entry)]
 
+    def key(self, args: Any) -> Any:
+        """Something hashable, equal for arguments of the same values."""
+        return _frozen(args, self._by_entry)
+
     def position(self, number: int) -> int:
         """Where on the tape a value was first made."""
         return self._positions[number]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
+from collections.abc import Mapping
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Origin", "Origins", "user_line"]
+__all__ = ["Origin", "Origins", "stands_for", "user_line"]
 
 _OURS = os.path.dirname(__file__)
 _NOT_THE_USERS = (torch.__path__[0], _OURS, os.path.join(os.path.dirname(_OURS), "_torch"), "<frozen")
+
+
+class _Place(NamedTuple):
+    """A function that is known by its name and file only."""
+
+    co_filename: str
+    co_name: str
 
 
 class Origin:
@@ -21,7 +30,7 @@ class Origin:
 
     __slots__ = ("frames", "modules")
 
-    def __init__(self, frames: tuple[tuple[CodeType, int], ...], modules: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, frames: tuple[tuple[CodeType | _Place, int], ...], modules: tuple[tuple[str, str], ...]) -> None:
         self.frames = frames
         self.modules = modules
 
@@ -48,7 +57,7 @@ class Origins:
         frame: Any = sys._getframe(1)
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
-        frames: list[tuple[CodeType, int]] = []
+        frames: list[tuple[CodeType | _Place, int]] = []
         while frame is not None:
             code = frame.f_code
             if code is root:
@@ -63,11 +72,14 @@ class Origins:
                     first, last = frame, self._last
                     if last is not None and last[0] is frame and last[1] == line:
                         return last[2]
-                frames.append((code, line))
+                if user is True:
+                    frames.append((code, line))
+                else:
+                    frames += user.get(line, ())
             frame = frame.f_back
         origin = Origin(tuple(frames), tuple(modules))
         if first is not None:
-            self._last = (first, frames[0][1], origin)
+            self._last = (first, first.f_lineno, origin)
         return origin
 
     def enter(self, name: str, kind: str) -> None:
@@ -84,8 +96,20 @@ class Origins:
         self._last = None
 
 
-# Whether a code object is the user's; bounded by the number of functions in the program.
-_IS_USER: dict[CodeType, bool] = {}
+# Whether a code object is the user's; bounded by the number of functions in the program. For code that was made of the
+# user's: the frames that each of its lines stands for, innermost first.
+_IS_USER: dict[CodeType, bool | Mapping[int, list[tuple[CodeType | _Place, int]]]] = {}
+
+
+def stands_for(code: CodeType, traces: Mapping[int, str]) -> None:
+    """Say that `code` was made of the user's: the stack (as in a traceback) that each of its lines comes from."""
+    _IS_USER[code] = {
+        line: [(_Place(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))]
+        for line, trace in traces.items()
+    }
+
+
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)')
 
 
 def user_line(origin: Origin | None) -> str:

@@ -44,6 +44,7 @@ class Analysis:
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
     updates: list[Update] = dataclasses.field(default_factory=list)
+    whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
     metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     replacements: list[tuple[int, OutputInfo]] = dataclasses.field(default_factory=list)
@@ -96,6 +97,10 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _metadata(recorder, found, index, record)
         else:
             _updates(recorder, found, index, record, id(record) in through_bases.values())
+    for whole, _ in inputs.memory:
+        if whole.initial.storage.is_written_outside:
+            out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
+            found.whole_updates.append((whole, out))
     stand_ins = [inputs.records[i].stand_in for i in found.replaced]
     tensors = _tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
     bases = _bases(recorder, inputs, found, tensors)
@@ -161,11 +166,6 @@ def _updates(
         raise UnsupportedMutationError(
             f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
         )
-    if differentiable and current.spec.overlaps_itself:
-        raise UnsupportedMutationError(
-            f"{record.slot} has several elements in one place and is written with gradients flowing through; "
-            "write to a copy and return it instead."
-        )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
     found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
@@ -215,7 +215,12 @@ def _bases(
         first, path = group[0]
         if len(group) == 1 and not (is_view(first) and first.requires_grad and base_of(first) is not None):
             value = recorder.value_of(first)
-            found.add(Output(path), value.read(recorder.emit), value.spec, first)
+            entry = value.read(recorder.emit)
+            is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
+            if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
+                value.generation = -1  # what was written to a view, seen where the view is
+                entry = value.read(recorder.emit)
+            found.add(Output(path), entry, value.spec, first)
             continue
         start = base = _common_base(recorder, [tensor for tensor, _ in group])
         back: tuple[ViewStep, ...] = ()

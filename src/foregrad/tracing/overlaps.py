@@ -1,4 +1,4 @@
-"""Errors that only kernels raise: writes into memory that overlaps, views that no strides describe.
+"""Errors that only kernels raise: writes into memory that overlaps or to a dtype too small, views without strides.
 
 Fake tensors take shortcuts past these checks. Where one might be due, the kernel itself is asked, on zeros laid out
 like the fakes: the answer depends on sizes and strides alone.
@@ -6,6 +6,7 @@ like the fakes: the answer depends on sizes and strides alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ def check_view(source: torch.Tensor, size: Any) -> None:
 
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
-    """Raise what the kernel raises about elements of `targets` that share their place with others."""
-    if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *args))):
+    """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
+    if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
         return
     replicas = _Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
@@ -36,7 +37,7 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
         with torch.no_grad():
             func(*args, **kwargs)
     except RuntimeError as error:
-        if "unsupported operation" in str(error):
+        if "unsupported operation" in str(error) or "can't be cast" in str(error):
             raise
     except Exception:  # noqa: S110
         pass  # zeros don't suit it: about places it has nothing to say
@@ -46,10 +47,18 @@ def _is_suspicious(targets: list[torch.Tensor], args: Any) -> bool:
     for target in targets:
         if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
             return True
-        for other in args:
-            if isinstance(other, torch.Tensor) and other is not target and storage_key(other) == storage_key(target):
+        for other in _tensors_in(args):
+            if other is not target and storage_key(other) == storage_key(target):
                 return True
     return False
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -16,6 +16,10 @@ from ..graph.signature import Reach
 __all__ = ["other_leaves", "reached_from"]
 
 
+# PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
+_GIVE_ZEROS = {"TriangularSolveBackward0"}
+
+
 def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[Reach]:
     """How outputs lead to each leaf. One walk over the autograd graph."""
     roots: list[Any] = [output.grad_fn for output in outputs]
@@ -27,7 +31,7 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
     for node in order:
         mask, custom = masks[id(node)], through_custom[id(node)]
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or node.name() in _GIVE_ZEROS:
             custom = mask
         for following, _ in node.next_functions:
             if following is not None:

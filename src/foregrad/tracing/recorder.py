@@ -32,6 +32,7 @@ from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
 from .decisions import Decisions
+from .formulas import FORMULAS
 from .metadata import Metadata, is_cacheable
 from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
 from .origin import Origin, Origins, user_line
@@ -68,10 +69,18 @@ _QUERIES = {
 _DEVICE = prim.device.default
 
 
+def _plain_zeros(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    return aten.zeros.default(size, dtype=dtype, device=device)
+
+
+# Forward mode's zeros have no memory, which no compiler knows.
+_PLAINER = {aten._efficientzerotensor.default: _plain_zeros}
+
+
 class _Plan:
     """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
 
-    __slots__ = ("decomposition", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
+    __slots__ = ("decomposition", "formula", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
 
     def __init__(self, op: Any, info: OpInfo | None, decomposition: Any) -> None:
         self.op = op
@@ -80,6 +89,7 @@ class _Plan:
         self.decomposition = decomposition
         self.in_grad_mode = IN_GRAD_MODE.get(op, op)
         self.is_cacheable = info is not None and is_cacheable(info)
+        self.formula = FORMULAS.get(op)
 
 
 class Recorder(TorchDispatchMode):
@@ -107,6 +117,7 @@ class Recorder(TorchDispatchMode):
         self.values: dict[int, Value] = {}
         self.in_backward = False
         self.recompute: Any = None  # the tag of the checkpointed region being recorded
+        self.phases: dict[int, torch.Tensor] = {}  # see formulas.py, by autograd sequence number
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
         self.plans: dict[int, _Plan] = {}
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
@@ -145,7 +156,9 @@ class Recorder(TorchDispatchMode):
             return self.writes.elements(info, args, kwargs)
         if info.hidden_writes and self.writes.happen_in_hiding(info, args):
             return self.writes.hidden(info, args, kwargs)
-        return self._pure(plan, args, kwargs)
+        if plan.formula is not None:
+            return plan.formula(self, plan, args, kwargs)
+        return self.pure(plan, args, kwargs)
 
     def _plan(self, func: Any) -> _Plan:
         if func in _QUERIES:
@@ -156,7 +169,7 @@ class Recorder(TorchDispatchMode):
                 f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
                 "Write the branch or loop in Python, or keep that part outside the compiled function."
             )
-        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func))
+        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func, _PLAINER.get(func)))
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -181,7 +194,8 @@ class Recorder(TorchDispatchMode):
                 return out
         return self.fake_mode.dispatch(func, (), args, kwargs)
 
-    def _pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
+    def pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
         if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
             args = (self.constant(torch.tensor(args[0], dtype=torch.complex128, device="cpu")), *args[1:])

@@ -218,18 +218,42 @@ def write_back(
     rule = _RULES.get(op)
     if rule is None:
         return write_memory(emit, base, base_spec, view_spec, new)
+    if isinstance(base.spec, TensorSpec):  # scatters keep the place in memory that their base has
+        base_spec = _moved(base_spec, base.spec.offset)
     return rule(emit, args, base, base_spec, new, index)
+
+
+def _moved(spec: TensorSpec, offset: Any) -> TensorSpec:
+    if spec.offset is offset or spec.offset == offset:
+        return spec
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
+
+
+def _without_bits(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
 
 def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
     """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
+    for is_set, op in ((base_spec.conj, aten._conj.default), (base_spec.neg, aten._neg_view.default)):
+        if is_set:  # PyTorch would resolve it, in memory of another layout
+            base, new = emit(op, base, spec=_moved(_without_bits(base_spec), _offset(base))), emit(op, new)
+    if base_spec.conj or base_spec.neg:
+        written = write_memory(emit, base, _without_bits(base_spec), _without_bits(view_spec), new)
+        for is_set, op in ((base_spec.neg, aten._neg_view.default), (base_spec.conj, aten._conj.default)):
+            written = emit(op, written, spec=_moved(base_spec, _offset(written))) if is_set else written
+        return written
     shape, stride = list(view_spec.shape), list(view_spec.stride)
     for dim in range(len(shape)):
         if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
             new = emit(aten.slice.Tensor, new, dim, 0, 1)
             shape[dim] = 1
-    base_offset = base.spec.offset if isinstance(base.spec, TensorSpec) else 0
-    offset = base_offset + view_spec.offset - base_spec.offset
+    offset = _offset(base) + view_spec.offset - base_spec.offset
+    spec = _moved(base_spec, _offset(base))
     if not _is_contiguous(base_spec):
         base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
-    return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=base_spec)
+    return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=spec)
+
+
+def _offset(entry: Entry) -> Any:
+    return entry.spec.offset if isinstance(entry.spec, TensorSpec) else 0

@@ -17,6 +17,7 @@ from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
+from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo
 from .origin import user_line
 from .overlaps import check_write
@@ -40,7 +41,8 @@ class Writes:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
-        self.has_resized_views = False  # differentiable ones
+        self.has_resized_tensors = False  # those that require grad
+        self.has_resized_views = False  # views among these
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -51,17 +53,22 @@ class Writes:
         given = _by_position(info, args, kwargs)
         targets = [t for i in info.writes for t in _tensors(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
-        if func not in _FILLS:
-            self._require_order(targets)
         check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
+        if func._schema.name.startswith("aten::_foreach_"):  # their kernels count the write, no layer above them does
+            torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
         if info.is_out:
             self._resized_outputs(targets)
+        values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
+        beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
+        if func not in _FILLS and (beside or where_order_matters(info, values)):
+            self._in_memory(info, before, values, targets, out)
+            return out
         if func is aten.copy_.default:
             new = [self._copied(targets[0], args[1], before[1])]
         elif func in _FILLS:
             new = [self._filled(targets[0], before[0], _FILLS[func], args)]
-        elif info.functional is not None and not _draws_in_memory_order(func, targets):
+        elif info.functional is not None and not (_draws_in_memory_order(func, targets) or _rounds(func, targets)):
             new = self._functional(info, args, kwargs, before, out)
         else:
             new = self._on_copies(info, given, before, info.writes, out)
@@ -119,6 +126,50 @@ class Writes:
                 _bind(rec, tensor, part)
         return _flat_entries([_split(rec, p) for p in parts[len(returned) :]])
 
+    def _in_memory(
+        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: Any
+    ) -> None:
+        """Run the operator itself on copies of the memories that it writes to."""
+        rec = self.recorder
+        roots: dict[int, Value] = {}
+        for tensor in targets:
+            value = rec.value_of(tensor)
+            root, spec = value.root, value.root.spec
+            if value.storage.is_input and (_leaves_its_root(value) or spec.overlaps_itself or spec.conj or spec.neg):
+                self.past_the_edges(root)
+            roots[id(root)] = root
+        number = {key: i for i, key in enumerate(roots)}
+        places: dict[At, Place] = {}
+        arguments = [
+            argument.default_value if value is None else value
+            for argument, value in zip(info.op._schema.arguments, before, strict=True)
+        ]
+        for (position, index), value in values.items():
+            if id(value.root) not in roots:
+                continue
+            place = place_of(value, number[id(value.root)])
+            if place is None:
+                raise UnsupportedMutationError(
+                    f"a write at {user_line(rec.origins.here())} to a tensor that has several elements in one place, "
+                    "or overlaps another argument, can't be captured where sizes vary or where it goes past the memory "
+                    "of the tensor it is a view of; write to a copy instead."
+                )
+            places[position, index] = place
+            given: Any = arguments[position]
+            arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
+        call = CallInMemory(info.op, tuple(root.spec for root in roots.values()), places)
+        entry = rec.entry(call, [*(root.read(rec.emit) for root in roots.values()), *arguments], {}, info.is_random)
+        written = {id(tensor) for tensor in targets}
+        made = [tensor for tensor in _as_tuple(out) if isinstance(tensor, torch.Tensor) and id(tensor) not in written]
+        entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots.values()))
+        parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
+        for tensor, part in zip(made, parts, strict=False):
+            _bind(rec, tensor, part)
+        for tensor in targets:
+            rec.value_of(tensor).mark_written()
+        for root, part in zip(roots.values(), parts[len(made) :], strict=True):
+            root.write(rec.emit, part)
+
     def _copied(self, target: torch.Tensor, source: Any, source_entry: Entry) -> Entry:
         rec = self.recorder
         value = rec.value_of(target)
@@ -158,15 +209,6 @@ class Writes:
             new = rec.emit(aten.expand.default, new, list(value.spec.shape))
         value.write(rec.emit, new)
 
-    def _require_order(self, targets: list[torch.Tensor]) -> None:
-        for tensor in targets:
-            spec = self.recorder.value_of(tensor).spec
-            if spec.overlaps_itself and 0 not in spec.stride:
-                raise UnsupportedMutationError(
-                    f"a write at {user_line(self.recorder.origins.here())} to a tensor that has several elements in "
-                    "one place (as unfold gives) leaves what the order of writing leaves; write to a copy instead."
-                )
-
     def check_edges(self, view: Value) -> None:
         """A view by strides may see more of the memory than the input it is taken of."""
         if view.storage.is_input and _leaves_its_root(view):
@@ -178,6 +220,7 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
+                self._note_resizing(tensor)
                 self._require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
@@ -227,13 +270,18 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self.has_resized_views = self.has_resized_views or (tensor.requires_grad and is_view(tensor))
+        self._note_resizing(tensor)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
         self._become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
+
+    def _note_resizing(self, tensor: torch.Tensor) -> None:
+        if tensor.requires_grad:
+            self.has_resized_tensors = True
+            self.has_resized_views = self.has_resized_views or is_view(tensor)
 
     def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
         rec = self.recorder
@@ -317,6 +365,15 @@ def _draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
     return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
 
 
+# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
+_PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
+
+
+def _rounds(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would round differently."""
+    return targets[0].is_complex() and func._schema.name.removeprefix("aten::") in _PRODUCTS
+
+
 def _leaves_its_root(value: Value) -> bool:
     """Whether a view by strides goes past the memory of the input it is taken of."""
     root = value.storage.root
@@ -346,6 +403,10 @@ _TYPE_NAMES = {
     torch.complex64: "ComplexFloat",
     torch.complex128: "ComplexDouble",
 }
+
+
+def _at_start(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
 
 
 def _plain(spec: TensorSpec, value: Value) -> TensorSpec:

@@ -1,0 +1,143 @@
+"""Compiles the C++ part of calls, with the compiler and the PyTorch that are there.
+
+Only the standard library, and nothing of foregrad: the build backend runs this file by itself, without PyTorch.
+
+A library is named for the sources, the PyTorch and the Python that it was made for, and only looked for by that name:
+when one of them changes, calls go through Python until it is built again. Nothing is ever built but on request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["BuildError", "build", "find_library", "find_torch", "library_name"]
+
+HERE = Path(__file__).resolve().parent
+_UNITS = ("node.cpp", "function.cpp", "checks.cpp", "module.cpp")
+_HEADERS = ("program.h",)
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+_QUIET = ("-Wno-missing-field-initializers",)  # Python's tables leave most of their fields at zero
+
+
+class BuildError(Exception):
+    """The library can't be built here; the message says why."""
+
+
+def find_torch() -> tuple[Path, str]:
+    """(folder, version) of the PyTorch that this Python would import, without importing it."""
+    folders = [Path(sysconfig.get_path(kind)) / "torch" for kind in ("purelib", "platlib")]
+    found = importlib.util.find_spec("torch")
+    if found is not None and found.origin is not None:
+        folders.insert(0, Path(found.origin).parent)
+    for folder in folders:
+        if (folder / "version.py").exists():
+            version = re.search(r"^__version__ = ['\"](.+)['\"]", (folder / "version.py").read_text(), re.MULTILINE)
+            if version is not None:
+                return folder, version[1]
+    raise BuildError("there is no PyTorch to build for")
+
+
+def library_name(torch_version: str) -> str:
+    """The name of the library for this source, this Python, and that PyTorch."""
+    digest = hashlib.sha256()
+    for name in (*_UNITS, *_HEADERS):
+        digest.update((HERE / name).read_bytes())
+    python = sysconfig.get_config_var("SOABI") or f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
+    return f"foregrad_native-torch{torch_version}-{python}-{digest.hexdigest()[:12]}.so"
+
+
+def find_library(torch_version: str) -> Path | None:
+    """The library for that PyTorch, if it was built."""
+    name = library_name(torch_version)
+    return next((folder / name for folder in _folders() if (folder / name).exists()), None)
+
+
+def build(folder: Path | None = None) -> Path:
+    """Compile the library into `folder`, by default beside the sources, or else into the user's cache.
+
+    Takes half a minute of one core. Raises `BuildError` where that can't be done.
+    """
+    if sys.platform == "win32":
+        raise BuildError("building on Windows is not supported")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise BuildError("a Python without a global lock is not supported")
+    torch, version = find_torch()
+    include = torch / "include"
+    python = Path(sysconfig.get_path("include"))
+    if not (include / "ATen" / "core" / "Tensor.h").exists():
+        raise BuildError(f"the PyTorch in {torch} has no headers")
+    if not (python / "Python.h").exists():
+        raise BuildError(f"this Python has no headers: there is no {python / 'Python.h'}")
+    target = (folder or next(f for f in _folders() if _writable(f))) / library_name(version)
+    command = [
+        *_compiler(),
+        *_FLAGS,
+        *_QUIET,
+        *_options_for(include),
+        f"-I{HERE}",
+        *(part for path in (include, include / "torch" / "csrc" / "api" / "include", python) for part in _system(path)),
+        *("-x", "c++", "-"),
+        f"-L{torch / 'lib'}",
+        *("-ltorch_python", "-ltorch_cpu", "-lc10"),
+    ]
+    # One unit of them all: PyTorch's headers are most of the work.
+    source = "".join(f'#include "{unit}"\n' for unit in _UNITS)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "made.so"
+        done = subprocess.run([*command, "-o", str(made)], input=source, text=True, capture_output=True, check=False)
+        if done.returncode != 0:
+            raise BuildError(f"{' '.join(command)}\nfailed:\n{done.stderr}")
+        made.replace(target)  # all at once: another process may be looking for it
+    for other in target.parent.glob(target.name[:-15] + "*.so"):  # of other sources
+        if other != target:
+            other.unlink(missing_ok=True)
+    return target
+
+
+def _folders() -> Iterator[Path]:
+    yield HERE
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foregrad"
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _compiler() -> list[str]:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise BuildError(f"there is no C++ compiler: looked for {', '.join(names)}")
+    return [found, *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])]
+
+
+def _options_for(include: Path) -> list[str]:
+    """Nodes of autograd were counted by shared_ptr once."""
+    autograd = include / "torch" / "csrc" / "autograd"
+    texts = [(autograd / name).read_text() for name in ("node.h", "function.h") if (autograd / name).exists()]
+    return ["-DFOREGRAD_SHARED_NODES"] if any("enable_shared_from_this<Node>" in text for text in texts) else []
+
+
+def _system(folder: Path) -> list[str]:
+    return ["-isystem", str(folder)]
+
+
+if __name__ == "__main__":
+    try:
+        print(build())
+    except BuildError as error:
+        sys.exit(str(error))

@@ -1,0 +1,116 @@
+// What a compiled function's node is made of, fixed when it was compiled: see `runtime/native.py`, which fills it in.
+//
+// Facts about PyTorch checked on 2.13.0.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace foregrad {
+
+// A shared_ptr up to some version of PyTorch, an intrusive_ptr from then on.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+// An owned reference that knows about the GIL: it may die on a thread of autograd's.
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    set(nullptr);
+  }
+  PyObject* get() const {
+    return object_;
+  }
+  explicit operator bool() const {
+    return object_ != nullptr;
+  }
+  // Takes a new reference; gives up the old one.
+  void set(PyObject* borrowed);
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// What becomes of an output of the forward graph.
+enum class Shown : int { plain = 0, carried = 1, carried_as_data = 2 };
+
+// How a value that the backward needs is kept. At or above zero: the input of that number, with its history.
+constexpr int kAsItIs = -1;
+constexpr int kCopied = -2;
+constexpr int kDetached = -3;
+constexpr int kSize = -4;
+
+// What the strides of a tangent must be: these, or, of symbolic sizes, those of a dense tensor with its dimensions in
+// this order, outermost first.
+struct Layout {
+  bool exact = true;
+  std::vector<int64_t> numbers;
+  bool fits(const at::Tensor& tensor) const;
+};
+
+struct Program {
+  Held forward; // a list of the inputs to a list of (outputs, saved values)
+  Held backward; // a list of (sizes, saved tensors, tangents) to a list of gradients
+  Held other_backward; // (node, *tangents) to (None, *gradients): when the one above isn't right
+  Held trails_of; // some inputs to what is left of their histories
+  size_t inputs = 0;
+  std::vector<size_t> taken; // the inputs that autograd knows about
+  std::vector<size_t> trails; // those among them whose histories are kept apart
+  std::vector<Shown> shown;
+  std::vector<int> saved;
+  std::vector<Layout> tangents;
+  std::vector<int> gradients; // for each taken input, which of the backward's results; -1: none
+  bool autocast_off = false; // during the forward
+};
+
+// A call of a compiled function, in autograd's graph.
+struct CompiledNode : torch::autograd::Node {
+  explicit CompiledNode(std::shared_ptr<Program> of) : program(std::move(of)) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& tangents) override;
+  void release_variables() override;
+  std::string name() const override {
+    return "CompiledFunctionBackward";
+  }
+
+  // The saved tensors, as new references, appended to `list` from `at` on.
+  void unpack_into(PyObject* list, Py_ssize_t at);
+  void let_go();
+
+  std::shared_ptr<Program> program;
+  std::vector<torch::autograd::SavedVariable> saved;
+  size_t num_saved = 0; // stays when they are let go
+  Held sizes; // a list, or nothing
+  Held trails;
+
+ private:
+  bool is_usual(const torch::autograd::variable_list& tangents) const;
+  torch::autograd::variable_list usual(torch::autograd::variable_list&& tangents);
+  torch::autograd::variable_list other(torch::autograd::variable_list&& tangents);
+};
+
+NodePtr make_node(const std::shared_ptr<Program>& program);
+
+// Raises the Python error that is set, as the C++ exception that autograd knows.
+[[noreturn]] void throw_python();
+
+// Adds the types to the module; false with an error set.
+bool add_node_type(PyObject* module);
+bool add_function_type(PyObject* module);
+bool add_check_types(PyObject* module);
+
+} // namespace foregrad

@@ -1,0 +1,81 @@
+"""The C++ part of calls, where it was built for this PyTorch. Checked on torch 2.13.0.
+
+`native` is the module with `Function`, `TensorCheck` and, where dicts count their writes, `VersionCheck`; or None.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._native.build import find_library
+from ..errors import ForegradWarning
+
+__all__ = ["make_tensor_check", "make_version_check", "native"]
+
+_NAME = "foregrad_native"
+
+
+@functools.cache
+def native() -> Any:
+    """The extension module, loaded on first use; None where there is none."""
+    path = find_library(torch.__version__)
+    if path is None:
+        return None
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
+    spec = importlib.util.spec_from_loader(_NAME, loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        warnings.warn(
+            f"foregrad's C++ part does not load, so calls go through Python. `foregrad build-native` builds it again. "
+            f"({error})",
+            ForegradWarning,
+            stacklevel=2,
+        )
+        return None
+    # Where PyTorch lists the nodes written in C++: it is how `isinstance(node, torch.autograd.graph.Node)` knows them.
+    setattr(torch._C._functions, module.CompiledFunctionBackward.__name__, module.CompiledFunctionBackward)
+    return module
+
+
+def make_tensor_check(
+    tensors: Sequence[torch.Tensor | None],
+    sizes: Sequence[Sequence[int | None]],
+    strides: Sequence[Sequence[int | None]],
+    *,
+    distinct: bool,
+) -> Any:
+    """`check(*tensors)` and `check.all(tuple)`: whether tensors have the metadata of these.
+
+    None where it can't tell: not built, or there are tensors that aren't plain memory. A size or stride of None is
+    not looked at. `distinct`: no two may be one object.
+    """
+    module = native()
+    if module is None or not all(map(_is_plain, tensors)):
+        return None
+    return module.TensorCheck(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), distinct)
+
+
+def make_version_check(dicts: Sequence[dict[Any, Any]]) -> Any:
+    """`check(anything)`: whether none of these dicts has been written to since now; None where it can't tell."""
+    made = getattr(native(), "VersionCheck", None)
+    return None if made is None else made(tuple(dicts))
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether sizes and strides can be read without running anything."""
+    return (
+        not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not any(isinstance(number, torch.SymInt) for number in (*tensor.shape, *tensor.stride()))
+    )

@@ -1,0 +1,198 @@
+"""The stack of torch.func transforms, and the wrappers each level puts around tensors. Checked on torch 2.13.0.
+
+A level is one active transform: the innermost is at the top. A tensor that a level tracks is a wrapper around what
+it is one level below. PyTorch's older `vmap`, which `torch.autograd.grad(is_grads_batched=True)` still uses, keeps
+wrappers and a nesting of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = [
+    "Batch",
+    "Level",
+    "add_batch",
+    "batch_of",
+    "bottom_of",
+    "is_legacy_batched",
+    "jvp_level",
+    "kinds",
+    "legacy_vmap_active",
+    "levels_off",
+    "of_batch",
+    "single_level_functions",
+    "top",
+    "unwrapped",
+    "unwrapped_if_dead",
+    "vmap_level",
+    "wrapped",
+]
+
+_C: Any = torch._C._functorch
+
+is_legacy_batched = _C.is_legacy_batchedtensor
+unwrapped_if_dead = _C.unwrap_if_dead
+_KINDS = {"Vmap": "vmap", "Grad": "grad", "Jvp": "jvp"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Level:
+    """An active transform: `kind` is "vmap", "grad", "jvp" or "other", `number` its depth, counted from 1."""
+
+    kind: str
+    number: int
+    interpreter: Any
+
+    @property
+    def batch(self) -> tuple[int, str]:
+        """(size, randomness) of a vmap."""
+        return self.interpreter.batch_size(), self.interpreter.randomness()
+
+    def below(self) -> Any:
+        """Context: one level down, with the grad modes that were on when this level began."""
+        return self.interpreter.lower()
+
+    def tracks(self, tensor: torch.Tensor) -> bool:
+        """Whether a "grad" level records what is done with the tensor."""
+        return tensor.requires_grad and _C.maybe_get_level(tensor) == self.number
+
+
+def _level(interpreter: Any) -> Level:
+    from torch._functorch.pyfunctorch import coerce_cinterpreter
+
+    full = coerce_cinterpreter(interpreter)
+    return Level(_KINDS.get(full.key().name, "other"), full.level(), full)
+
+
+def top() -> Level | None:
+    """The innermost level."""
+    interpreter = _C.peek_interpreter_stack()
+    return None if interpreter is None else _level(interpreter)
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of all levels, outermost first."""
+    return tuple(_KINDS.get(i.key().name, "other") for i in _C.get_interpreter_stack() or ())
+
+
+def levels_off() -> Any:
+    """Context: no transform is active."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def of_batch(tensor: torch.Tensor, number: int) -> tuple[torch.Tensor, int | None]:
+    """(what a vmap level batches, along which dimension); the tensor itself and None where it does not."""
+    return _C._unwrap_batched(tensor, number)  # type: ignore[no-any-return]
+
+
+def add_batch(tensor: torch.Tensor, dim: int, number: int) -> torch.Tensor:
+    return _C._add_batch_dim(tensor, dim, number)  # type: ignore[no-any-return]
+
+
+def unwrapped(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """What a "grad" or "jvp" level wraps; the tensor itself where it does not."""
+    return _C._unwrap_for_grad(tensor, number)  # type: ignore[no-any-return]
+
+
+def wrapped(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    return _C._wrap_for_grad(tensor, number)  # type: ignore[no-any-return]
+
+
+def bottom_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside all wrappers."""
+    while _C.is_functorch_wrapped_tensor(tensor):
+        tensor = _C.get_unwrapped(tensor)
+    return tensor
+
+
+@contextlib.contextmanager
+def vmap_level(size: int, randomness: str) -> Iterator[int]:
+    """Context: a new vmap; its number."""
+    number = _C._vmap_increment_nesting(size, randomness)
+    try:
+        yield number
+    finally:
+        _C._vmap_decrement_nesting()
+
+
+@contextlib.contextmanager
+def jvp_level() -> Iterator[int]:
+    """Context: a new forward-mode level; its number. Dual numbers of the level are made by `forward_ad.make_dual`."""
+    from torch._functorch.eager_transforms import jvp_increment_nesting
+
+    with jvp_increment_nesting() as number, forward_ad._set_fwd_grad_enabled(True):
+        if forward_ad._current_level >= 0:  # PyTorch has one level of dual numbers, shared by all that nest
+            yield number
+        else:
+            with forward_ad.dual_level():
+                yield number
+
+
+def single_level_functions() -> Any:
+    """Context: `torch.autograd.Function`s that deal with the wrappers of the top level themselves may be applied."""
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    return enable_single_level_autograd_function()
+
+
+def _legacy_nesting() -> int:
+    """How many of the older vmaps are active."""
+    number = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return number
+
+
+def legacy_vmap_active() -> bool:
+    return _legacy_nesting() > 0
+
+
+def batch_of(tensors: Sequence[torch.Tensor | None]) -> Batch | None:
+    """The batch that the innermost vmap, of either kind, makes of these tensors; None when it makes none."""
+    level = top()
+    if level is not None and level.kind == "vmap":
+        pairs = [(None, None) if t is None else of_batch(t, level.number) for t in tensors]
+        if all(dim is None for _, dim in pairs):
+            return None
+        parts = [t if t is None or dim is None else t.movedim(dim, 0) for t, dim in pairs]
+        return Batch(parts, [dim is not None for _, dim in pairs], level)
+    batched = [t is not None and bool(is_legacy_batched(t)) for t in tensors]
+    if not any(batched):
+        return None
+    number = _legacy_nesting()
+    parts = [
+        torch._remove_batch_dim(t, number, 1, 0) if t is not None and has else t
+        for t, has in zip(tensors, batched, strict=True)
+    ]
+    return Batch(parts, batched, number)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """What a vmap batches: `parts` have the batch in their first dimension where `batched`. `level`: the vmap's."""
+
+    parts: Sequence[torch.Tensor | None]
+    batched: Sequence[bool]
+    level: Level | int
+
+    def each(self, function: Callable[..., Sequence[torch.Tensor | None]]) -> tuple[torch.Tensor | None, ...]:
+        """`function` of each element of the batch, one after another and below the vmap, its results batched."""
+        pairs = list(zip(self.parts, self.batched, strict=True))
+        size = next(len(t) for t, has in pairs if has and t is not None)
+        with contextlib.nullcontext() if isinstance(self.level, int) else self.level.below():
+            rows = [function(*(t[i] if has and t is not None else t for t, has in pairs)) for i in range(size)]
+            columns = [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+        return tuple(None if column is None else self._wrapped(column) for column in columns)
+
+    def _wrapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.level, int):
+            return torch._add_batch_dim(tensor, 0, self.level)
+        return add_batch(tensor, 0, self.level.number)

@@ -1,0 +1,43 @@
+"""`foregrad build-native`: compile the C++ part of calls for the Python and the PyTorch that are here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from foregrad._native.build import BuildError, build, find_library
+
+__all__ = ["add_build_native", "run_build_native"]
+
+
+def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "build-native",
+        help="compile the C++ part, which takes some microseconds off each call",
+        description="Compiles the C++ part of calls for the Python and the PyTorch that are here: half a minute, with "
+        "g++ or clang++ (or what CXX names). Without it calls go through Python, with the same results.",
+    )
+    parser.add_argument("--folder", type=Path, help="where to put it (default: beside foregrad, or the user's cache)")
+    parser.add_argument("--again", action="store_true", help="also when it is there already")
+    parser.set_defaults(run=run_build_native)
+
+
+def run_build_native(options: argparse.Namespace) -> int:
+    """Run the command; 0 when the library is there, 1 when it can't be built."""
+    found = find_library(torch.__version__)
+    if found is not None and not options.again and options.folder is None:
+        print(f"there already: {found}")
+        return 0
+    start = time.perf_counter()
+    try:
+        made = build(options.folder)
+    except BuildError as error:
+        print(f"not built: {error}", file=sys.stderr)
+        return 1
+    print(f"built in {time.perf_counter() - start:.0f} s: {made}")
+    return 0

@@ -1,0 +1,296 @@
+"""A function of tensors under torch.func transforms and forward mode: each level a compiled function of its own.
+
+A level is taken off by asking for another function of what its wrappers hold: the vmapped function at a vmap, the
+function with its tangents in forward mode, the function and its pullback at a level that records for reverse mode.
+Each of these runs the user's function under that one transform while it is captured, so that what autograd is told
+there (`no_grad`, `detach`, custom Functions) holds at every level; it is called one level down, where the same is
+done again, until no level is left and the ordinary dispatcher compiles what it is given.
+
+Known weakness: a pullback runs the function again for what the forward could have saved, as checkpointing does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch import engine, transforms
+from .._torch.engine import forward_ad
+from .._torch.transforms import Level
+from ..frontend.tree import Tree, flatten
+
+__all__ = ["Layered"]
+
+Function = Callable[..., Any]
+
+
+class Layered:
+    """`function`, of tensors only, compiled for calls whose tensors are wrapped by any levels.
+
+    `compile_flat(function, name)` gives the dispatcher of a function that is called under no level: `bottom`.
+    """
+
+    def __init__(self, function: Function, compile_flat: Callable[[Function, str], Any], name: str) -> None:
+        self.function = function
+        self.compile_flat = compile_flat
+        self.name = name
+        self.children: dict[Any, Layered] = {}
+        self.bottom: Any = None
+
+    def __call__(self, *values: torch.Tensor) -> Any:
+        level = transforms.top()
+        if level is not None:
+            return _RULES[level.kind](self, level, values)
+        if forward_ad._current_level >= 0:
+            found = _forward_mode(self, values, None)
+            if found is not None:
+                return found[0]
+        if self.bottom is None:
+            self.bottom = self.compile_flat(self.function, self.name)
+        return self.bottom.entry(*values)
+
+    def child(self, what: str, key: tuple[Any, ...], make: Callable[..., Function]) -> Layered:
+        """`make(function, *key)`, made once."""
+        found = self.children.get((what, key))
+        if found is None:
+            function = make(self.function, *key)
+            found = self.children[what, key] = Layered(function, self.compile_flat, f"{what} of {self.name}")
+        return found
+
+
+# -------------------------------------------------------------------- vmap
+
+
+def _at_vmap(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
+    pairs = [transforms.of_batch(value, level.number) for value in values]
+    child = layered.child("vmap", (tuple(dim for _, dim in pairs), *level.batch), _vmapped)
+    with level.below():
+        out, dims = child(*(value for value, _ in pairs))
+    known = _by_identity([value for value, _ in pairs], values)
+    leaves, tree = flatten(out)
+    return tree.unflatten(
+        [
+            known.get(id(leaf), leaf if dim is None else transforms.add_batch(leaf, dim, level.number))
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+    )
+
+
+def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, randomness: str) -> Function:
+    """Of values batched along `dims`: (results, the batch dimension of each leaf among them)."""
+
+    def vmapped(*values: torch.Tensor) -> Any:
+        with transforms.vmap_level(size, randomness) as number:
+            batched = [
+                value if dim is None else transforms.add_batch(value, dim, number)
+                for value, dim in zip(values, dims, strict=True)
+            ]
+            known = _by_identity(batched, values)
+            leaves, tree = flatten(function(*batched))
+            pairs: list[tuple[Any, int | None]] = []
+            for leaf in leaves:
+                if id(leaf) in known:
+                    pairs.append((known[id(leaf)], dims[[id(b) for b in batched].index(id(leaf))]))
+                elif isinstance(leaf, torch.Tensor):
+                    pairs.append(transforms.of_batch(leaf, number))
+                else:
+                    pairs.append((leaf, None))
+        return tree.unflatten([leaf for leaf, _ in pairs]), tuple(dim for _, dim in pairs)
+
+    return vmapped
+
+
+# -------------------------------------------------------------------- forward mode
+
+
+def _at_jvp(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
+    found = _forward_mode(layered, values, level)
+    return found[0] if found is not None else _passed(layered, level, values)
+
+
+def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level | None) -> tuple[Any] | None:
+    """The result, in a tuple, when one of the values has a tangent at this level of dual numbers."""
+    pairs = [_dual_parts(value) for value in values]
+    if all(tangent is None for _, tangent in pairs):
+        return None
+    mask = tuple(tangent is not None for _, tangent in pairs)
+    child = layered.child("jvp", (mask,), _pushed)
+    flat = [*(p for p, _ in pairs), *(t for _, t in pairs if t is not None)]
+    if level is None:
+        out, tangents = child(*flat)
+        lift = _same
+    else:
+        flat = [transforms.unwrapped(value, level.number) for value in flat]
+        with level.below():
+            out, tangents = child(*flat)
+        lift = functools.partial(transforms.wrapped, number=level.number)
+    known = _by_identity(flat[: len(values)], values)
+    leaves, tree = flatten(out)
+    results = []
+    for leaf, tangent in zip(leaves, tangents, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            results.append(leaf)
+        elif id(leaf) in known:
+            results.append(known[id(leaf)])
+        else:
+            result = lift(leaf)
+            results.append(result if tangent is None else forward_ad.make_dual(result, lift(tangent)))
+    return (tree.unflatten(results),)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _dual_parts(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not (value.is_floating_point() or value.is_complex()):
+        return value, None
+    primal, tangent = forward_ad.unpack_dual(value)
+    return (value, None) if tangent is None else (primal, tangent)
+
+
+def _pushed(function: Function, mask: tuple[bool, ...]) -> Function:
+    """Of values, then tangents for those at `mask`: (results, the tangent of each leaf among them or None)."""
+
+    def pushed(*flat: torch.Tensor) -> Any:
+        primals, tangents = flat[: len(mask)], iter(flat[len(mask) :])
+        with transforms.jvp_level() as number:
+            duals = [
+                forward_ad.make_dual(p, next(tangents)) if has else p for p, has in zip(primals, mask, strict=True)
+            ]
+            known = _by_identity(duals, primals)
+            leaves, tree = flatten(function(*duals))
+            pairs: list[tuple[Any, torch.Tensor | None]] = []
+            for leaf in leaves:
+                if id(leaf) in known:
+                    pairs.append((known[id(leaf)], None))
+                elif not isinstance(leaf, torch.Tensor):
+                    pairs.append((leaf, None))
+                else:
+                    primal, tangent = _dual_parts(leaf)
+                    tangent = None if tangent is None else transforms.unwrapped(tangent, number)
+                    pairs.append((transforms.unwrapped(primal, number), tangent))
+        return tree.unflatten([leaf for leaf, _ in pairs]), tuple(tangent for _, tangent in pairs)
+
+    return pushed
+
+
+# -------------------------------------------------------------------- reverse mode
+
+
+def _at_grad(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
+    if not torch.is_grad_enabled() or not any(level.tracks(value) for value in values):
+        return _passed(layered, level, values)
+    call = _Recorded(layered, level)
+    with transforms.single_level_functions():
+        results = iter(_apply(call, *values))
+    assert call.tree is not None
+    return call.tree.unflatten([next(results) if leaf is call else leaf for leaf in call.leaves])
+
+
+def _passed(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
+    """The call one level down, of nothing that this level tracks."""
+    lower = [transforms.unwrapped(value, level.number) for value in values]
+    with level.below():
+        leaves, tree = flatten(layered(*lower))
+    known = _by_identity(lower, values)
+    return tree.unflatten(
+        [
+            known.get(id(leaf), None) if id(leaf) in known else transforms.wrapped(leaf, level.number)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in leaves
+        ]
+    )  # fmt: skip
+
+
+class _Recorded:
+    """One call at a level that records: what the node's forward finds besides tensors."""
+
+    def __init__(self, layered: Layered, level: Level) -> None:
+        self.layered, self.level = layered, level
+        self.tree: Tree | None = None
+        self.leaves: list[Any] = []  # in place of a tensor that the node gives back: this object
+
+
+def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    number = call.level.number
+    lower = [transforms.unwrapped(value, number) for value in values]
+    # A Function's forward runs with gradients off, which is right for this level alone.
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), call.level.below():
+        leaves, call.tree = flatten(call.layered(*lower))
+    known = _by_identity(lower, values)
+    results = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            call.leaves.append(leaf)
+        elif id(leaf) in known:
+            call.leaves.append(known[id(leaf)])
+        else:
+            call.leaves.append(call)
+            results.append(transforms.wrapped(leaf, number))
+    ctx.to_save = values
+    ctx.mark_non_differentiable(*(t for t in results if not (t.is_floating_point() or t.is_complex())))
+    ctx.set_materialize_grads(False)
+    ctx.layered = call.layered
+    return tuple(results)
+
+
+def _backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    wanted, given = ctx.needs_input_grad[1:], tuple(t is not None for t in tangents)
+    if not any(given):
+        return (None,) * (1 + len(wanted))
+    values = [transforms.unwrapped_if_dead(value) for value in ctx.saved_tensors]
+    child = ctx.layered.child("vjp", (tuple(wanted), given), _pulled)
+    found = iter(child(*values, *(transforms.unwrapped_if_dead(t) for t in tangents if t is not None)))
+    return None, *(next(found) if has else None for has in wanted)
+
+
+_apply = engine.direct_apply(
+    type(
+        "CompiledFunction",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(_forward), "backward": staticmethod(_backward)},
+    )
+)
+
+
+def _pulled(function: Function, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Function:
+    """Of values, then tangents of those results at `given`: gradients of the values at `wanted`."""
+
+    def pulled(*flat: torch.Tensor) -> Any:
+        values, tangents = flat[: len(wanted)], flat[len(wanted) :]
+
+        def results(*variables: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            left = iter(variables)
+            full = [next(left) if has else value for value, has in zip(values, wanted, strict=True)]
+            known = _by_identity(full, full)
+            tensors = [
+                leaf for leaf in flatten(function(*full))[0] if isinstance(leaf, torch.Tensor) and id(leaf) not in known
+            ]
+            return tuple(tensor for tensor, has in zip(tensors, given, strict=True) if has)
+
+        variables = [value for value, has in zip(values, wanted, strict=True) if has]
+        return torch.func.vjp(results, *variables)[1](tangents)
+
+    return pulled
+
+
+# -------------------------------------------------------------------- all of them
+
+
+def _by_identity(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """For results that are inputs: the input as it came, by what was handed on for it."""
+    return {id(key): value for key, value in zip(keys, values, strict=True)}
+
+
+_RULES: dict[str, Callable[[Layered, Level, Sequence[torch.Tensor]], Any]] = {
+    "vmap": _at_vmap,
+    "jvp": _at_jvp,
+    "grad": _at_grad,
+}

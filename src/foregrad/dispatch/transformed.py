@@ -1,0 +1,156 @@
+"""Calls of a compiled function under torch.func transforms or with dual numbers.
+
+The function is captured once as it looks from where it is called, without the levels, to know everything it reads
+and what it does besides computing; the guards in front are the same as for an ordinary call. All tensors that it
+reads, closed-over ones too, then go as values to a `Layered` function, which takes the levels off. What writes to
+tensors, and what draws random numbers where they would have to be drawn again, runs uncompiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch import transforms
+from .._torch.dispatch import TorchFunctionMode
+from .._torch.patches import swapping
+from ..config import Config
+from ..errors import ForegradError
+from ..frontend.call import FlatCall, flatten_call
+from ..frontend.sources import Source
+from ..graph.signature import InputInfo
+from ..graph.source import Names, compile_source
+from .guards import MISS, render_guards
+from .layers import Layered
+from .pipeline import compiling
+
+if TYPE_CHECKING:
+    from ..tracing.capture import Captured
+
+__all__ = ["Transformed"]
+
+
+class Transformed:
+    """`call(args, kwargs)` of `function` under transforms."""
+
+    def __init__(
+        self, function: Callable[..., Any], compile_flat: Callable[..., Any], config: Config, name: str
+    ) -> None:
+        self.function = function
+        self.compile_flat = compile_flat
+        self.config = config
+        self.name = name
+        self.layered: list[Layered] = []  # what was compiled, for people
+        self._calls: tuple[Callable[..., Any], ...] = ()
+        self._failures = 0
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if "other" in transforms.kinds() or transforms.legacy_vmap_active():
+            return self.function(*args, **kwargs)
+        for call in self._calls:
+            result = call(args, kwargs)
+            if result is not MISS:
+                return result
+        if len(self._calls) + self._failures < self.config.recompile_limit:
+            with compiling:
+                made = self._make(args, kwargs)
+            if made is not None:
+                result = made(args, kwargs)
+                if result is not MISS:
+                    self._calls = (made, *self._calls)
+                    return result
+            self._failures += 1
+        return self.function(*args, **kwargs)
+
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """A guarded call for arguments like these; None where the function can't be captured: eager then says why."""
+        from ..tracing.capture import capture_call  # late, as in the pipeline
+
+        try:
+            call = flatten_call(self.function, args, kwargs)
+            with transforms.levels_off():
+                captured = capture_call(call, name=self.name, higher_order=False)
+        except ForegradError:
+            return None
+        except Exception:
+            return None
+        inputs = captured.joint.signature.inputs
+        if not inputs or not all(_can_be_read_again(info) for info in inputs):
+            return None
+        names = Names(["args", "kwargs", "MISS"])
+        guards = render_guards(call, captured, names, transformed=True)
+        run = self._run(call, captured)
+        through = names.fresh("through")
+        lines = [*guards.lines, f"return {through}(args, kwargs, [{', '.join(guards.inputs)}])"]
+        source = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
+        return compile_source(source, "call", {**guards.globals, through: run}, label=f"transforms of {self.name}")
+
+    def _run(self, call: FlatCall, captured: Captured) -> Callable[..., Any]:
+        function, signature = self.function, captured.joint.signature
+        if signature.updates or signature.metadata_writes or signature.replacements or signature.counted:
+            return lambda args, kwargs, values: function(*args, **kwargs)
+        layered = Layered(_OfValues(call, signature.inputs), self.compile_flat, self.name)
+        self.layered.append(layered)
+        if not _is_random(captured):
+            return lambda args, kwargs, values: layered(*values)
+
+        def run(args: Any, kwargs: Any, values: list[torch.Tensor]) -> Any:
+            return function(*args, **kwargs) if "grad" in transforms.kinds() else layered(*values)
+
+        return run
+
+
+class _OfValues:
+    """The function with a value for each tensor that it reads, in the order of the signature."""
+
+    def __init__(self, call: FlatCall, inputs: tuple[InputInfo, ...]) -> None:
+        self.function, self.tree, self.first_of = call.function, call.tree, call.first_of
+        self.constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        self.inputs = [(info.argument, info.source) for info in inputs]
+
+    def __call__(self, *values: torch.Tensor) -> Any:
+        leaves = list(self.constants)
+        instead: dict[int, torch.Tensor] = {}
+        for (argument, source), value in zip(self.inputs, values, strict=True):
+            if argument is not None:
+                leaves[argument] = value
+            else:
+                instead[id(source.get())] = value
+        leaves = [leaves[first] for first in self.first_of]
+        args, kwargs = self.tree.unflatten(leaves)
+        if not instead:
+            return self.function(*args, **kwargs)
+        mode = _Instead(instead)
+        with mode, swapping(mode.swapped):
+            return self.function(*args, **kwargs)
+
+
+class _Instead(TorchFunctionMode):
+    """Torch functions get other tensors in place of those with these ids."""
+
+    def __init__(self, instead: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.instead = instead
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self.swapped(args), **self.swapped(kwargs or {}))
+
+    def swapped(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.instead.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.swapped, value))
+        if type(value) is dict:
+            return {key: self.swapped(item) for key, item in value.items()}
+        return value
+
+
+def _can_be_read_again(info: InputInfo) -> bool:
+    return info.argument is not None or (isinstance(info.source, Source) and bool(info.source.steps))
+
+
+def _is_random(captured: Captured) -> bool:
+    tag = torch.Tag.nondeterministic_seeded
+    return any(n.op == "call_function" and tag in getattr(n.target, "tags", ()) for n in captured.joint.graph.nodes)

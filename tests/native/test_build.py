@@ -1,0 +1,73 @@
+"""Building the C++ part: what says no and how, and that a library for something else is not loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from foregrad import cli
+from foregrad._native import build as building
+from foregrad._torch.native import native
+
+
+def test_the_library_is_named_for_all_that_it_depends_on(monkeypatch):
+    name = building.library_name("2.13.0+cpu")
+    assert "torch2.13.0+cpu" in name
+    assert building.library_name("2.12.0+cpu") != name
+    monkeypatch.setattr(building.sysconfig, "get_config_var", lambda _: "cpython-399-elsewhere")
+    assert building.library_name("2.13.0+cpu") != name
+
+
+def test_a_library_for_another_pytorch_is_not_found():
+    assert building.find_library("0.0.1") is None
+    if native() is not None:
+        assert building.find_library(torch.__version__) is not None
+
+
+def test_the_pytorch_found_without_importing_it_is_the_one_imported():
+    assert building.find_torch()[1] == torch.__version__
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_no_compiler_or_one_that_fails(monkeypatch, tmp_path, compiler, capsys):
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(building.BuildError, match=r"no C\+\+ compiler|failed"):
+        building.build(tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert cli.main(["build-native", "--folder", str(tmp_path)]) == 1
+    assert "not built" in capsys.readouterr().err
+
+
+def test_no_headers_of_pytorch(monkeypatch, tmp_path):
+    monkeypatch.setattr(building, "find_torch", lambda: (tmp_path, "2.13.0"))
+    with pytest.raises(building.BuildError, match="has no headers"):
+        building.build(tmp_path)
+
+
+def test_a_library_that_does_not_load_is_told_about_once(tmp_path):
+    """Calls then go through Python."""
+    script = f"""
+import warnings, torch
+import foregrad._torch.native as native
+path = {str(tmp_path)!r} + "/broken.so"
+open(path, "w").write("not a library")
+native.find_library = lambda version: path
+import foregrad
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        y = foregrad.compile(lambda x: x * 2, backend="eager")(torch.ones(2, requires_grad=True))
+assert ["build-native" in str(w.message) for w in told] == [True], told
+assert y.grad_fn.name() == "CompiledFunctionBackward"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+
+
+def test_the_command_says_when_it_is_there_already(capsys):
+    if native() is None:
+        pytest.skip("the C++ part was not built")
+    assert cli.main(["build-native"]) == 0
+    assert "there already" in capsys.readouterr().out
