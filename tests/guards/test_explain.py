@@ -112,3 +112,19 @@ def test_recompiles_are_logged(caplog):
 def test_only_what_foregrad_compiled_is_explained():
     with pytest.raises(TypeError, match="not compiled by foregrad"):
         foregrad.explain_recompiles(nothing)
+
+
+def test_a_value_read_from_a_tensor_is_named_by_its_line():
+    f = foregrad.compile(lambda x: x * 2 if x.sum() > 0 else x * 3, backend="eager")
+    f(torch.ones(2)), f(-torch.ones(2))
+    assert "not graph 1: the value read at" in str(foregrad.explain_recompiles(f))
+    assert "was True, is another" in str(foregrad.explain_recompiles(f))
+
+
+def test_a_size_that_depends_on_values_is_named_by_its_line():
+    f = foregrad.compile(lambda x, m: x[m] * 2, backend="eager")
+    for k in (3, 4, 0):
+        f(torch.ones(5), torch.arange(5) < k)
+    report = str(foregrad.explain_recompiles(f))
+    assert "not graph 1: the value read at" in report
+    assert "not graph 2: the size found at" in report

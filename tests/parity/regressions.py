@@ -347,6 +347,18 @@ def f(x0, x1):
 )
 
 regression(
+    "a product with a complex number, whose conjugate the derivative takes",
+    """
+def make_args():
+    return (torch.randn(3, requires_grad=True),)
+
+
+def f(x0):
+    return (x0 * complex(2.5, 1.0)).real
+""",
+)
+
+regression(
     "windows of a tensor are written, each element several times",
     """
 def make_args():

@@ -26,6 +26,7 @@ __all__ = [
     "fake_device",
     "new_fake",
     "new_fake_over",
+    "outside_inference",
     "symbolic_fake",
 ]
 
@@ -182,6 +183,25 @@ def new_fake_over(
         meta = torch.empty(0, dtype=dtype, device="meta")
         meta.set_(storage, offset, shape, stride)
     return FakeTensor(mode, meta, device)
+
+
+def outside_inference(mode: FakeTensorMode, source: torch.Tensor, views: Any) -> Any:
+    """Views of `source`, made in inference mode, as they are of a tensor from outside: no inference tensors."""
+    if isinstance(views, (tuple, list)):
+        return type(views)(outside_inference(mode, source, view) for view in views)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        fake = new_fake_over(
+            mode,
+            source.untyped_storage(),
+            views.shape,
+            views.stride(),
+            views.dtype,
+            fake_device(views),
+            views.storage_offset(),
+        )
+    _C._set_conj(fake, views.is_conj())
+    _C._set_neg(fake, views.is_neg())
+    return fake
 
 
 def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "TracedInt",
     "TracedSymbol",
     "concrete",
+    "expression_in",
     "expression_text",
     "has_symbolic",
     "is_symbolic",
@@ -145,21 +146,32 @@ class SymbolTable:
         self.env = env or ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
+        self.computed: dict[Any, None] = {}  # symbols whose values the graph itself finds
 
     def symbol(self, value: int, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
         """A symbolic integer that is `value` now; a plain 0 or 1 for these, which are never symbolic."""
-        from torch._dynamo.source import ConstantSource
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
-
-        source = ConstantSource(name)
-        symbol = self.env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
-        number = self.env.create_symintnode(symbol, hint=value, source=source)
+        symbol, number = self._integer(value, name)
         if isinstance(number, torch.SymInt):
             self.bound[symbol] = to
             low, high = limits
             if low is not None or high is not None:
                 self.env.constrain_symbol_range(symbol, max(low or 2, 2), int(high or _unlimited()))
         return number
+
+    def computed_symbol(self, value: int, name: str) -> Any:
+        """The same for an integer that the graph finds: its value is known only when that has run."""
+        symbol, number = self._integer(value, name)
+        if isinstance(number, torch.SymInt):
+            self.computed[symbol] = None
+        return number
+
+    def _integer(self, value: int, name: str) -> tuple[Any, Any]:
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        source = ConstantSource(name)
+        symbol = self.env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+        return symbol, self.env.create_symintnode(symbol, hint=value, source=source)
 
     def float_node(self, value: float, name: str) -> Any:
         """What a symbolic float that is `value` now is made of."""
@@ -209,6 +221,15 @@ def _unlimited() -> Any:
     return int_oo
 
 
+def expression_in(number: Any, known: Mapping[Any, Any]) -> Any:
+    """The expression of a symbolic number, in `known` symbols where it has one.
+
+    A symbol that was found to equal another is replaced by that, which may be known later only.
+    """
+    found = number.node.expr
+    return found if all(symbol in known for symbol in found.free_symbols) else number.node._expr
+
+
 def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[str, Any], str]) -> str:
     """A sympy expression, or a symbolic number, as Python; `names` has the variable of each symbol.
 
@@ -216,7 +237,7 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
     """
     from torch.utils._sympy.printers import PythonPrinter
 
-    expression = expression.node.expr if isinstance(expression, _SYMBOLIC) else expression
+    expression = expression_in(expression, names) if isinstance(expression, _SYMBOLIC) else expression
     renamed = expression.xreplace({s: type(s)(names[s], integer=True) for s in expression.free_symbols})
     text: str = PythonPrinter().doprint(renamed)
     for module in ("math", "torch"):
@@ -227,11 +248,15 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
     return text
 
 
-def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node]) -> Any:
-    """A symbolic number as nodes at the end of `graph`; `env` has the node of each symbol."""
+def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node], expression: Any = None) -> Any:
+    """A symbolic number as nodes at the end of `graph`; `env` has the node of each symbol.
+
+    `expression`: the one to write, where the number has several.
+    """
     from torch.utils._sympy.interp import sympy_interp
 
-    expression = number.node.expr
+    if expression is None:
+        expression = number.node.expr
     if expression.is_number:
         return concrete(number)
     before = next(iter(reversed(graph.nodes)), None)

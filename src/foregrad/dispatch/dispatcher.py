@@ -260,19 +260,35 @@ class Dispatcher:
                 constants = call.numbers
             self._sizes.make_constant(call.paths[i] for i in constants)
             call = dataclasses.replace(call, numbers=call.numbers - constants)
+        closed = dataclasses.replace(call, sizes=None)
+        static = dataclasses.replace(closed, dynamic={}, varied=frozenset())
+        # What is tried, and what is known to be hopeless where only a later try works.
+        tries: list[tuple[FlatCall, Callable[[], None]]] = []
+        if call.may_open_sizes:
+            tries.append((call, self._sizes.close))
         if call.dynamic or call.varied:
-            try:
-                product = self.pipeline.build(call, self.name, self.config)
-                if product.captured.joint.backward_error is None:
-                    return call, product
-            except Exception:  # noqa: S110 - whatever is wrong apart from symbols, the next try raises
-                pass
-            call = dataclasses.replace(call, dynamic={}, varied=frozenset())
+            tries.append((closed, self._sizes.give_up))  # some operator takes plain numbers only
+        for tried, _ in tries:
+            made = self._try_symbols(tried)
+            if made is not None:
+                product = made
+                break
+        else:
+            tried, product = static, self.pipeline.build(static, self.name, self.config)
+        if product.captured.joint.backward_error is None:
+            for failed, give_up in tries:
+                if failed is tried:
+                    break
+                give_up()
+        return tried, product
+
+    def _try_symbols(self, call: FlatCall) -> Product | None:
+        """What the pipeline makes of a call with symbolic sizes, or None where that does not work."""
+        try:
             product = self.pipeline.build(call, self.name, self.config)
-            if product.captured.joint.backward_error is None:
-                self._sizes.give_up()  # some operator takes plain numbers only
-            return call, product
-        return call, self.pipeline.build(call, self.name, self.config)
+        except Exception:  # whatever is wrong apart from symbols, the next try raises
+            return None
+        return product if product.captured.joint.backward_error is None else None
 
     def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
         message = (

@@ -72,6 +72,7 @@ class Fingerprint:
         self.paths = [user_name(call.function, path) for path in call.paths]
         self.leaves = [_facts(leaf) for leaf in call.leaves]
         self.open = _open(signature)
+        self.decisions = signature.decisions
         self.first_of = call.first_of
         self.state = global_state()
         self.watch = watch
@@ -90,7 +91,9 @@ class Fingerprint:
             or self._reads()
             or self._closures()
             or self._details(call)
+            or (None if self.open else self._values())
             or self._arguments(call, everything=True)
+            or self._values()
             or Difference("which arguments share memory", "one way", "another")
         )
 
@@ -121,6 +124,19 @@ class Fingerprint:
                 if before.get(fact) != now.get(fact):
                     return Difference(f"{path}.{fact}", before[fact], now[fact])
         return None
+
+    def _values(self) -> Difference | None:
+        """What the program read from tensors: all that is left to differ, where it did so."""
+        if not self.decisions:
+            return None
+        if len(self.decisions) == 1:
+            (only,) = self.decisions
+            if only.symbol is not None:
+                return Difference(f"the size found at {only.where}", f"{only.value} or the like", "another")
+            return Difference(f"the value read at {only.where}", repr(only.value), "another")
+        lines = list(dict.fromkeys(decision.where for decision in self.decisions))
+        shown = "; ".join(lines[:3]) + ("; ..." if len(lines) > 3 else "")
+        return Difference(f"a value read at {shown}", "one", "another")
 
     def _state(self) -> Difference | None:
         for name, now in global_state().items():
@@ -189,6 +205,7 @@ def _open(signature: Signature) -> dict[int, tuple[str, ...]]:
         argument = signature.inputs[info.input].argument
         if argument is not None:
             found[argument] = ("",) if info.dim is None else ("shape", "stride()")
+    found |= {i.argument: ("",) for i in signature.inputs if i.number is float and i.argument is not None}
     return found
 
 

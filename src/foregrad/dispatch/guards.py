@@ -117,7 +117,11 @@ class _Renderer:
             "except (KeyError, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):",
         ]
         lines.append("    return MISS")
-        for name, info in zip(inputs, self.signature.inputs, strict=True):
+        for index, info in enumerate(self.signature.inputs):
+            name = inputs[index]
+            if info.number is float:
+                inputs[index] = self.names.fresh(f"{name}_tensor")
+                lines.append(f"{inputs[index]} = {self._bind('tensor_of', _tensor_of)}({name})")
             if isinstance(info.source, MemoryOf):
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
@@ -195,7 +199,10 @@ class _Renderer:
         if first != index:
             self._require(f"{name} is {self.leaves[first]}")
         elif index in self.numbers:
-            self._require(f"type({name}) is {self.numbers[index].__name__}")
+            kind = self.numbers[index]
+            self._require(f"type({name}) is {kind.__name__}")
+            if kind is float:
+                self._require(f"{self._bind('isfinite', math.isfinite)}({name})")
         elif not isinstance(value, torch.Tensor):
             self._require(self._same_constant(name, value))
 
@@ -409,6 +416,10 @@ def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], 
 
 def _identifier(info: InputInfo) -> str:
     return "".join(c if c.isalnum() else "_" for c in str(getattr(info.slot, "name", "lifted")))
+
+
+def _tensor_of(number: float) -> torch.Tensor:
+    return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
 def _offset_dependent(joint: JointGraph) -> set[int]:

@@ -33,13 +33,16 @@ class ConstantNumbers(Exception):  # noqa: N818 - not an error: asks for another
 
 
 def fixed_numbers(joint: JointGraph) -> frozenset[int]:
-    """The arguments that are symbolic integers, and that the graph is right for one value of."""
+    """The arguments that may be other numbers, but that the graph is right for one value of."""
     signature = joint.signature
     found = {
         signature.inputs[info.input].argument
         for info in signature.symbols
         if info.dim is None and joint.symbols.value_of(info.symbol) is not None
     }
+    # A float that the program needed to know is decided on; what was computed from it says where it comes from.
+    decided = {decision.where for decision in signature.decisions if type(decision.value) is float}
+    found |= {info.argument for info in signature.inputs if info.number is float and str(info.slot) in decided}
     return frozenset(argument for argument in found if argument is not None)
 
 
@@ -61,7 +64,12 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
     names: dict[fx.Node, Any] = {}
     count = 0
     done: list[Any] = []
+    placeholders = joint.placeholders()
+    floats = {placeholders[i] for i, info in enumerate(joint.signature.inputs) if info.number is float}
     for node in joint.graph.nodes:
+        if node in floats:
+            names[node] = None  # read by one operator, which gives the number
+            continue
         if _gives_a_number(node):
             names[node] = concrete(node.meta["val"])
             continue
@@ -81,9 +89,11 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
 
 
 def _outputs(joint: JointGraph) -> list[Any]:
-    """What the graph returns, without the gradients of numbers, which come last and are none."""
-    outputs = joint.outputs()
-    return outputs[: len(outputs) - sum(1 for info in joint.signature.inputs if info.number is not None)]
+    """What the graph returns: without what is decided of numbers, and the gradients of numbers, which come last."""
+    outputs, signature = joint.outputs(), joint.signature
+    decided = {decision.output for decision in signature.decisions if not decision.is_tensor}
+    count = len(outputs) - sum(1 for info in signature.inputs if info.number is not None)
+    return [output for i, output in enumerate(outputs[:count]) if i not in decided]
 
 
 def _gives_a_number(node: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from ..graph.signature import Signature
 from ..graph.source import Names
+from ..runtime.decisions import range_text
 
 if TYPE_CHECKING:
     from .dispatcher import Specialization
@@ -51,7 +53,7 @@ def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
 
 
 class SizesSeen:
-    """Sizes and integers among the arguments of one function's captures: what differed between two is symbolic.
+    """Sizes and numbers among the arguments of one function's captures: what differed between two is symbolic.
 
     `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked). `open_sizes`
     are known to differ: dimensions by the path of their tensor; an integer's path has none.
@@ -61,13 +63,18 @@ class SizesSeen:
         self.dynamic = dynamic
         self._open = open_sizes or {}
         self._hopeless = False
+        self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
-        self._integers: dict[str, set[int]] = {}
+        self._numbers_seen: dict[tuple[str, type], set[str]] = {}
         self._constants: set[str] = set()
 
     def make_constant(self, paths: Iterable[str]) -> None:
-        """These integers are parts of the program: from now on every value gets a graph of its own."""
+        """These numbers are parts of the program: from now on every value gets a graph of its own."""
         self._constants.update(paths)
+
+    def close(self) -> None:
+        """The function can't be captured with sizes of its own left open: each gets a graph of its own."""
+        self._closed = True
 
     def give_up(self) -> None:
         """The function can't be captured with symbols: from now on every size gets a graph of its own."""
@@ -79,6 +86,8 @@ class SizesSeen:
             return call
         if self.dynamic is not False and any(s.decides for s in specializations):
             call = dataclasses.replace(call, varied=floats_read(specializations))
+        if self.dynamic is not False and not self._closed:
+            call = dataclasses.replace(call, sizes=sizes_found(specializations), every_size=bool(self.dynamic))
         numbers = self._numbers(call)
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
@@ -101,14 +110,14 @@ class SizesSeen:
         return dataclasses.replace(call, dynamic=found) if found else call
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
-        """The leaves that are integers and were others before; 0 and 1 are never symbolic."""
+        """The leaves that are integers or floats and were others before; the integers 0 and 1 are never symbolic."""
         found = set()
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
-            if self.dynamic is False or type(leaf) is not int or path in self._constants:
+            if self.dynamic is False or type(leaf) not in (int, float) or path in self._constants:
                 continue
-            seen = self._integers.setdefault(path, set())
-            if 1 < leaf < _LARGEST:
-                seen.add(leaf)
+            seen = self._numbers_seen.setdefault((path, type(leaf)), set())
+            if math.isfinite(leaf) if type(leaf) is float else 1 < leaf < _LARGEST:
+                seen.add(repr(leaf))
                 if len(seen) > 1 or path in self._open:
                     found.add(index)
         return frozenset(found)
@@ -122,6 +131,16 @@ def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
         for decision in s.product.captured.joint.signature.decisions
         if type(decision.value) is float
     )
+
+
+def sizes_found(specializations: Sequence[Specialization]) -> dict[str, frozenset[int]]:
+    """The sizes that depend on values, as the graphs there are found them: by line."""
+    found: dict[str, set[int]] = {}
+    for s in specializations:
+        for decision in s.product.captured.joint.signature.decisions:
+            if not decision.is_tensor and type(decision.value) is int:
+                found.setdefault(decision.where, set()).add(decision.value)
+    return {where: frozenset(values) for where, values in found.items()}
 
 
 def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
@@ -162,15 +181,11 @@ def size_lines(
     reads, variables = size_reads(signature, inputs, names)
     conditions = []
     for info in signature.symbols:
-        low, high = table.limits(info.symbol)
-        variable = variables[info.symbol]
-        if low == high:
-            conditions.append(f"{variable} == {low}")
-        else:
-            conditions.append(f"{low} <= {variable}" if high is None else f"{low} <= {variable} <= {high}")
+        conditions.append(range_text(table, info.symbol, variables[info.symbol]))
     for index, tensor in enumerate(signature.inputs):
         for dim, stride in enumerate(tensor.spec.stride):
             if is_symbolic(stride):
                 conditions.append(f"{inputs[index]}.stride({dim}) == {expression_text(stride, variables, bind)}")
-    conditions += [expression_text(guard, variables, bind) for guard in table.guards()]
+    known = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
+    conditions += [expression_text(guard, variables, bind) for guard in known]
     return reads, list(dict.fromkeys(conditions)), variables

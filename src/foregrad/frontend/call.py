@@ -25,6 +25,8 @@ class FlatCall:
     `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
     `varied` are the lines of the program at which earlier captures read different numbers from tensors.
     `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
+    `sizes`: by line, the numbers of elements found there by earlier captures: another one may vary (None: none may);
+    `every_size`: each may, from the first capture on.
     """
 
     function: Callable[..., Any]
@@ -36,6 +38,13 @@ class FlatCall:
     dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] = frozenset()
     numbers: frozenset[int] = frozenset()
+    sizes: Mapping[str, frozenset[int]] | None = None
+    every_size: bool = False
+
+    @property
+    def may_open_sizes(self) -> bool:
+        """Whether some size that depends on values may become symbolic."""
+        return self.sizes is not None and (self.every_size or bool(self.sizes))
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""
@@ -68,10 +77,10 @@ def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
     """Raise for a tensor that can't be an input: unknown subclasses, layouts other than strided."""
-    if type(tensor) not in _PLAIN and not isinstance(tensor, torch.nn.Parameter) and is_wrapper_subclass(tensor):
+    if type(tensor) not in _PLAIN and _is_another_kind(tensor):
         raise UnsupportedTensorError(
             f"`{path}` is a {type(tensor).__qualname__}: tensor subclasses can't be compiled yet. "
-            "Pass its plain tensors instead."
+            "Pass its plain tensors instead (of one that holds none, `.as_subclass(torch.Tensor)`)."
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
@@ -79,6 +88,15 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             f"`{path}` is a {kind} tensor; only strided tensors can be compiled. Call .to_dense() (or .dequantize()) "
             "first, or keep that part outside the compiled function."
         )
+
+
+def _is_another_kind(tensor: torch.Tensor) -> bool:
+    """Whether the program can tell the tensor from a plain one: what stands for it in a capture is plain."""
+    if is_wrapper_subclass(tensor):
+        return True
+    own = type(tensor).__torch_function__
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    return not parameter or own is not torch.nn.Parameter.__torch_function__
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}

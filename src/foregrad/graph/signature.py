@@ -101,13 +101,14 @@ class DecisionInfo:
     """A value that decided which way the program went: the graph is right only while `output` gives it again.
 
     `output` is a graph output: a tensor of one element, or a plain number where `is_tensor` is False. `where` is
-    the user's line.
+    the user's line. `symbol` (sympy): the graph serves every value for which what was found out about it is true.
     """
 
     output: int
     value: Any
     where: str
     is_tensor: bool = True
+    symbol: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -112,12 +112,16 @@ class Base(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision(Slot):
-    """A value that the program branched on, or took a size from; `where` is the line that read it."""
+    """A value that the program branched on, or took a size from; `where` is the line that read it.
+
+    `is_open`: it is a size, and the graph serves others too.
+    """
 
     where: str
+    is_open: bool = False
 
     def __str__(self) -> str:
-        return f"decided at {self.where}"
+        return f"size found at {self.where}" if self.is_open else f"decided at {self.where}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

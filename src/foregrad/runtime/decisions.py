@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from .._torch.symbols import expression_text
 from ..errors import ForegradError
+from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
 
-__all__ = ["decision_lines"]
+__all__ = ["decision_lines", "open_sizes", "range_text"]
 
 Bind = Callable[[str, Any], str]
 
 
 def decision_lines(
-    signature: Signature, inputs: list[str], outputs: list[str], run: list[str], bind: Bind, diverged: str
+    joint: JointGraph,
+    inputs: list[str],
+    outputs: list[str],
+    run: list[str],
+    bind: Bind,
+    diverged: str,
+    symbols: Mapping[Any, str],
 ) -> list[str]:
     """`run`, the lines that call the graph, with the decisions looked at behind it; `diverged` where one differs.
 
-    A graph that runs with values that it was not captured for may fail half-way: that is a difference too.
+    A graph that runs with values that it was not captured for may fail half-way: that is a difference too. `symbols`
+    has the variables of all symbolic sizes, `open_sizes` among them.
     """
+    signature = joint.signature
     save, undo = [], []
     for index, generator in enumerate(signature.generators):
         name = bind("generator", generator)
@@ -34,10 +44,30 @@ def decision_lines(
     lines = [*save, "try:", *("    " + line for line in run)]
     lines += ["except Exception as error:", f"    {raised}(error)", *("    " + line for line in fallback)]
     for decision in signature.decisions:
-        condition = _differs(outputs[decision.output], decision, bind)
+        if decision.symbol is None:
+            condition = _differs(outputs[decision.output], decision, bind)
+        else:
+            condition = f"not ({range_text(joint.symbols, decision.symbol, symbols[decision.symbol])})"
         lines.append(f"if {condition}:  # {decision.where}")
         lines += ["    " + line for line in fallback]
+    for guard in joint.symbols.guards() if joint.symbols is not None else ():
+        if any(symbol in joint.symbols.computed for symbol in guard.free_symbols):
+            lines.append(f"if not ({expression_text(guard, symbols, bind)}):")
+            lines += ["    " + line for line in fallback]
     return lines
+
+
+def open_sizes(signature: Signature, outputs: list[str]) -> dict[Any, str]:
+    """The variables of the symbolic sizes that the graph finds itself."""
+    return {info.symbol: outputs[info.output] for info in signature.decisions if info.symbol is not None}
+
+
+def range_text(table: Any, symbol: Any, variable: str) -> str:
+    """The condition that a symbol has a value that the graph serves."""
+    low, high = table.limits(symbol)
+    if low == high:
+        return f"{variable} == {low}"
+    return f"{low} <= {variable}" if high is None else f"{low} <= {variable} <= {high}"
 
 
 def raise_unless_diverged(error: Exception) -> None:

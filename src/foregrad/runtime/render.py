@@ -28,7 +28,7 @@ from ..graph.signature import (
 )
 from ..graph.source import Names, unpacked
 from .compiled import Compiled
-from .decisions import decision_lines
+from .decisions import decision_lines, open_sizes
 from .node import NodeSource, make_node
 from .pack import pack_expression
 from .writes import with_history, write_overlapping, write_overlapping_with_history, write_with_history
@@ -65,14 +65,15 @@ class _Renderer:
         self, compiled: Compiled, inputs: list[str], names: Names, diverged: str, symbols: Mapping[Any, str]
     ) -> None:
         self.compiled = compiled
-        self.symbols = symbols
         self.diverged = diverged
-        self.signature: Signature = compiled.partitioned.joint.signature
+        self.joint = compiled.partitioned.joint
+        self.signature: Signature = self.joint.signature
         self.inputs = inputs
         self.names = names
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
+        self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
         self.with_history: set[str] = set()  # views that have a history of their own by now
@@ -93,7 +94,9 @@ class _Renderer:
             marks = []
             self._training()
         if signature.decisions:
-            self.lines = decision_lines(signature, self.inputs, self.outputs, self.lines, self.bind, self.diverged)
+            self.lines = decision_lines(
+                self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
+            )
         if self._views_taken(When.BEFORE_WRITES):
             self.lines += marks
             marks = []

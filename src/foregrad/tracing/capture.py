@@ -19,9 +19,7 @@ from .._torch.dispatch import (
     single_threaded_backward,
     symbolic_composites,
 )
-from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.patches import Hooks, patched
-from .._torch.symbols import has_symbolic
 from .._torch.tensors import is_usable, is_view
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
@@ -46,7 +44,8 @@ from .reach import reached_from
 from .recorder import Recorder
 from .reshaping import reshape_view
 from .session import Session, fresh_autocast_cache, make_tangent
-from .symbols import SizeSymbols
+from .sizes import OpenSizes
+from .symbols import fake_mode_of, symbols_of
 from .tape import Entry
 
 __all__ = ["Captured", "capture_call"]
@@ -139,8 +138,8 @@ class _Capture:
         self.name = name
         self.replays_views = replays_views
         self.sizes_change = False
-        self.symbols = _symbols_of(call)
-        self.fake_mode = _fake_mode_of(call, self.symbols)
+        self.symbols = symbols_of(call)
+        self.fake_mode = fake_mode_of(call, self.symbols)
         self.inputs = Inputs(
             call, self.fake_mode, shared_bases=shared_bases, whole=whole, viewed=viewed, symbols=self.symbols
         )
@@ -152,7 +151,8 @@ class _Capture:
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
         table = self.symbols.table if self.symbols else None
-        self.recorder.decisions.numbers = Numbers(self.recorder, table)
+        numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
+        self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.modules: dict[int, torch.nn.Module] = {}
         self.regions = itertools.count(1)
         self.lifting = Lifting(
@@ -398,6 +398,8 @@ class _Capture:
                 outputs.append(None)
                 shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
         outputs += [None] * len(inputs.numbers)
+        decisions = self.recorder.decisions
+        table = decisions.numbers.table if self.symbols or decisions.sizes.made else None
         module = build_module(
             self.recorder.tape,
             [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
@@ -405,8 +407,12 @@ class _Capture:
             outputs,
             self.fake_mode,
             "JointGraph",
-            self.symbols is not None,
-            {**self.recorder.decisions.numbers.by_entry, **{id(n.entry): n.number.plain() for n in inputs.numbers}},
+            table is not None,
+            {
+                **decisions.numbers.by_entry,
+                **decisions.sizes.made,
+                **{id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
+            },
         )
         number = {id(r): i for i, r in enumerate(records)}
         found.updates += [
@@ -416,7 +422,10 @@ class _Capture:
         signature = Signature(
             inputs=(
                 *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
-                *(InputInfo(n.slot, _NUMBER, False, True, n.argument, number=int) for n in inputs.numbers),
+                *(
+                    InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
+                    for n in inputs.numbers
+                ),
             ),
             graph_outputs=tuple(found.slots),
             graph_output_specs=tuple(found.specs),
@@ -437,7 +446,6 @@ class _Capture:
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
             symbols=self._signature_symbols(records),
         )
-        table = self.symbols.table if self.symbols else None
         return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
@@ -466,8 +474,14 @@ class _Capture:
             ),
             (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
-            read_again(self.recorder.tape) | {n.entry.name for n in self.inputs.numbers if n.entry.name is not None},
+            read_again(self.recorder.tape) | self._names_of_numbers(),
         )
+
+    def _names_of_numbers(self) -> frozenset[str]:
+        """The nodes of integers and of sizes that the graph finds: a derivative may compute with any of them."""
+        sizes = self.recorder.decisions.sizes.made
+        entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if id(e) in sizes)]
+        return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -479,20 +493,3 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
     # Autocast belongs to the forward: eager's backward usually runs outside its region.
     with disable_autocast(), torch.autograd.set_detect_anomaly(False):
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
-
-
-def _symbols_of(call: FlatCall) -> SizeSymbols | None:
-    """For the sizes that are to be symbolic, or are so in fake tensors that were given."""
-    for leaf in call.leaves:
-        if has_symbolic(leaf.shape if isinstance(leaf, torch.Tensor) else leaf):
-            return SizeSymbols(_fake_mode_of(call, None).shape_env)
-    return SizeSymbols() if call.dynamic or call.numbers else None
-
-
-def _fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
-    for leaf in call.leaves:
-        if isinstance(leaf, FakeTensor):
-            return leaf.fake_mode
-    mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
-    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
-    return mode

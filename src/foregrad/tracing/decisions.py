@@ -21,16 +21,18 @@ import torch
 from .._torch.dispatch import default_generator, plain_execution
 from .._torch.fakes import FakeTensor
 from .._torch.ops import OpOverload, depends_on_values
-from .._torch.symbols import concrete, map_symbolic
+from .._torch.symbols import concrete, map_symbolic, symbol_made
 from ..errors import UnsupportedDataDependentError
 from ..graph.meta import TensorSpec
+from .sizes import OpenCall, SizedCall, shapes_of
 from .tape import Entry, Tape, entries_in, map_entries
 from .views import Emit
 
 if TYPE_CHECKING:
     from .numbers import Numbers
+    from .sizes import OpenSizes
 
-__all__ = ["Decided", "Decisions", "SizedCall", "generators_drawn_from", "picks_by_masks", "sized_by_values"]
+__all__ = ["Decided", "Decisions", "generators_drawn_from", "picks_by_masks", "sized_by_values"]
 
 aten = torch.ops.aten
 
@@ -43,6 +45,7 @@ class Decided:
     value: Any
     where: str
     is_tensor: bool = True
+    symbol: Any = None  # of a size that is not decided on: the graph serves more than this one
 
 
 class Decisions:
@@ -58,6 +61,7 @@ class Decisions:
         self.made: list[Decided] = []
         self.varied = varied
         self.numbers: Numbers
+        self.sizes: OpenSizes
         self._prefix = _Prefix(tape, real_of)
         self._by_entry: dict[int, Decided] = {}
 
@@ -92,12 +96,18 @@ class Decisions:
             ) from None
 
     def sized(self, entry: Entry, where: str, emit: Emit) -> Any:
-        """What an operator gives whose result's size depends on values; the size becomes a decision."""
-        func, masks = entry.target, self._masks_that_decide(entry)
+        """What an operator gives whose result's size depends on values, with specs in place of tensors.
+
+        The size becomes a decision, or stays open (see sizes.py).
+        """
         try:
             result = self._prefix.value(entry)
         except _Unknown:
             # In a backward the numbers come from outside, but the mask that picks some of them doesn't.
+            picked = self.sizes.picked(entry)
+            if picked is not None:
+                return picked
+            masks = self._masks_that_decide(entry)
             if masks is None:
                 self.value(entry, where)
                 raise
@@ -105,14 +115,25 @@ class Decisions:
             for mask in masks:
                 self.item(emit(aten.sum.default, mask), where, emit)
             return result
-        call = SizedCall(func, _shapes_of(result))
-        entry.target = call
-        entry.spec = _specs_of(result)
+        opened = self.sizes.open(entry, result, where)
+        if opened is None:
+            self.sizes.remember(entry, result)
+            entry.target = SizedCall(entry.target, shapes_of(result))
+            entry.spec = _specs_of(result)
+        else:
+            entry.target, entry.spec = opened.target, opened.specs
         index, first = _first_tensor(result)
-        part = entry if index is None else emit(operator.getitem, entry, index)
-        size = emit(aten.sym_numel.default, part)
-        self._add(Decided(size, first.numel(), where, is_tensor=False))
-        return result
+        if opened is None:
+            part = entry if index is None else emit(operator.getitem, entry, index)
+            size = emit(aten.sym_numel.default, part)
+            self._add(Decided(size, first.numel(), where, is_tensor=False))
+        elif opened.is_new:
+            index, dim = opened.place
+            part = entry if index is None else emit(operator.getitem, entry, index)
+            size = emit(aten.sym_size.int, part, dim)
+            self.sizes.made[id(size)] = opened.number
+            self._add(Decided(size, first.numel(), where, is_tensor=False, symbol=symbol_made(opened.number)))
+        return _with_specs(result, entry.spec)
 
     def _masks_that_decide(self, entry: Entry) -> list[Entry] | None:
         """For picking elements by masks: the masks."""
@@ -148,44 +169,21 @@ def picks_by_masks(entry: Entry) -> bool:
 
 def sized_by_values(entry: Entry) -> bool:
     """Whether the size of an entry's result depends on values, as far as its operator is known to be such a one."""
-    if isinstance(entry.target, SizedCall) or picks_by_masks(entry):
+    if isinstance(entry.target, (SizedCall, OpenCall)) or picks_by_masks(entry):
         return True
     return isinstance(entry.target, OpOverload) and depends_on_values(entry.target)
-
-
-class SizedCall:
-    """An operator whose results' sizes depend on values, for a graph in which they are known: raises for others."""
-
-    def __init__(self, op: Any, shapes: tuple[Any, ...]) -> None:
-        self.op = op
-        self.shapes = shapes
-        self.__name__ = self.__qualname__ = "sized_" + str(op.overloadpacket.__name__).strip("_")
-        self.__module__ = __name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.op(*args, **kwargs)
-        shapes = _shapes_of(result)
-        if shapes != self.shapes:
-            raise SizeDivergedError(f"`{self.op}` gave sizes {shapes} where the graph was captured for {self.shapes}")
-        return result
-
-    def __repr__(self) -> str:
-        return f"sized_call({self.op}, {self.shapes})"
-
-
-class SizeDivergedError(RuntimeError):
-    """Raised inside of a graph: its sizes are not those of this call."""
-
-
-def _shapes_of(result: Any) -> tuple[Any, ...]:
-    values = result if isinstance(result, (tuple, list)) else (result,)
-    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else None for v in values)
 
 
 def _specs_of(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return TensorSpec.of(result)
     return tuple(_specs_of(item) for item in result) if isinstance(result, (tuple, list)) else None
+
+
+def _with_specs(result: Any, specs: Any) -> Any:
+    if isinstance(result, (tuple, list)):
+        return tuple(_with_specs(item, spec) for item, spec in zip(result, specs, strict=True))
+    return specs if isinstance(result, torch.Tensor) else result
 
 
 def _first_tensor(result: Any) -> tuple[int | None, torch.Tensor]:

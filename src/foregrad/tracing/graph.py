@@ -83,6 +83,9 @@ class _Builder:
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
         self.nodes[id(entry)] = node
+        number = self.numbers.get(id(entry))
+        if self.sizes is not None and isinstance(number, torch.SymInt):
+            self.sizes.define(number, node)
 
     def _node(self, entry: Entry) -> fx.Node:
         return self.nodes[id(entry)]

@@ -34,6 +34,7 @@ from .tape import Entry
 __all__ = ["CaptureAgain", "InputRecord", "Inputs", "NumberRecord", "SharedClosureFound"]
 
 aten = torch.ops.aten
+_FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
 
 
 class InputRecord:
@@ -69,12 +70,17 @@ class InputRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumberRecord:
-    """An argument that is a symbolic integer."""
+    """An argument that is a number and may be another: a symbolic integer, or a float, which is read off a tensor."""
 
     entry: Entry
     argument: int
     slot: Slot
     number: Any
+    real: torch.Tensor | None = None  # the float's tensor
+
+    @property
+    def type(self) -> type:
+        return int if self.real is None else float
 
 
 class _StandIn(torch.autograd.Function):
@@ -157,6 +163,8 @@ class Inputs:
         assert self.symbols is not None
         slot, entry = Input(self.call.paths[index]), Entry(None)
         leaf = self.call.leaves[index]
+        if type(leaf) is float:
+            return self._float(index, leaf, slot)
         if is_symbolic(leaf):
             self.symbols.given([(None, leaf)], entry)
             number = TracedInt(leaf.node)
@@ -165,6 +173,15 @@ class Inputs:
         if is_symbolic(number):
             self.numbers.append(NumberRecord(entry, index, slot, number))
             self.recorder.tape.append(entry)
+        return number
+
+    def _float(self, index: int, value: float, slot: Slot) -> Any:
+        recorder = self.recorder
+        entry = recorder.tape.append(Entry(None, spec=_FLOAT))
+        read = recorder.emit_number(aten._local_scalar_dense.default, entry)
+        number = recorder.decisions.numbers.float(read, value, str(slot))
+        real = torch.tensor(value, dtype=_FLOAT.dtype, device=_FLOAT.device)
+        self.numbers.append(NumberRecord(entry, index, slot, number, real))
         return number
 
     def _with_symbols(self, record: InputRecord) -> None:
@@ -212,7 +229,7 @@ class Inputs:
         for whole, _ in self.memory:
             if whole.entry is entry:
                 return whole_memory(whole.real, whole.spec.dtype)
-        return None
+        return next((number.real for number in self.numbers if number.entry is entry), None)
 
     def _source_of(self, real: torch.Tensor) -> Source:
         if self._sources is None:
@@ -330,12 +347,16 @@ class Inputs:
         elif not hasattr(record, "stand_in"):
             fake = self._with_counter_of_others(record, bases)
             if fake is None:
-                fake = new_fake_over(
-                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-                )
+                fake = self._over(memory, record)
             self._set_stand_in(record, self._with_bits(fake, spec))
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)
+
+    def _over(self, memory: torch.UntypedStorage, record: InputRecord) -> torch.Tensor:
+        """A fake for a record over the memory that it shares with others."""
+        spec = record.spec
+        with torch.inference_mode(mode=record.real.is_inference()):
+            return new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
     def _with_counter_of_others(self, record: InputRecord, bases: dict[int, InputRecord]) -> torch.Tensor | None:
         """A fake that shares the version counter of another member, where the real tensors share theirs."""
@@ -364,20 +385,12 @@ class Inputs:
             if found is None:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
                 self._add(found)
-                spec = found.spec
-                fake = new_fake_over(
-                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-                )
-                self._set_stand_in(found, self._with_bits(fake, spec))
+                self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
                 found.initial = _member_value(found, self.memory[-1][0])
                 self.memory[-1][1].append(found)
                 self._register(found)
             else:
-                spec = found.spec
-                fake = new_fake_over(
-                    self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset
-                )
-                self._set_stand_in(found, self._with_bits(fake, spec))
+                self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
             bases[id(base)] = found
         return bases
 

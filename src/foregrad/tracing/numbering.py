@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from .._torch.symbols import is_symbolic, symbol_made
@@ -95,14 +96,19 @@ def _frozen(value: Any, numbers: Any) -> Any:
     if isinstance(value, Entry):
         return "#", numbers[id(value)]
     if isinstance(value, fx.Node):
-        size = value.meta.get("val") if value not in numbers else None
-        return ("size", symbol_made(size)) if is_symbolic(size) else ("#", numbers[value])
+        # A size that an operator found is on the tape too; what is computed with it names the size.
+        size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
+        if size is None and value not in numbers:
+            size = value.meta.get("val")
+        if isinstance(size, torch.SymInt) or (is_symbolic(size) and value not in numbers):
+            return _size(size)
+        return "#", numbers[value]
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(item, numbers) for item in value)
     if isinstance(value, dict):
         return tuple((key, _frozen(item, numbers)) for key, item in value.items())
     if is_symbolic(value):
-        return "size", symbol_made(value)
+        return _size(value)
     if isinstance(value, float):
         return float, value.hex()  # 0.0 is not -0.0, and nan is nan
     if isinstance(value, complex):
@@ -114,3 +120,7 @@ def _frozen(value: Any, numbers: Any) -> Any:
     except TypeError:
         return "object", id(value)
     return type(value), value
+
+
+def _size(number: Any) -> Any:
+    return "size", number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)

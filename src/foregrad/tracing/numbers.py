@@ -36,16 +36,24 @@ class Numbers:
 
     def float(self, entry: Entry, value: float, where: str) -> TracedFloat:
         """The number that `entry` computes, `value` in this call."""
-        if self.table is None:
-            self.table = SymbolTable()
-            self.recorder.fake_mode.shape_env = self.table.env
-            self.recorder.is_symbolic = True
-        number = TracedFloat(self.table.float_node(value, f"number {len(self.made)}"))
+        number = TracedFloat(self._symbols().float_node(value, f"number {len(self.made)}"))
         number.entry, number.numbers, number.value, number.where = entry, self, value, where
         self.made.append(number)
         self.by_entry[id(entry)] = number
         self.by_symbol[symbol_made(number)] = number
         return number
+
+    def size(self, value: int, where: str) -> Any:
+        """A size that the graph computes, `value` in this call; None where that can't be a symbol."""
+        number = self._symbols().computed_symbol(value, f"a size found at {where}")
+        return number if isinstance(number, torch.SymInt) else None
+
+    def _symbols(self) -> SymbolTable:
+        if self.table is None:
+            self.table = SymbolTable()
+            self.recorder.fake_mode.shape_env = self.table.env
+            self.recorder.is_symbolic = True
+        return self.table
 
     def known(self, number: Any) -> TracedFloat | None:
         """The number of ours that a symbolic float is: torch wraps them anew on their way through it."""

@@ -73,8 +73,9 @@ class Analysis:
     def add_decisions(self, made: list[Decided]) -> None:
         """Values that the program read become graph outputs, behind all others."""
         for decided in made:
-            out = self.add(Decision(decided.where), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
-            self.decisions.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor))
+            out = self.add(Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
+            info = DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol)
+            self.decisions.append(info)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

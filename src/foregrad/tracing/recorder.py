@@ -21,6 +21,7 @@ from .._torch.fakes import (
     FakeTensorMode,
     fake_device,
     new_fake,
+    outside_inference,
     symbolic_fake,
 )
 from .._torch.ops import OpOverload
@@ -196,6 +197,8 @@ class Recorder(TorchDispatchMode):
     def pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
+        if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
+            args = (self.constant(torch.tensor(args[0], dtype=torch.complex128, device="cpu")), *args[1:])
         try:
             if plan.is_cacheable:
                 out, specs = self.metadata.run(info, args, kwargs)
@@ -213,6 +216,8 @@ class Recorder(TorchDispatchMode):
                 raise
             return self._run_for_real(info.op, args, kwargs, error)
         if info.is_view:
+            if torch.is_inference_mode_enabled() and not args[0].is_inference():
+                out = outside_inference(self.fake_mode, args[0], out)
             return self._view(info, args, kwargs, out, specs)
         target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
         entry = self.entry(
@@ -371,6 +376,8 @@ class Recorder(TorchDispatchMode):
     def _fakes_like(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.fake_of(TensorSpec.of(value))
+        if isinstance(value, TensorSpec):
+            return self.fake_of(value)
         if isinstance(value, (tuple, list)):
             return tuple(self._fakes_like(item) for item in value)
         return value
@@ -425,10 +432,10 @@ class Recorder(TorchDispatchMode):
         """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
         entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), is_random=False)
         try:
-            real = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
+            specs = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
         except UnsupportedDataDependentError:
             raise error from None
-        return self.bind_results(entry, self._fakes_like(real))
+        return self.bind_results(entry, self._fakes_like(specs))
 
 
 def _has_real(values: Any) -> bool:

@@ -20,10 +20,11 @@ from .._torch.patches import Hooks, patched
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides
 from .alias import Value
-from .decisions import Decisions, SizedCall, picks_by_masks, sized_by_values
+from .decisions import Decisions, picks_by_masks, sized_by_values
 from .lifting import Lifting
 from .numbering import Numbering
 from .recorder import Recorder
+from .sizes import OpenCall, SizedCall
 from .tape import Entry
 
 __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
@@ -103,7 +104,7 @@ class _DecidedBefore(Decisions):
 
     def __init__(self, before: Decisions, numbering: Numbering) -> None:
         super().__init__(numbering.tape, lambda _entry: None)
-        self.numbers = before.numbers
+        self.numbers, self.sizes = before.numbers, before.sizes
         self.before = before.made
         self.numbering = numbering
         self.start = len(numbering.tape.entries)
@@ -127,24 +128,18 @@ class _DecidedBefore(Decisions):
         for other in self.numbering.tape.entries[: self.start]:
             if key is not None and self._key(other) == key:
                 entry.target, entry.spec = other.target, other.spec
-                return _empty(other.spec)
+                return other.spec
         return super().sized(entry, where, emit)
 
     def _key(self, entry: Entry) -> Any:
         """Equal for entries that have results of the same sizes; None where there is nothing to tell."""
-        target = entry.target.op if isinstance(entry.target, SizedCall) else entry.target
+        target = entry.target.op if isinstance(entry.target, (SizedCall, OpenCall)) else entry.target
         if not sized_by_values(entry):
             return None
         if picks_by_masks(entry):
             spec = entry.args[0].spec
-            return target, spec.shape, spec.dtype, self.numbering.key(entry.args[1])
+            return target, self.numbering.key(spec.shape), spec.dtype, self.numbering.key(entry.args[1])
         return target, self.numbering.key(entry.args), self.numbering.key(entry.kwargs)
-
-
-def _empty(spec: Any) -> Any:
-    if isinstance(spec, TensorSpec):
-        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
-    return tuple(map(_empty, spec)) if isinstance(spec, tuple) else None
 
 
 def run_engine(

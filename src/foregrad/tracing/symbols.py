@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.graphs import symbol_of
-from .._torch.symbols import SymbolTable, TracedInt, write_expression
+from .._torch.symbols import SymbolTable, TracedInt, expression_in, has_symbolic, symbol_made, write_expression
 from ..errors import UnsupportedError
+from ..frontend.call import FlatCall
 from ..graph.meta import NodeMeta, TensorSpec
 from ..graph.signature import SizeSymbol
 from .tape import Entry
 
-__all__ = ["SizeNodes", "SizeSymbols", "symbols_of_inputs"]
+__all__ = ["SizeNodes", "SizeSymbols", "following_strides", "symbols_of_inputs"]
 
 aten = torch.ops.aten
 
@@ -35,14 +37,8 @@ class SizeSymbols:
             self.table.symbol(size, f"{name}.size({dim})", (entry, dim), dims[dim]) if dim in dims else size
             for dim, size in enumerate(spec.shape)
         ]
-        stride = list(spec.stride)
-        order = sorted(range(len(shape)), key=lambda dim: (spec.stride[dim], -dim))
-        for inner, outer in itertools.pairwise(order):
-            if spec.stride[outer] and spec.stride[outer] == spec.stride[inner] * spec.shape[inner]:
-                stride[outer] = stride[inner] * shape[inner]
-        return TensorSpec(
-            tuple(shape), tuple(stride), spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg
-        )
+        stride = following_strides(spec, shape)
+        return TensorSpec(tuple(shape), stride, spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg)
 
     def given(self, numbers: Iterable[Any], entry: Any) -> None:
         """Sizes that are symbolic already: those of a fake tensor, or one number (dimension None)."""
@@ -62,6 +58,16 @@ class SizeSymbols:
         for symbol, (entry, dim) in self.table.bound.items():
             found.append(SizeSymbol(symbol, number[id(entry)], dim))
         return tuple(found)
+
+
+def following_strides(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a tensor laid out as `spec` is, of another, symbolic `shape`."""
+    stride = list(spec.stride)
+    order = sorted(range(len(shape)), key=lambda dim: (spec.stride[dim], -dim))
+    for inner, outer in itertools.pairwise(order):
+        if spec.stride[outer] and spec.stride[outer] == spec.stride[inner] * spec.shape[inner]:
+            stride[outer] = stride[inner] * shape[inner]
+    return tuple(stride)
 
 
 def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[int, Any]) -> tuple[SizeSymbol, ...]:
@@ -98,13 +104,17 @@ class SizeNodes:
 
     def node(self, number: Any) -> Any:
         """The node of a symbolic number, or the plain number that it can only be."""
-        expression = number.node.expr
+        expression = expression_in(number, self.symbols | self.places)
         if expression not in self.written:
             for symbol in sorted(expression.free_symbols, key=str):
                 if symbol not in self.symbols:
                     self.symbols[symbol] = self._size(symbol)
-            self.written[expression] = write_expression(self.graph, number, self.symbols)
+            self.written[expression] = write_expression(self.graph, number, self.symbols, expression)
         return self.written[expression]
+
+    def define(self, number: Any, node: fx.Node) -> None:
+        """`node` computes this symbolic number."""
+        self.symbols.setdefault(symbol_made(number), node)
 
     def _size(self, symbol: Any) -> fx.Node:
         place = self.places.get(symbol)
@@ -119,3 +129,21 @@ class SizeNodes:
         node = self.graph.create_node("call_function", aten.sym_size.int, (placeholder, dim), {}, f"size_{symbol}")
         node.meta = NodeMeta({"val": entry.spec.shape[dim], "partitioner_tag": "is_forward"})  # type: ignore[union-attr]
         return node
+
+
+def symbols_of(call: FlatCall) -> SizeSymbols | None:
+    """For the sizes that are to be symbolic, or are so in fake tensors that were given."""
+    for leaf in call.leaves:
+        if has_symbolic(leaf.shape if isinstance(leaf, torch.Tensor) else leaf):
+            return SizeSymbols(fake_mode_of(call, None).shape_env)
+    return SizeSymbols() if call.dynamic or call.numbers else None
+
+
+def fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
+    """The mode of the fake tensors that were given, or else a new one."""
+    for leaf in call.leaves:
+        if isinstance(leaf, FakeTensor):
+            return leaf.fake_mode
+    mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
+    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
+    return mode

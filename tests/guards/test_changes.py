@@ -1,0 +1,157 @@
+"""What may happen to a compiled module between two calls: each keeps working, with the graph it has or another."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.second(self.drop(self.norm(self.first(x)).relu()))
+
+
+def halved(module, args, out):
+    return out / 2
+
+
+def scaled_gradient(module, given, got):
+    return (given[0] * 3,)
+
+
+def freeze(model):
+    model.first.requires_grad_(False)
+
+
+def thaw(model):
+    model.first.requires_grad_(False)
+    model.first.requires_grad_(True)
+
+
+def add_a_parameter(model):
+    model.second.register_parameter("scale", nn.Parameter(torch.ones(2)))
+
+
+def remove_a_parameter(model):
+    model.second.bias = None
+
+
+def tie(model):
+    model.second.bias = model.extra = nn.Parameter(torch.full((2,), 3.0))
+
+
+def load(model):
+    model.load_state_dict({k: torch.full_like(v, 0.5) for k, v in model.state_dict().items()})
+
+
+def load_by_assignment(model):
+    model.load_state_dict({k: torch.full_like(v, 0.5) for k, v in model.state_dict().items()}, assign=True)
+
+
+def set_data(model):
+    model.first.weight.data = torch.full((4, 3), 0.25)
+
+
+def write(model):
+    with torch.no_grad():
+        model.first.weight.mul_(2)
+        model.norm.running_mean.fill_(1)
+
+
+def step(model):
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+CHANGES = {  # how many graphs there are afterwards
+    "nothing": (1, lambda m: None),
+    "train": (1, lambda m: m.train()),
+    "eval": (2, lambda m: m.eval()),
+    "eval and train": (1, lambda m: m.eval().train()),
+    "to another dtype": (2, lambda m: m.to(torch.float64)),
+    "half precision": (2, lambda m: m.bfloat16()),
+    "to where it is": (1, lambda m: m.to("cpu")),
+    "float": (1, lambda m: m.float()),
+    "frozen": (2, freeze),
+    "frozen and thawed": (1, thaw),
+    "a parameter more": (1, add_a_parameter),
+    "a parameter fewer": (2, remove_a_parameter),
+    "a parameter replaced": (1, tie),
+    "a submodule replaced": (2, lambda m: setattr(m, "second", nn.Linear(4, 2))),
+    "load_state_dict": (1, load),
+    "load_state_dict by assignment": (1, load_by_assignment),
+    "data": (1, set_data),
+    "written in place": (1, write),
+    "a step of an optimizer": (1, step),
+    "a hook on a submodule": (2, lambda m: m.first.register_forward_hook(halved)),
+    "a hook before a submodule": (2, lambda m: m.first.register_forward_pre_hook(lambda m, args: (args[0] * 2,))),
+    "a backward hook": (2, lambda m: m.second.register_full_backward_hook(scaled_gradient)),
+    "a hook on the module": (1, lambda m: m.register_forward_hook(halved)),
+    "a hook on a parameter": (1, lambda m: m.first.weight.register_hook(lambda g: g * 2)),
+    "a hook that went again": (1, lambda m: m.first.register_forward_hook(halved).remove()),
+    "gradients set to none": (1, lambda m: m.zero_grad(set_to_none=True)),
+    "apply": (1, lambda m: m.apply(lambda part: None)),
+}
+
+
+def run(model, seed):
+    """One call and its backward: output, gradients, state."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    x = torch.randn(5, 3, dtype=next(model.parameters()).dtype)
+    out = model(x)
+    out.float().sum().backward()
+    return [out, *(p.grad for p in model.parameters()), *model.state_dict().values()]
+
+
+@pytest.mark.parametrize("through", ["the compiled module", "the module itself"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_between_two_calls(name, through):
+    graphs, change = CHANGES[name]
+    torch.manual_seed(0)
+    plain = Net()
+    inner = copy.deepcopy(plain)
+    compiled = foregrad.compile(inner, backend="eager")
+    for model, changed in ((plain, plain), (compiled, compiled if through == "the compiled module" else inner)):
+        run(model, 1)
+        torch.manual_seed(2)
+        change(changed)
+    for seed in (3, 4):
+        expected, actual = run(plain, seed), run(compiled, seed)
+        assert len(expected) == len(actual)
+        for a, b in zip(expected, actual, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a.dtype is b.dtype and torch.equal(a, b))
+    assert len(compiled.foregrad.compilations) == graphs
+
+
+@pytest.mark.parametrize("name", ["eval", "half precision", "frozen", "load_state_dict", "a hook on a submodule"])
+@pytest.mark.parametrize("remake", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_a_change_then_a_copy(name, remake):
+    torch.manual_seed(0)
+    plain = Net()
+    compiled = foregrad.compile(copy.deepcopy(plain), backend="eager")
+    copies = []
+    for model in (plain, compiled):
+        run(model, 1)
+        CHANGES[name][1](model)
+        copies.append(remake(model))
+    for a, b in zip(run(copies[0], 2), run(copies[1], 2), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)
+    assert not copies[1].foregrad.specializations or copies[1].foregrad is not compiled.foregrad
