@@ -60,7 +60,7 @@ def show(losses: list[float], field: torch.Tensor) -> None:
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
     left.semilogy(losses)
     left.set(title="loss", xlabel="step")
-    right.imshow(field, origin="lower", extent=(0, 1, 0, 1))
+    right.imshow(field.numpy(), origin="lower", extent=(0, 1, 0, 1))
     right.set(title="u")
     plt.savefig("pinn.png")
     print("drawn to pinn.png")

@@ -54,6 +54,7 @@ class Session:
         self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
         recorder.adopt = self._adopt
         recorder.writes.past_the_edges = lambda _root: None
+        recorder.writes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
         recorder.origins.root = run_engine.__code__
 
     def _adopt(self, real: torch.Tensor) -> torch.Tensor:
