@@ -155,3 +155,36 @@ def test_a_change_then_a_copy(name, remake):
         assert (a is None) == (b is None)
         assert a is None or torch.equal(a, b)
     assert not copies[1].foregrad.specializations or copies[1].foregrad is not compiled.foregrad
+
+
+class Tripled(torch.autograd.Function):
+    """Returns a view of what it is given, as the backward hooks of modules do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        Tripled.apply,
+        lambda x: Tripled.apply(x * 2),
+        lambda x: Tripled.apply(x * 2)[1:],
+        lambda x: Tripled.apply((x * 2)[1:]),
+        lambda x: Tripled.apply(Tripled.apply(x.exp())),
+    ],
+)
+def test_a_view_that_a_custom_function_returns_has_its_gradient(fn):
+    found = []
+    for function in (fn, foregrad.compile(fn, backend="eager")):
+        x = torch.arange(3.0).requires_grad_()
+        out = function(x)
+        assert not out.is_leaf
+        found.append((out, *torch.autograd.grad(out.sum(), x)))
+    for ours, eagers in zip(*reversed(found), strict=True):
+        assert torch.equal(ours, eagers)

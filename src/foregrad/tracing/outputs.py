@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
@@ -218,7 +219,8 @@ def _bases(
             bases[key] = _BaseOutput(root, output, ())
             continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        if len(group) == 1 and (is_plain or id(first) in recorder.writes.replaced):
+        has_own = id(first) in recorder.writes.replaced or _is_from_custom_function(recorder, first)
+        if len(group) == 1 and (is_plain or has_own):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
             if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
@@ -364,6 +366,13 @@ def _with_own_history(
         return alias
     if leaf.is_leaf:
         return dataclasses.replace(alias, leaf=True)
+    if _is_from_custom_function(recorder, leaf):  # no view to autograd, however it was made
+        cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
+        alias = dataclasses.replace(
+            alias, steps=(cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
+        )
+        own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
+        return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
     if not cuts:
         return alias
@@ -402,6 +411,19 @@ def _input_alias(
     if not is_current and (not steps or steps[0].when > When.BEFORE_WRITES):
         steps = (_as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
+
+
+def _is_from_custom_function(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    """Whether a view was taken without gradients, and has some nevertheless: a custom Function returned it."""
+    steps = list(itertools.takewhile(lambda link: link.view is not None, _chain(recorder.value_of(tensor))))
+    if all(link.view.grad_enabled for link in steps):  # type: ignore[union-attr]
+        return False
+    node = tensor.grad_fn
+    for _ in steps:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return False
 
 
 def _chain(value: Value) -> list[Value]:
