@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_usable, is_view, version_of
+from .._torch.tensors import base_of, history_of, is_usable, is_view, share_counters, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -102,6 +102,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _metadata(recorder, found, index, record)
         else:
             _updates(recorder, found, index, record, id(record) in through_bases.values())
+    found.counted = [i for i in found.counted if not _counted_with_another(found, inputs.records, i)]
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
@@ -154,6 +155,12 @@ def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputReco
     for _, op, args, kwargs, grad_enabled in writes:
         found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
     return False
+
+
+def _counted_with_another(found: Analysis, records: list[InputRecord], index: int) -> bool:
+    """Whether writing to another input moves this one's version, too."""
+    writes = (records[update.input].real for update in found.updates if update.counted)
+    return any(share_counters(real, records[index].real) for real in writes if not real.is_inference())
 
 
 def _updates(
@@ -415,10 +422,11 @@ def _input_alias(
 
 def _is_from_custom_function(recorder: Recorder, tensor: torch.Tensor) -> bool:
     """Whether a view was taken without gradients, and has some nevertheless: a custom Function returned it."""
-    steps = list(itertools.takewhile(lambda link: link.view is not None, _chain(recorder.value_of(tensor))))
-    if all(link.view.grad_enabled for link in steps):  # type: ignore[union-attr]
+    views = [link.view for link in _chain(recorder.value_of(tensor))]
+    steps = list(itertools.takewhile(lambda view: view is not None and view.made is not None, views))
+    if all(view.grad_enabled for view in steps if view is not None):
         return False
-    node = tensor.grad_fn
+    node: Any = history_of(tensor)
     for _ in steps:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
