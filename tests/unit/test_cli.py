@@ -339,7 +339,8 @@ def test_the_demo_is_equal_bit_for_bit():
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples_run(example, capsys, monkeypatch):
+def test_examples_run(example, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(example)])
+    monkeypatch.chdir(tmp_path)  # they draw pictures where they are run
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
