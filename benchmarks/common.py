@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,11 @@ def interleaved_once(
 def interleaved_calls(
     variants: Mapping[str, Callable[[], Any]], rounds: int, inner_s: float = 0.004
 ) -> dict[str, Timing]:
-    """Time of one call of each variant: many short rounds in turns, each of as many calls as fill `inner_s`."""
+    """Time of one call of each variant: many short rounds, each of as many calls as fill `inner_s`.
+
+    A round goes through the variants in another order each time: what the one before left behind, in the processor's caches
+    and in the allocator, would favour some of them.
+    """
     counts = {}
     for name, run in variants.items():
         for _ in range(5):
@@ -93,8 +98,11 @@ def interleaved_calls(
     gc.collect()
     gc.disable()
     try:
+        order = list(variants.items())
+        shuffle = random.Random(0).shuffle
         for _ in range(rounds):
-            for name, run in variants.items():
+            shuffle(order)
+            for name, run in order:
                 count = range(counts[name])
                 start = time.process_time()
                 for _ in count:
@@ -147,6 +155,7 @@ _HEAD = (
 
 def write_results(sections: Sequence[Section], folder: Path) -> None:
     """`RESULTS.md` for people, `RESULTS.json` for programs. Sections that were not run now keep their last figures."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "RESULTS.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     made = environment()
