@@ -40,4 +40,4 @@ def test_parts_need_no_import_of_their_own():
 
 def test_another_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute `compiled`"):
-        foregrad.compiled  # noqa: B018
+        foregrad.compiled
