@@ -105,7 +105,7 @@ class _NodeRenderer:
         def keep(made: Callable[..., Any]) -> None:
             state["backward_graph"] = node.backward = made
 
-        failed = self.partitioned.joint.backward_error is not None
+        failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
             forward=self.compiled.forward,
@@ -207,7 +207,13 @@ class _NodeRenderer:
         lines = [f"def backward(ctx, {', '.join(tangents)}):"]
         if self.partitioned.joint.backward_error is not None:
             self.globals["eager_error"] = _raiser(self.partitioned.joint.backward_error)
-            return [*lines, "    eager_error()"]
+            anything = " or ".join(f"{t} is not None" for t in tangents)
+            lines += [f"    if {anything}:", "        eager_error()"]
+            return [*lines, f"    return {', '.join(['None'] * (len(self.taken) + 1))}"]
+        for position, error in self.partitioned.joint.failing.items():
+            raiser = self.names.fresh("eager_error")
+            self.globals[raiser] = _raiser(error)
+            lines += [f"    if {tangents[position]} is not None:", f"        {raiser}()"]
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,

@@ -74,6 +74,7 @@ class Session:
         recorder = self.recorder
         recorder.recompute = None
         recorder.in_backward = True
+        recorder.phases.clear()  # each run of a node checks anew
         try:
             # Autocast belongs to the forward: eager's backward usually runs outside its region.
             with (
