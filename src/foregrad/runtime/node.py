@@ -108,7 +108,7 @@ class _NodeRenderer:
         failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
-            forward=self.compiled.forward,
+            forward=self._forward_graph(),
             backward=None if failed else state["backward_graph"],
             other_backward=other,
             trails_of=trails_of,
@@ -130,6 +130,24 @@ class _NodeRenderer:
 
     # ---------------------------------------------------------------- forward
 
+    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
+        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
+        signature, forward = self.signature, self.compiled.forward
+        same = [
+            (signature.num_forward_outputs + at, signature.differentiable[position])
+            for position, at in self.partitioned.saved_results.items()
+        ]
+        if not same:
+            return forward
+
+        def forward_graph(values: list[Any]) -> list[Any]:
+            results = forward(values)
+            for saved, output in same:
+                results[saved] = results[output]
+            return results
+
+        return forward_graph
+
     def _forward(self) -> list[str]:
         signature, primals = self.signature, self.primals
         rest = [primals[i] for i in range(len(primals)) if i not in self.taken]
@@ -138,7 +156,7 @@ class _NodeRenderer:
             lines.append(f"    {unpacked(rest)}others")
         outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
         saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
-        self.globals["forward_graph"] = self.compiled.forward
+        self.globals["forward_graph"] = self._forward_graph()
         results = [*outputs, *saved]
         call = f"{unpacked(results)}forward_graph([{', '.join(primals)}])"
         if self.compiled.disable_autocast:

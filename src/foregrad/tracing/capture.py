@@ -165,7 +165,7 @@ class _Capture:
             self.recorder.decisions.numbers.ours,
         )
         self.inner = InnerGradients(self.inputs, lambda: user_line(self.origins.here()), name)
-        self.lifting.on_gradient = self.inner.note
+        self.lifting.on_gradient = lambda *args, **kwargs: self.recorder.in_backward or self.inner.note(*args, **kwargs)
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
@@ -467,7 +467,7 @@ class _Capture:
                     del record.stand_in.__dict__[key]
         differentiable = joint.signature.differentiable
         return Derivable(
-            Session(self.name, self.recorder, known),
+            Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks),
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
             tuple(found.slots[i] for i in differentiable),
             joint.signature.tangent_specs,

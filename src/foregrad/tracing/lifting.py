@@ -56,6 +56,7 @@ class Lifting(TorchFunctionMode):
         self.where = where
         self.known_number = known_number
         self.views_by_strides = False
+        self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
@@ -106,6 +107,10 @@ class Lifting(TorchFunctionMode):
             f"`.backward()` at {self.where()} inside a compiled function writes gradients into tensors, which a "
             "compiled call can't repeat. Use torch.autograd.grad, or call backward outside."
         )
+
+    def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.has_hooks = True
+        return func(*args, **kwargs)
 
     def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_gradient(*args[:2], **kwargs)
@@ -165,6 +170,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.backward: Lifting._backward,
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
+    torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
     torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]
