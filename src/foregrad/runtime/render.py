@@ -15,7 +15,9 @@ import torch
 
 from .._torch import engine
 from .._torch.codegen import view_call
+from .._torch.histories import lead_to
 from .._torch.symbols import expression_text, is_symbolic
+from ..errors import UnsupportedError
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -85,6 +87,10 @@ class _Renderer:
             for name, info in zip(self.inputs, signature.inputs, strict=True)
             if info.becomes_differentiable
         ]
+        for targets, others, said in signature.apart:
+            check = self.bind("check_apart", check_apart)
+            lists = (f"({', '.join(self.inputs[i] for i in group)},)" for group in (others, targets))
+            self.lines.append(f"{check}({', '.join(lists)}, {self.bind('said', said)})")
         self._early_views(When.AT_FIRST)
         if signature.is_inference:
             self._inference()
@@ -326,6 +332,11 @@ class _Renderer:
         if is_symbolic(value):
             return f"({expression_text(value, self.symbols, self.bind)})"
         return self.bind("constant", value)
+
+
+def check_apart(others: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ...], said: str) -> None:
+    if lead_to(others, targets):
+        raise UnsupportedError(said)
 
 
 def _is_late(info: OutputInfo) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from .._torch.dispatch import (
-    disable_autocast,
     force_view_tracking,
     no_saved_tensors_hooks,
     single_threaded_backward,
@@ -31,6 +30,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
+from .backward import InnerGradients, gradients_of, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .graph import build_module
@@ -164,9 +164,12 @@ class _Capture:
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
+        self.inner = InnerGradients(self.inputs, lambda: user_line(self.origins.here()), name)
+        self.lifting.on_gradient = lambda *args, **kwargs: self.recorder.in_backward or self.inner.note(*args, **kwargs)
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
+        self.failing: dict[int, Exception] = {}  # what eager raises in the backward of some outputs only
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function, or None when it must be captured again, with what is set by then.
@@ -317,16 +320,15 @@ class _Capture:
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [
-            r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf) and r.leaf.is_leaf
-        ]
+        sinks = [r for r in records if takes_gradient(r)]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
+            leaves = [r.leaf for r in sinks]
             sources = [found.fakes[i] for i in differentiable]
             recorder.in_backward = True
             try:
                 with self.lifting, recorder:
-                    results = _run_backward(sources, [r.leaf for r in sinks], tangents, keep=self.higher_order)
+                    results, self.failing = gradients_of(sources, leaves, tangents, keep=self.higher_order)
                 for record, gradient in zip(sinks, results, strict=True):
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
@@ -445,8 +447,10 @@ class _Capture:
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
             symbols=self._signature_symbols(records),
+            apart=self.inner.apart(number),
         )
-        return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
+        joint = JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table, self.failing)
+        return records, joint
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:
@@ -463,13 +467,13 @@ class _Capture:
                     del record.stand_in.__dict__[key]
         differentiable = joint.signature.differentiable
         return Derivable(
-            Session(self.name, self.recorder, known),
+            Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks),
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
             tuple(found.slots[i] for i in differentiable),
             joint.signature.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (
-                *(r.leaf if r.leaf is not None and r.leaf.requires_grad else None for r in records),
+                *(r.leaf if takes_gradient(r) else None for r in records),
                 *(None for _ in self.inputs.numbers),
             ),
             (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),
@@ -487,9 +491,3 @@ class _Capture:
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)
-
-
-def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
-    # Autocast belongs to the forward: eager's backward usually runs outside its region.
-    with disable_autocast(), torch.autograd.set_detect_anomaly(False):
-        return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
