@@ -27,8 +27,21 @@ UNARY = (
     "{a}.t()", "{a}[1:].sum(0) + {a}", "{a} * {a}.mean()", "torch.nn.functional.softplus({a})", "{a}.flip(0)",
     "{a}.reshape(-1).view(3, 3)", "{a}.t().contiguous()", "{a}.norm(dim=-1, keepdim=True) + {a}",
 )  # fmt: skip
-BINARY = ("{a} * {b}", "{a} + {b}", "{a} @ {b}", "{a} - {b}.sin()", "{a} / ({b} * {b} + 1)", "torch.where({a} > 0, {a}, {b})")
-WRITES = ("{a}.mul_({b})", "{a}.add_({b}, alpha=0.5)", "{a}[0] = {b}[1] * 1", "{a}.t().add_({b} * 1)", "{a}[:, 1].mul_({b}[0] * 1)")
+BINARY = (
+    "{a} * {b}",
+    "{a} + {b}",
+    "{a} @ {b}",
+    "{a} - {b}.sin()",
+    "{a} / ({b} * {b} + 1)",
+    "torch.where({a} > 0, {a}, {b})",
+)
+WRITES = (
+    "{a}.mul_({b})",
+    "{a}.add_({b}, alpha=0.5)",
+    "{a}[0] = {b}[1] * 1",
+    "{a}.t().add_({b} * 1)",
+    "{a}[:, 1].mul_({b}[0] * 1)",
+)
 CUTS = ("{a}.detach() * {b}", "({a} * {b}).detach()")
 RANDOM = ("torch.rand_like({a}) * {a}", "torch.nn.functional.dropout({a}, 0.3)")
 INNER = (
@@ -109,7 +122,7 @@ class Maker:
         outputs: list[str] = []
         for name, arity, results in functions:
             run = name if self.chance(20) else f"compiled({name})"
-            given = [self.pick((outputs if outputs and self.chance(60) else known)) for _ in range(arity)]
+            given = [self.pick(outputs if outputs and self.chance(60) else known) for _ in range(arity)]
             made = [f"{name}_{i}" for i in range(results)]
             body.append(f"{', '.join(made)}, = {run}({', '.join(given)})")
             for value in made:
@@ -117,7 +130,9 @@ class Maker:
                     body.append(f"if {value}.requires_grad: {value}.register_hook({self.pick(HOOKS)})")
             square = []
             for value in made:
-                body.append(f"{value}s = {value}.sum(0) + {self.pick(known)}" if self.chance(20) else f"{value}s = {value}")
+                body.append(
+                    f"{value}s = {value}.sum(0) + {self.pick(known)}" if self.chance(20) else f"{value}s = {value}"
+                )
                 body.append(f"if {value}s.shape != (3, 3): {value}s = {value}s.sum() * x0")
                 square.append(f"{value}s")
             outputs += square
