@@ -17,7 +17,7 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
     leaves = {id(t) for t in targets if t.grad_fn is None}
     inner = {(t.grad_fn, t.output_nr) for t in targets if t.grad_fn is not None}
     # What made a tensor has a lower number than what was made of it; leaves have none.
-    lowest = 0 if leaves else min(node._sequence_nr() for node, _ in inner if node is not None)
+    lowest = 0 if leaves else min(node._sequence_nr() for node, _ in inner)
     seen = set(roots)
     while roots:
         node = roots.pop()

@@ -184,8 +184,9 @@ class Pipeline:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         with compiling, torch.enable_grad():
+            results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
-                partitioned.forward, partitioned.saved_nodes, list(partitioned.saved_results), written, pattern, wanted
+                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted
             )
             if config.check:
                 derivative.joint.check()

@@ -178,7 +178,7 @@ class _Differentiation:
             session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
         ]
         fakes = [fake for fake, _ in self.tangents]
-        with session.recording(), cut_at([origin.leaves[i] for i in self.sinks]):  # type: ignore[misc]
+        with session.recording(), cut_at(self._variables()[: len(self.sinks)]):
             found = run_engine([origin.outputs[i] for i in given], leaves, fakes, create_graph=True)
         gradients = self._results(found)
         sources = [output for output in self.outputs if output.fake.requires_grad]

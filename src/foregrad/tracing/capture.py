@@ -165,7 +165,7 @@ class _Capture:
             self.recorder.decisions.numbers.ours,
         )
         self.inner = InnerGradients(self.inputs, lambda: user_line(self.origins.here()), name)
-        self.lifting.on_gradient = lambda *args, **kwargs: self.recorder.in_backward or self.inner.note(*args, **kwargs)
+        self.lifting.on_gradient = self._on_gradient
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
@@ -250,6 +250,10 @@ class _Capture:
             yield
         finally:
             self.recorder.recompute = before
+
+    def _on_gradient(self, *args: Any, **kwargs: Any) -> None:
+        if not self.recorder.in_backward:
+            self.inner.note(*args, **kwargs)
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
         self.inputs.check_detach(tensor)
