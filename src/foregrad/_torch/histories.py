@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["lead_to"]
+__all__ = ["have_hooks", "lead_to"]
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
@@ -17,7 +17,7 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
     leaves = {id(t) for t in targets if t.grad_fn is None}
     inner = {(t.grad_fn, t.output_nr) for t in targets if t.grad_fn is not None}
     # What made a tensor has a lower number than what was made of it; leaves have none.
-    lowest = 0 if leaves else min(node._sequence_nr() for node, _ in inner if node is not None)
+    lowest = 0 if leaves else min(node._sequence_nr() for node, _ in inner)
     seen = set(roots)
     while roots:
         node = roots.pop()
@@ -31,3 +31,8 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
                 seen.add(following)
                 roots.append(following)
     return False
+
+
+def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether there is a hook on one of the tensors, which would see, and may change, any gradient taken by it."""
+    return any(t._backward_hooks for t in tensors)
