@@ -337,6 +337,24 @@ PyObject* maybe_clear_saved_tensors(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* before_hooks = nullptr; // what is called before the first hook is put on one of several outputs
+
+PyObject* set_before_hooks(PyObject*, PyObject* callable) {
+  Py_INCREF(callable);
+  Py_XSETREF(before_hooks, callable);
+  Py_RETURN_NONE;
+}
+
+PyObject* register_hook_dict(PyObject* self, PyObject* tensor) {
+  if (before_hooks != nullptr && node_of(self).num_inputs() > 1) {
+    THPObjectPtr done(PyObject_CallOneArg(before_hooks, tensor));
+    if (!done) {
+      return nullptr;
+    }
+  }
+  return torch::autograd::THPCppFunction_register_hook_dict(self, tensor);
+}
+
 // Those that every node of C++ has (the macro for them names one that is not declared), and ours.
 PyGetSetDef node_properties[] = {
     {"next_functions", torch::autograd::THPCppFunction_next_functions, nullptr, nullptr, nullptr},
@@ -351,7 +369,7 @@ PyGetSetDef node_properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMethodDef node_methods[] = {
-    {"_register_hook_dict", torch::autograd::THPCppFunction_register_hook_dict, METH_O, nullptr},
+    {"_register_hook_dict", register_hook_dict, METH_O, nullptr},
     {"register_hook", torch::autograd::THPCppFunction_register_hook, METH_O, nullptr},
     {"register_prehook", torch::autograd::THPCppFunction_register_prehook, METH_O, nullptr},
     {"name", torch::autograd::THPCppFunction_name, METH_NOARGS, nullptr},
@@ -360,13 +378,18 @@ PyMethodDef node_methods[] = {
     {"wanted_gradients", wanted_gradients, METH_NOARGS, "Which gradients go anywhere in this backward; None: all."},
     {nullptr, nullptr, 0, nullptr}};
 
+PyMethodDef functions[] = {
+    {"set_before_hooks", set_before_hooks, METH_O, "What is called with an output of several that gets its first hook."},
+    {nullptr, nullptr, 0, nullptr}};
+
 } // namespace
 
 bool add_node_type(PyObject* module) {
   static PyTypeObject type;
   torch::autograd::_initFunctionPyTypeObject(type, "CompiledFunctionBackward", node_properties, node_methods);
   torch::autograd::registerCppFunction(typeid(CompiledNode), &type);
-  return PyModule_AddObjectRef(module, "CompiledFunctionBackward", reinterpret_cast<PyObject*>(&type)) == 0;
+  return PyModule_AddFunctions(module, functions) == 0 &&
+      PyModule_AddObjectRef(module, "CompiledFunctionBackward", reinterpret_cast<PyObject*>(&type)) == 0;
 }
 
 } // namespace foregrad

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["lead_to"]
+__all__ = ["have_hooks", "lead_to"]
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
@@ -31,3 +31,8 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
                 seen.add(following)
                 roots.append(following)
     return False
+
+
+def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether there is a hook on one of the tensors, which would see, and may change, any gradient taken by it."""
+    return any(t._backward_hooks for t in tensors)

@@ -16,6 +16,7 @@ import torch
 
 from .._native.build import find_library
 from ..errors import ForegradWarning
+from .hooks import only_defined
 
 __all__ = ["make_tensor_check", "make_version_check", "native"]
 
@@ -42,6 +43,7 @@ def native() -> Any:
             stacklevel=2,
         )
         return None
+    module.set_before_hooks(only_defined)
     # Where PyTorch lists the nodes written in C++: it is how `isinstance(node, torch.autograd.graph.Node)` knows them.
     setattr(torch._C._functions, module.CompiledFunctionBackward.__name__, module.CompiledFunctionBackward)
     return module

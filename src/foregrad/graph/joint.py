@@ -44,6 +44,15 @@ class JointGraph:
         """The output list: forward outputs, then one gradient (or None) per input."""
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
+    def inputs_taken(self) -> list[int]:
+        """The inputs that autograd is to know about: to others no gradient flows, as in eager."""
+        signature = self.signature
+        inputs = enumerate(signature.inputs)
+        differentiable = [i for i, info in inputs if info.requires_grad or info.becomes_differentiable]
+        if self.backward_error is not None or self.failing:
+            return differentiable  # to which ones it would is not known
+        return [i for i in differentiable if signature.gradients[i]] or differentiable
+
     def slot_texts(self) -> dict[str, str]:
         """For printing: what each placeholder is, and the values that decided."""
         slots = [*(info.slot for info in self.signature.inputs), *self.signature.tangent_slots()]

@@ -242,6 +242,7 @@ class Signature:
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
       to say where it does).
+    * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
@@ -266,6 +267,7 @@ class Signature:
     generators: tuple[Any, ...] = ()
     symbols: tuple[SizeSymbol, ...] = ()
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
+    passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -11,6 +11,7 @@ same decisions (`_how_kept`, the specs of tangents); the rendered backward is th
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .layout import as_captured, in_order, laid_out, memory_order
+from .passed import check_retained, watch_hooks
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -82,7 +84,7 @@ class _NodeRenderer:
         self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
 
     def make(self) -> NodeSource:
-        if self.compiled.native and native() is not None:
+        if self.compiled.native and native() is not None and not self.signature.passed:
             return self._native()
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
@@ -92,6 +94,8 @@ class _NodeRenderer:
             (torch.autograd.Function,),
             {"forward": staticmethod(forward), "backward": staticmethod(backward)},
         )
+        if len(self.tangents) > 1:
+            watch_hooks(function, self.signature, self.partitioned.joint.name)
         state = backward.__globals__
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
         return NodeSource(engine.direct_apply(function), source, self.taken, is_native=False)
@@ -185,6 +189,10 @@ class _NodeRenderer:
             leaves = " and ".join(f"{name}.is_leaf" for name in trails)
             lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
         lines.append("    ctx.materialize_grads = False")
+        if signature.passed:
+            self.globals["reference"] = weakref.ref
+            passed = (f"reference({outputs[signature.differentiable[i]]})" for i, _ in signature.passed)
+            lines.append(f"    ctx.passed = [{', '.join(passed)}]")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
             lines.append(f"    others[:] = ({', '.join(plain)},)")
@@ -229,6 +237,9 @@ class _NodeRenderer:
             anything = " or ".join(f"{t} is not None" for t in tangents)
             lines += [f"    if {anything}:", "        eager_error()"]
             return [*lines, f"    return {', '.join(['None'] * (len(self.taken) + 1))}"]
+        if self.signature.passed:
+            self.globals["check_retained"] = check_retained(self.signature, self.partitioned.joint.name)
+            lines.append(f"    check_retained(ctx, ({', '.join(tangents)},))")
         for position, error in self.partitioned.joint.failing.items():
             raiser = self.names.fresh("eager_error")
             self.globals[raiser] = _raiser(error)

@@ -15,7 +15,7 @@ import torch
 
 from .._torch import engine
 from .._torch.codegen import view_call
-from .._torch.histories import lead_to
+from .._torch.histories import have_hooks, lead_to
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.signature import (
@@ -89,7 +89,7 @@ class _Renderer:
         ]
         for targets, others, said in signature.apart:
             check = self.bind("check_apart", check_apart)
-            lists = (f"({', '.join(self.inputs[i] for i in group)},)" for group in (others, targets))
+            lists = (f"[{', '.join(self.inputs[i] for i in group)}]" for group in (others, targets))
             self.lines.append(f"{check}({', '.join(lists)}, {self.bind('said', said)})")
         self._early_views(When.AT_FIRST)
         if signature.is_inference:
@@ -163,8 +163,7 @@ class _Renderer:
 
     def _training(self) -> None:
         signature = self.signature
-        taken = [i for i, info in enumerate(signature.inputs) if info.requires_grad or info.becomes_differentiable]
-        self.node = node = make_node(self.compiled, taken)
+        self.node = node = make_node(self.compiled, self.joint.inputs_taken())
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
@@ -334,8 +333,8 @@ class _Renderer:
         return self.bind("constant", value)
 
 
-def check_apart(others: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ...], said: str) -> None:
-    if lead_to(others, targets):
+def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], said: str) -> None:
+    if have_hooks(targets) or lead_to(others, targets):
         raise UnsupportedError(said)
 
 

@@ -29,7 +29,7 @@ from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
 from .outputs import memory_root
-from .reach import cut_at, other_leaves, reached_from
+from .reach import cut_at, other_leaves, passed_through, reached_from
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
@@ -114,8 +114,8 @@ class Derivable:
 
         `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
         differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
-        Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative that
-        does not exist.
+        Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
+        that does not exist.
         """
         return _Differentiation(self, forward, saved, results, written, pattern, wanted).run()
 
@@ -290,6 +290,7 @@ class _Differentiation:
             output_spec=None,
             reached_from=self._reached(sources, leaves),
             symbols=symbols_of_inputs(inputs, numbers),
+            passed=passed_through([output.fake for output in sources]),
         )
         name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
         table = recorder.decisions.numbers.table

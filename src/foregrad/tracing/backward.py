@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._torch.dispatch import disable_autocast
-from .._torch.histories import lead_to
+from .._torch.histories import have_hooks, lead_to
 from .._torch.tensors import is_usable
 from ..errors import ForegradError, UnsupportedError
+from .origin import user_line
 from .reach import reached_from
 
 if TYPE_CHECKING:
     from .inputs import InputRecord, Inputs
+    from .recorder import Recorder
 
 __all__ = ["InnerGradients", "gradients_of", "run_backward", "takes_gradient"]
 
@@ -69,14 +71,14 @@ class InnerGradients:
     what was computed outside, to another one.
     """
 
-    def __init__(self, inputs: Inputs, where: Callable[[], str], name: str) -> None:
-        self.inputs = inputs
-        self.where = where
-        self.name = name
+    def __init__(self, inputs: Inputs, recorder: Recorder, name: str) -> None:
+        self.inputs, self.recorder, self.name = inputs, recorder, name
         self.found: list[tuple[list[InputRecord], list[InputRecord], str]] = []
 
     def note(self, outputs: Any, inputs: Any, **_: Any) -> None:
         """A call of `torch.autograd.grad` on stand-ins. Raises where eager would leave the function."""
+        if self.recorder.in_backward:
+            return  # that of the function itself
         by_stand_in = self.inputs.by_stand_in
         outputs = [t for t in _flat(outputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         targets = [by_stand_in[id(t)] for t in _flat(inputs) if id(t) in by_stand_in]
@@ -87,14 +89,15 @@ class InnerGradients:
         reached = reached_from(outputs, [r.leaf for r in rest])
         others = [r for r, reach in zip(rest, reached, strict=True) if reach.outputs]
         others += targets if len(targets) > 1 else []
-        if not others:
-            return
+        where = user_line(self.recorder.origins.here())
+        slots, also = (", ".join(str(r.slot) for r in group) for group in (targets, others))
         said = (
-            f"`{self.name}` takes a gradient by {', '.join(str(r.slot) for r in targets)} at {self.where()}, and "
-            f"another of its inputs ({', '.join(str(r.slot) for r in others)}) was computed from that outside of it. "
-            "In eager the gradient goes through that too. Compute it inside the compiled function, or detach it."
+            f"`{self.name}` takes a gradient by {slots} at {where}. There are hooks on that, or another input "
+            f"({also or 'none as yet'}) was computed from it outside: in eager the gradient goes through these too. "
+            "Compute it inside the compiled function, or detach it."
         )
-        if lead_to([r.real for r in others], [r.real for r in targets]):
+        reals = [r.real for r in targets]
+        if have_hooks(reals) or lead_to([r.real for r in others], reals):
             raise UnsupportedError(said)
         self.found.append((targets, others, said))
 

@@ -40,7 +40,7 @@ from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze, memory_root
-from .reach import reached_from
+from .reach import passed_through, reached_from
 from .recorder import Recorder
 from .reshaping import reshape_view
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -164,8 +164,8 @@ class _Capture:
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
-        self.inner = InnerGradients(self.inputs, lambda: user_line(self.origins.here()), name)
-        self.lifting.on_gradient = self._on_gradient
+        self.inner = InnerGradients(self.inputs, self.recorder, name)
+        self.lifting.on_gradient = self.inner.note
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
@@ -250,10 +250,6 @@ class _Capture:
             yield
         finally:
             self.recorder.recompute = before
-
-    def _on_gradient(self, *args: Any, **kwargs: Any) -> None:
-        if not self.recorder.in_backward:
-            self.inner.note(*args, **kwargs)
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
         self.inputs.check_detach(tensor)
@@ -452,6 +448,7 @@ class _Capture:
             generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
             symbols=self._signature_symbols(records),
             apart=self.inner.apart(number),
+            passed=passed_through([found.fakes[i] for i in differentiable]),  # type: ignore[misc]
         )
         joint = JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table, self.failing)
         return records, joint
@@ -469,7 +466,7 @@ class _Capture:
             for key, value in record.real.__dict__.items():
                 if record.stand_in.__dict__.get(key) is value:
                     del record.stand_in.__dict__[key]
-        differentiable = joint.signature.differentiable
+        differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
         return Derivable(
             Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks),
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
@@ -477,7 +474,7 @@ class _Capture:
             joint.signature.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (
-                *(r.leaf if takes_gradient(r) else None for r in records),
+                *(r.leaf if takes_gradient(r) and i in taken else None for i, r in enumerate(records)),
                 *(None for _ in self.inputs.numbers),
             ),
             (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),

@@ -15,7 +15,7 @@ import torch
 
 from ..graph.signature import Reach
 
-__all__ = ["cut_at", "other_leaves", "reached_from"]
+__all__ = ["cut_at", "other_leaves", "passed_through", "reached_from"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -72,6 +72,14 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
         nothing if leaf is None else Reach(*(_positions(mask, len(roots)) for mask in of_leaf[id(leaf)]))
         for leaf in leaves
     ]
+
+
+def passed_through(outputs: Sequence[torch.Tensor]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """(position of an output that others were computed from, the positions of these)."""
+    if len(outputs) < 2:
+        return ()
+    found = [reach.outputs for reach in reached_from(outputs, outputs)]
+    return tuple((i, tuple(sorted(after - {i}))) for i, after in enumerate(found) if after - {i})
 
 
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -33,8 +33,8 @@ __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
 class Session:
     """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
 
-    `has_hooks`: the function put hooks on its own tensors, which may not be linear: each is to see its gradient whole.
     `known`: for the id of each real tensor that the function used, a weak reference to it and its stand-in.
+    `has_hooks`: the function put hooks on its own tensors; not being linear, they are to see each gradient whole.
     """
 
     def __init__(

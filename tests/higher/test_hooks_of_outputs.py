@@ -1,0 +1,180 @@
+"""Hooks on outputs that a function saves for itself, or computes other outputs from; gradients that would leave it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import UnsupportedError
+from tests.higher.fuzz import Maker, judge
+
+D = torch.float64
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=D).requires_grad_()
+
+
+SAVED = {
+    "exp": lambda x: x.exp(),
+    "softmax": lambda x: torch.softmax(x * 1.5, -1),
+    "mlp": lambda x: torch.tanh(x @ x.sin()).sigmoid(),
+}
+HOOKS = {
+    "scales": lambda g, seen: g * 3,
+    "is not linear": lambda g, seen: g * g,
+    "only looks": lambda g, seen: seen.append(g.detach().clone()),
+    "writes": lambda g, seen: g.mul_(3),
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", SAVED)
+def test_a_hook_on_an_output_that_is_saved_sees_all_of_each_backward(name, hook, partition, native):
+    sides = []
+    with foregrad.config.override(native=native):
+        for f in (SAVED[name], foregrad.compile(SAVED[name], backend="eager", partition=partition)):
+            torch.manual_seed(0)
+            x, seen = leaf(3, 3), []
+            y = f(x)
+            y.register_hook(lambda g: HOOKS[hook](g, seen))  # noqa: B023
+            y.retain_grad()
+            (first,) = torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
+            by_output = torch.autograd.grad(first.pow(2).sum(), y, retain_graph=True)
+            (second,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
+            second.sin().sum().backward()
+            sides.append([y, first, *by_output, second, x.grad, y.grad, *seen])
+    for found, wanted in zip(sides[1], sides[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_hook_put_on_between_two_backwards():
+    sides = []
+    for f in (SAVED["softmax"], foregrad.compile(SAVED["softmax"], backend="eager")):
+        torch.manual_seed(0)
+        x = leaf(3, 3)
+        y = f(x)
+        (first,) = torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
+        y.register_hook(lambda g: g * 5)
+        sides.append([first, *torch.autograd.grad(first.pow(2).sum(), x)])
+    torch.testing.assert_close(sides[1], sides[0])
+
+
+def features_and_score(x, w):
+    features = torch.tanh(x @ w)
+    return features, features.pow(2).sum()
+
+
+@pytest.mark.parametrize("how", ["hook", "retain_grad"])
+def test_watching_an_output_that_others_are_computed_from_is_refused(how):
+    """Eager shows the whole gradient there; what flows within a compiled function is nowhere to be seen."""
+    features, score = foregrad.compile(features_and_score, backend="eager")(leaf(3, 3), leaf(3, 3))
+    with pytest.raises(UnsupportedError, match=r"computes out\[1\] from out\[0\]"):
+        if how == "hook":
+            features.register_hook(lambda g: g * 2)
+        else:
+            features.retain_grad()
+            score.backward()
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(score, features)
+
+
+def test_an_output_that_others_are_computed_from_keeps_its_own_gradient():
+    x, w = leaf(3, 3), leaf(3, 3)
+    features, _ = foregrad.compile(features_and_score, backend="eager")(x, w)
+    features.retain_grad()
+    features.sum().backward()
+    torch.testing.assert_close(features.grad, torch.ones_like(features))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_hooks_of_outputs_that_do_not_take_part_are_not_called(native):
+    with foregrad.config.override(native=native):
+        y, z = foregrad.compile(lambda x: (x.sin(), x.exp()), backend="eager")(x := leaf(3))
+        seen = []
+        z.register_hook(seen.append)
+        y.register_hook(seen.append)
+        y.sum().backward()
+    assert len(seen) == 1
+    torch.testing.assert_close(x.grad, x.cos())
+
+
+def test_inputs_that_no_gradient_flows_to_are_no_part_of_the_graph():
+    x, w = leaf(3), leaf(3)
+    y = foregrad.compile(lambda x, w: x.sin() * w.detach(), backend="eager")(x, w)
+    assert [edge.variable is x for edge, _ in y.grad_fn.next_functions if edge is not None] == [True]
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(y.sum(), w)
+
+
+def energy_and_forces(positions, edges):
+    energy = (edges * edges).sum() + positions.sin().sum()
+    return energy, torch.autograd.grad(energy, positions, create_graph=True)[0]
+
+
+def test_a_gradient_inside_that_would_go_on_outside_is_refused():
+    """Edges that were computed from the positions lead there, in eager."""
+    compiled = foregrad.compile(energy_and_forces, backend="eager")
+    positions, other = leaf(3), leaf(3)
+    for edges in (other * 2, other.sin()):
+        for found, wanted in zip(compiled(positions, edges), energy_and_forces(positions, edges), strict=True):
+            torch.testing.assert_close(found, wanted)
+    with pytest.raises(UnsupportedError, match="computed from it outside"):
+        compiled(positions, positions * 2)
+    moved = positions * 1.0
+    with pytest.raises(UnsupportedError, match="computed from it outside"):
+        foregrad.compile(energy_and_forces, backend="eager")(moved, moved.cos())
+
+
+def test_a_gradient_inside_by_an_input_with_hooks_is_refused():
+    """Eager calls them for that gradient too."""
+    compiled = foregrad.compile(energy_and_forces, backend="eager")
+    positions, edges = leaf(3), leaf(3)
+    compiled(positions, edges)
+    handle = positions.register_hook(lambda g: g * 2)
+    with pytest.raises(UnsupportedError, match="There are hooks"):
+        compiled(positions, edges)
+    handle.remove()
+    torch.testing.assert_close(compiled(positions, edges), energy_and_forces(positions, edges))
+
+
+def test_outputs_whose_backward_raises_do_not_hurt_the_others():
+    def f(x):
+        a = x.exp()
+        b = a * a
+        c = x.sin()
+        a.add_(1)  # b's backward wants what a was
+        return b, c
+
+    for run in (f, foregrad.compile(f, backend="eager")):
+        x = leaf(3)
+        (first,) = torch.autograd.grad(run(x)[1].sum(), x, create_graph=True)
+        torch.testing.assert_close(first, x.cos())
+        torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], -x.sin())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(run(x)[0].sum(), x)
+
+
+def test_the_phase_of_eigenvectors_is_checked_at_every_order():
+    def f(a):
+        return torch.linalg.eig(a)[1]
+
+    for run in (f, foregrad.compile(f, backend="eager")):
+        torch.manual_seed(0)
+        a = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
+        with pytest.raises(RuntimeError, match=r"phase|e\^{i phi}"):
+            torch.autograd.grad(run(a).real.sum(), a, create_graph=True)
+
+
+@pytest.mark.parametrize("seeds", [range(40), range(1000, 1040)])
+@pytest.mark.parametrize("hooks", [False, True])
+def test_random_programs(seeds, hooks):
+    verdicts = []
+    for seed in seeds:
+        verdict, said = judge(Maker(seed, hooks).program(), seed)
+        assert verdict != "WRONG", (seed, said)
+        verdicts.append(verdict)
+    assert verdicts.count("equal") > len(seeds) // 2
