@@ -8,6 +8,7 @@
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
+* `torch.cond` and its like: see `control_flow`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
 from ..errors import UnsupportedSideEffectError
+from . import control_flow
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -222,6 +224,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             _random.default_generator = _Generator()
             subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
             _Region.__call__ = _tagged_region  # type: ignore[method-assign]
+            control_flow.install(lambda: getattr(_active, "hooks", None) is not None)
         _installed += 1
     _active.hooks = hooks
     try:
@@ -240,3 +243,4 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 _random.default_generator = _original_generator
                 subclasses.FakeTensor = _original_fake  # type: ignore[misc]
                 _Region.__call__ = _original_region  # type: ignore[method-assign]
+                control_flow.remove()
