@@ -358,6 +358,21 @@ def a_class_method_replaced():
 
 
 @program
+def a_partial_method():
+    class Made:
+        gain = 2
+
+        def scaled(self, x, n):
+            return x * self.gain * n
+
+        tripled = functools.partialmethod(scaled, n=3)
+
+    thing = Made()
+    again = functools.partialmethod(Made.scaled, n=5)
+    return (lambda x: thing.tripled(x)), [*attribute(Made, "gain"), lambda: setattr(Made, "tripled", again)]
+
+
+@program
 def another_class():
     class One:
         def twist(self, x):

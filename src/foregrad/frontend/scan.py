@@ -40,6 +40,15 @@ _LIBRARIES = (
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
+_CODE_OF_CLASSES = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    types.FunctionType,
+)
 _MOST_FUNCTIONS = 20_000
 _DEEPEST = 8
 _MOST_ITEMS = 10_000
@@ -97,7 +106,7 @@ class Scan:
 
     def function(self, value: Any, name: str = "") -> None:
         """A callable that may run."""
-        if isinstance(value, functools.partial):
+        if isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
                 self.visit(value.func, f"{name}.func")
                 for index, item in enumerate(value.args):
@@ -113,7 +122,7 @@ class Scan:
         elif isinstance(value, property):
             for part in (value.fget, value.fset):
                 self.function(part, name)
-        elif isinstance(value, functools.cached_property):
+        elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
         elif isinstance(value, types.FunctionType):
             if not self._is_new(value):
@@ -362,7 +371,7 @@ class Scan:
 
     def _attribute_of_class(self, cls: type, name: str, attribute: str) -> bool:
         item = cls.__dict__[attribute]
-        is_code = isinstance(item, (staticmethod, classmethod, property, functools.cached_property, types.FunctionType))
+        is_code = isinstance(item, _CODE_OF_CLASSES)
         if attribute.startswith("__") and not isinstance(item, types.FunctionType):
             if is_code:
                 self.function(item, f"{name}.{attribute}")
