@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
 from .._torch.native import make_tensor_check, make_version_check
-from ..frontend.reads import ABSENT, Expected, Place, Reads, describe
+from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
 from ..graph.source import compile_source
 
 __all__ = ["Watch"]
@@ -59,7 +59,11 @@ class Watch:
         self.tables = list(tensors)
         self.hook_tables: list[dict[int, Any]] = []
         self.places = list(reads.places.values())
-        self.shapes = list(reads.shapes.values())
+        # A table in which nothing is looked at may be another one.
+        self.shapes = [
+            (reference, cls, table if id(table) in reads.places else None)
+            for reference, cls, table in reads.shapes.values()
+        ]
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
         for table, key, name in SWITCHES:
@@ -161,7 +165,7 @@ class Watch:
                 continue  # nothing that is looked at leads there any more, or it would be noticed
             if type(value) is not cls:
                 return f"the class of a {cls.__name__}", cls.__name__, type(value).__name__
-            if getattr(value, "__dict__", None) is not table:
+            if table is not None and table_of(value) is not table:
                 return f"the `__dict__` of a {cls.__name__}", "one", "another"
         for table in self.hook_tables:
             if table:

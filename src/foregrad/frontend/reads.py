@@ -112,6 +112,14 @@ class _Strong:
         return self.value
 
 
+def table_of(value: Any) -> Any:
+    """An object's `__dict__`, without running code of its class; None where it has none."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value is immutable and compared by what it is, not by which object it is."""
     cls = type(value)
@@ -304,7 +312,7 @@ class Reads:
                 for item in value.values() if isinstance(value, dict) else value:
                     self.remember(item, depth + 1)
             return
-        table = getattr(value, "__dict__", None)
+        table = table_of(value)
         if type(table) is dict and id(table) not in self._early and len(self._early) < _MOST_ITEMS:
             self._early[id(table)] = (table, dict(table))
             for item in table.values():
@@ -349,7 +357,7 @@ class Reads:
             reference = weakref.ref(value)
         except TypeError:
             return
-        self.shapes.setdefault(id(value), (reference, type(value), getattr(value, "__dict__", None)))
+        self.shapes.setdefault(id(value), (reference, type(value), table_of(value)))
 
     # ---------------------------------------------------------------- modules
 

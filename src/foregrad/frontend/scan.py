@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from .code import names_of
-from .reads import ABSENT, Expected, Place, Reads, is_plain
+from .reads import ABSENT, Expected, Place, Reads, is_plain, table_of
 
 __all__ = ["Scan"]
 
@@ -329,7 +329,7 @@ class Scan:
 
     def _names_in_object(self, value: Any) -> set[str]:
         """The attributes of an object that matter by what is known of the code so far."""
-        table = getattr(value, "__dict__", None)
+        table = table_of(value)
         if isinstance(value, types.FunctionType):
             return self.names.intersection(table or ())
         names = self.names.intersection(self._attributes_of(type(value))) | self.probed
@@ -353,7 +353,7 @@ class Scan:
     def _attribute(self, value: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
             return self._attribute_of_class(value, name, attribute)
-        table = getattr(value, "__dict__", None)
+        table = table_of(value)
         if isinstance(value, threading.local) or (attribute not in (table or ()) and _is_slot(type(value), attribute)):
             place = self.reads.place(value, "object", name, "attr")
             item = place.look(attribute)
