@@ -19,7 +19,7 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
-from .._torch.tensors import is_usable, is_view
+from .._torch.tensors import is_view
 from ..errors import ForegradError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
