@@ -57,7 +57,7 @@ class Product:
 
     def without_tensors(self) -> Product:
         """The same, holding on to none of the call's tensors and modules."""
-        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads())
+        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads(), facts=())
         return dataclasses.replace(self, captured=captured)
 
 
