@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from .backends import builtin  # noqa: F401 (puts the built-in backends into the registry)
 from .backends.registry import get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher

@@ -7,9 +7,11 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import foregrad
+from foregrad._torch import dynamo as door
 from foregrad.dynamo import AotAutograd
 
 pytestmark = [
@@ -54,6 +56,34 @@ def test_each_phase_has_its_compiler():
         f(x)
     assert calls == ["fw", "bw", "inf"]
     assert torch._dynamo.utils.counters["aot_autograd"] == {"total": 2, "ok": 2}
+
+
+@pytest.mark.parametrize("is_shielded", [True, False])
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+def test_dynamo_does_not_look_into_the_backwards_compiler(monkeypatch, is_shielded):
+    """Without the shield it does, in a backward after a graph break: else this would test nothing."""
+    if not is_shielded:
+        monkeypatch.setattr(door, "shielded", lambda function, reason: function)
+    watched = []
+
+    def bw(gm, inputs):
+        watched.append(get_eval_frame_callback() is not None)
+
+        def run(*args):
+            watched.append(get_eval_frame_callback() is not None)
+            return gm(*args)
+
+        return run
+
+    def train(x):
+        y = x.sin().sum()
+        torch._dynamo.graph_break()
+        return torch.autograd.grad(y, x)[0]
+
+    x = torch.ones(3, requires_grad=True)
+    backend = foregrad.aot_autograd(fw_compiler=foregrad.nop, bw_compiler=bw)
+    torch.testing.assert_close(torch.compile(train, backend=backend)(x), x.detach().cos())
+    assert watched == [not is_shielded] * 2
 
 
 def test_a_failing_compiler_is_counted():

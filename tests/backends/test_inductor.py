@@ -144,7 +144,11 @@ def test_a_failure_is_an_error_or_a_fallback(monkeypatch, caplog):
 
 
 def test_auto_is_inductor_or_says_why_not(monkeypatch, caplog):
-    assert foregrad.get_backend("auto").prepare_joint is not None
+    builtin._say_once.cache_clear()
+    with caplog.at_level(logging.INFO, "foregrad"):
+        for _ in range(2):
+            assert foregrad.get_backend("auto").prepare_joint is not None
+    assert caplog.text.count('"auto" is Inductor') == 1
     monkeypatch.setattr(door, "cpp_compiler_found", lambda: False)
     builtin._say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "foregrad"):
@@ -157,8 +161,61 @@ def test_auto_is_inductor_or_says_why_not(monkeypatch, caplog):
 
 def test_importing_foregrad_imports_neither_inductor_nor_dynamo():
     code = "import foregrad, sys; print([m for m in ('torch._inductor', 'torch._dynamo') if m in sys.modules])"
+    code += "; from foregrad.backends.registry import list_backends; print('eager' in list_backends())"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert out.stdout.split() == ["[]", "True"]
+
+
+def test_kernels_compiled_once_come_from_inductors_cache(monkeypatch):
+    from torch._inductor import codecache, cpp_builder
+
+    def gradient():
+        x = torch.ones(7, requires_grad=True)
+        foregrad.compile(lambda x: (x.sin() * 3).exp().sum(), backend="inductor")(x).backward()
+        return x.grad
+
+    first = gradient()
+    codecache.CppPythonBindingsCodeCache.cache_clear()
+    monkeypatch.setattr(cpp_builder, "run_compile_cmd", broken)
+    assert torch.equal(gradient(), first)
+    with pytest.raises(BackendError, match="no kernels today"):
+        foregrad.compile(lambda x: (x.sin() * 3.5).exp().sum(), backend="inductor")(torch.ones(11))
+
+
+def test_a_graph_of_which_another_output_is_visible_is_another_graph():
+    """One and the same forward graph returns both, once to the user and once to be kept, laid out as Inductor likes."""
+    image, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(8, 3, 3, 3, requires_grad=True)
+
+    def kept(x, w):
+        return nn.functional.conv2d(x, w).sin()
+
+    def shown(x, w):
+        hidden = nn.functional.conv2d(x, w)
+        return hidden.sin(), hidden
+
+    for function in (kept, shown):
+        backend = builtin.inductor_backend({"force_layout_optimization": True})
+        out, expected = foregrad.compile(function, backend=backend)(image, weight), function(image, weight)
+        torch.testing.assert_close(out, expected)
+    assert [t.stride() for t in out] == [t.stride() for t in expected]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_inductors_passes_for_joint_graphs_are_run(monkeypatch, gradients):
+    """One of them sees that a tensor of zeros is added; without gradients too."""
+    seen = []
+    original = door.compile_graph
+
+    def compile_graph(gm, *args, **kwargs):
+        seen.append([str(node.target) for node in gm.graph.nodes if node.op == "call_function"])
+        return original(gm, *args, **kwargs)
+
+    monkeypatch.setattr(door, "compile_graph", compile_graph)
+    x = torch.randn(4).requires_grad_(gradients)
+    out = foregrad.compile(lambda x: (x + torch.zeros(4)).sin(), backend="inductor")(x)
+    torch.testing.assert_close(out, x.sin())
+    assert len(seen) == 1
+    assert "aten.add.Tensor" not in seen[0]
 
 
 def test_roles_of_the_three_kinds_of_graph():

@@ -115,6 +115,20 @@ def test_a_graph_is_compiled_around_what_inductor_does_not_know(caplog):
     assert "the inference graph is compiled around sized_index" in caplog.text
 
 
+def test_only_masks_make_sizes_that_depend_on_values(caplog):
+    def taken(x, i, mask):
+        return (x.sin()[i] * 2).exp(), (x * mask).cos()
+
+    call = foregrad.compile(taken, backend="inductor")
+    x, i, mask = torch.randn(6, 3).requires_grad_(), torch.tensor([4, 0, 4]), torch.ones(6, 1, dtype=torch.bool)
+    with caplog.at_level(logging.INFO, "foregrad"):
+        found = [sum(out.sum() for out in f(x, i, mask)) for f in (taken, call)]
+        gradients = [torch.autograd.grad(out, x)[0] for out in found]
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*gradients)
+    assert "compiled around" not in caplog.text
+
+
 def test_nothing_of_a_backward_is_fixed_to_a_size_when_its_kernels_come_from_the_cache():
     """Inductor reports strides as numbers of the call at hand, and forgets in its cache which sizes it fixed."""
 

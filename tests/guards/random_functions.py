@@ -6,10 +6,12 @@ import dataclasses
 import enum
 import functools
 import random
-from collections import OrderedDict, namedtuple
+import types
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 import foregrad
@@ -55,6 +57,9 @@ LIST: list[Any] = [1.0, "sin"]
 TABLE: dict[str, Any] = {"p": 1, "q": 2}
 OFFSET = torch.ones(3)
 SWITCH = Switch()
+BAG = types.SimpleNamespace(level=1, inner=types.SimpleNamespace(level=2))
+NUMBERS = np.array([1.0, 2.0])
+QUEUE: deque[Any] = deque([1, 2])
 
 
 def helper(x: torch.Tensor) -> torch.Tensor:
@@ -129,6 +134,25 @@ def sizes(x: Any, *others: Any, scale: Any = 1.0, how: str = "sin", settings: An
     return {"y": y * (scale if isinstance(scale, (int, float)) else 1), "rows": rows, "n": y.numel() * 2}
 
 
+def kept(x: Any, *others: Any, scale: Any = 1.0, how: str = "sin", settings: Any = None, **tensors: Any) -> Any:
+    """Looks at what is kept in namespaces, arrays, queues, on functions and on tensors."""
+    y = x * BAG.level + BAG.inner.level * float(NUMBERS[0])
+    y = y * QUEUE[0] + len(QUEUE)
+    if hasattr(SWITCH, "flag"):
+        y = y * 2
+    try:
+        y = y + SWITCH.extra
+    except AttributeError:
+        y = y - 1
+    if x.is_leaf:
+        y = y * getattr(x, "tag", 3)
+    y = y * kept.gain + int(x._is_view()) + (x.grad is None)  # type: ignore[attr-defined]
+    return {"y": y.sin() * scale, "offset": x.storage_offset()}
+
+
+kept.gain = 2  # type: ignore[attr-defined]
+
+
 def closed(choice: Callable[[], Any]) -> Any:
     cells: dict[str, Any] = {}
     inner, weight, switch = 2, torch.arange(3.0), SWITCH
@@ -177,6 +201,11 @@ def _move_key(example: Any, r: random.Random) -> None:
     TABLE[key] = TABLE.pop(key)
 
 
+def _forget(holder: Any, name: str) -> None:
+    if name in vars(holder):
+        delattr(holder, name)
+
+
 def _default(example: Any, r: random.Random) -> None:
     function = example.function
     if function.__kwdefaults__:
@@ -204,6 +233,14 @@ CHANGES: list[Callable[[Any, random.Random], Any]] = [
     _cell("inner", lambda: 2, lambda: 3, lambda: 2.0),
     _cell("weight", lambda: torch.randn(3), lambda: torch.randn(1, 3), lambda: torch.randn(3, requires_grad=True), lambda: torch.ones(3).double()),
     _default,
+    lambda e, r: setattr(r.choice([BAG, BAG.inner]), "level", r.choice([1, 2, 1.0])),
+    lambda e, r: setattr(BAG, "inner", types.SimpleNamespace(level=r.choice([1, 2]))),
+    lambda e, r: NUMBERS.__setitem__(0, r.choice([1.0, 3.0])),
+    lambda e, r: r.choice([QUEUE.rotate, lambda: QUEUE.append(1), lambda: len(QUEUE) > 1 and QUEUE.pop()])(),
+    lambda e, r: setattr(SWITCH, r.choice(["flag", "extra"]), r.choice([1, 2])),
+    lambda e, r: vars(SWITCH).pop(r.choice(["flag", "extra"]), None),
+    lambda e, r: setattr(Switch, "extra", r.choice([1, 2])) if r.random() < 0.5 else _forget(Switch, "extra"),
+    lambda e, r: setattr(kept, "gain", r.choice([1, 2])),
     lambda e, r: torch.set_float32_matmul_precision(r.choice(["highest", "high"])),
 ]  # fmt: skip
 
@@ -265,6 +302,8 @@ def _call(r: random.Random, *, may_mark: bool) -> tuple[tuple[Any, ...], dict[st
     x = a_tensor(r)
     if r.random() < 0.15 and may_mark and not x.is_inference():
         foregrad.mark_dynamic(x, 0)
+    if r.random() < 0.1:
+        x.tag = r.choice([1, 2])  # type: ignore[attr-defined]
     others = [an_other(r, x) for _ in range(r.choice([0, 0, 1, 1, 2]))]
     kwargs: dict[str, Any] = {}
     if r.random() < 0.4:
@@ -299,7 +338,14 @@ def _tensors(value: Any, path: str) -> dict[str, Any]:
     return {path: value}
 
 
-FUNCTIONS = [lambda: everything, lambda: writes, lambda: looks, lambda: sizes, lambda: closed(lambda: None)]
+FUNCTIONS = [
+    lambda: everything,
+    lambda: writes,
+    lambda: looks,
+    lambda: sizes,
+    lambda: kept,
+    lambda: closed(lambda: None),
+]
 
 
 class FunctionExample:
@@ -313,6 +359,11 @@ class FunctionExample:
         TABLE.clear()
         TABLE.update(p=1, q=2)
         Switch.level = 1
+        _forget(Switch, "extra")
+        BAG.level, BAG.inner, NUMBERS[:] = 1, types.SimpleNamespace(level=2), [1.0, 2.0]
+        QUEUE.clear()
+        QUEUE.extend([1, 2])
+        kept.gain = 2  # type: ignore[attr-defined]
         vars(SWITCH).clear()
         SWITCH.__init__()  # type: ignore[misc]
         torch.set_float32_matmul_precision("highest")

@@ -61,6 +61,23 @@ def test_a_copy_is_compiled_and_stands_alone(remake):
     assert float(other.calls) == 2
 
 
+@foregrad.compile(backend="eager")
+def decorated(x):
+    return x * 2
+
+
+def undecorated(x):
+    return x * 2
+
+
+def test_compiled_functions_are_copied_and_pickled_as_functions_are():
+    assert copy.copy(decorated) is decorated
+    assert copy.deepcopy(decorated) is decorated
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    with pytest.raises(pickle.PicklingError, match="not the same object"):
+        pickle.dumps(foregrad.compile(undecorated, backend="eager"))
+
+
 def test_a_shallow_copy_shares_parameters():
     model = compiled(Net())
     other = copy.copy(model)

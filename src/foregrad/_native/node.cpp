@@ -118,6 +118,23 @@ void CompiledNode::release_variables() {
   PyGILState_Release(state);
 }
 
+bool CompiledNode::is_wanted(size_t input) const {
+  return !next_edge(input).is_valid() || task_should_compute_output(input);
+}
+
+bool CompiledNode::wants_all() const {
+  const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+  if (asked == nullptr || asked->empty()) {
+    return true; // of a backward to all leaves
+  }
+  for (size_t i = 0; i < num_outputs(); ++i) {
+    if (!is_wanted(i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool CompiledNode::is_usual(const variable_list& tangents) const {
   if (at::GradMode::is_enabled() || !program->backward || tangents.size() != program->tangents.size()) {
     return false;
@@ -128,7 +145,7 @@ bool CompiledNode::is_usual(const variable_list& tangents) const {
       return false;
     }
   }
-  return true;
+  return wants_all();
 }
 
 variable_list CompiledNode::apply(variable_list&& tangents) {
@@ -302,6 +319,19 @@ PyObject* trails(PyObject* self, void*) {
   return held_or_missing(node_of(self).trails, "trails");
 }
 
+PyObject* wanted_gradients(PyObject* self, PyObject*) {
+  const CompiledNode& node = node_of(self);
+  if (node.wants_all()) {
+    Py_RETURN_NONE;
+  }
+  const auto count = static_cast<Py_ssize_t>(node.num_outputs());
+  PyObject* tuple = PyTuple_New(count);
+  for (Py_ssize_t i = 0; tuple != nullptr && i < count; ++i) {
+    PyTuple_SET_ITEM(tuple, i, PyBool_FromLong(node.is_wanted(i)));
+  }
+  return tuple;
+}
+
 PyObject* maybe_clear_saved_tensors(PyObject* self, PyObject*) {
   node_of(self).let_go();
   Py_RETURN_NONE;
@@ -345,6 +375,7 @@ PyMethodDef node_methods[] = {
     {"name", torch::autograd::THPCppFunction_name, METH_NOARGS, nullptr},
     {"_sequence_nr", torch::autograd::THPCppFunction_sequence_nr, METH_NOARGS, nullptr},
     {"maybe_clear_saved_tensors", maybe_clear_saved_tensors, METH_NOARGS, "Let go of the saved tensors."},
+    {"wanted_gradients", wanted_gradients, METH_NOARGS, "Which gradients go anywhere in this backward; None: all."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMethodDef functions[] = {

@@ -91,6 +91,10 @@ struct CompiledNode : torch::autograd::Node {
   void unpack_into(PyObject* list, Py_ssize_t at);
   void let_go();
 
+  // Whether the gradient of this input of the node goes anywhere in the backward that is running.
+  bool is_wanted(size_t input) const;
+  bool wants_all() const;
+
   std::shared_ptr<Program> program;
   std::vector<torch::autograd::SavedVariable> saved;
   size_t num_saved = 0; // stays when they are let go

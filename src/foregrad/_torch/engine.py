@@ -17,6 +17,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "keeps_graph",
     "transforms_active",
+    "wanted_gradients",
 ]
 
 disable_autocast: Any = torch._C._DisableAutocast
@@ -30,6 +31,27 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The C++ apply of a Function, without the Python one around it (which looks for functorch transforms)."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+def wanted_gradients(node: Any) -> tuple[bool, ...] | None:
+    """Which gradients of a node that is running go anywhere: those of `inputs=` and on the way there. None: all."""
+    if hasattr(node, "wanted_gradients"):  # one of ours, in C++
+        found: tuple[bool, ...] | None = node.wanted_gradients()
+        return found
+    wanted = tuple(_goes_on(following) for following, _ in node.next_functions)
+    return None if all(wanted) else wanted
+
+
+def _goes_on(node: Any) -> bool:
+    if node is None:
+        return True  # nobody asks for it, but what is compiled for all gradients will do
+    try:
+        return bool(_will_run(node))
+    except RuntimeError:
+        return True  # it does not say so of a leaf that autograd.grad was called for
+
+
+_will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def default_device_is_the_mode() -> bool:

@@ -7,7 +7,7 @@ node. A graph copied out of another one needs neither, and `GraphCopier` takes a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -180,7 +180,7 @@ class GraphCopier:
             copy.type = node.type
         return copy
 
-    def output(self, values: tuple[Any, ...]) -> fx.Node:
+    def output(self, values: Sequence[Any]) -> fx.Node:
         """The output node, in terms of the original graph's nodes."""
         node: fx.Node = self.graph.output(map_arg(values, self._copy_of))
         return node

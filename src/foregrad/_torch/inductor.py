@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from .fakes import FakeTensor, FakeTensorMode
-from .graphs import symbols_in
 from .kernels import kernels_together
 
 __all__ = [
@@ -151,9 +150,9 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = [i for i in visible_outputs if isinstance(results[i], fx.Node)]
     inputs = list(example_inputs)
     mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
-    # What the cache of graphs says of the conditions that a graph was compiled under leaves out sizes that Inductor
-    # fixed (its cache of kernels, which most of the time goes to, is used all the same).
-    cache = patched_config({"fx_graph_cache": False} if any(map(symbols_in, inputs)) else {})
+    # Its cache of graphs goes by neither the sizes that Inductor fixed nor the outputs that are visible (which in
+    # another function may be saved values, in any layout). Its cache of kernels, which most time goes to, is used.
+    cache = patched_config({"fx_graph_cache": False})
     tracing_context, constants = tracing(_context(mode)), _real_constants(mode)
     with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(

@@ -2,6 +2,8 @@
 
 * `torch.nn.Module.__call__`: to know which module is running.
 * `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
+* `torch.Tensor.__getattr__`: to know which attributes a tensor was asked for that it does not have.
+* the generator in `torch.random`'s functions: to refuse what would seed it or ask for its state.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
@@ -23,13 +25,16 @@ import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
+from ..errors import UnsupportedSideEffectError
 from . import control_flow
 
 __all__ = ["Hooks", "patched", "swapping"]
 
 
 class Hooks:
-    """What the patches call. `region()` makes a context manager; `read(module, name)` is told of attributes read."""
+    """What the patches call. `region()` makes a context manager; `read(module, name)` is told of attributes read,
+    `missing(tensor, name)` of those that a tensor does not have.
+    """
 
     def __init__(
         self,
@@ -38,12 +43,14 @@ class Hooks:
         swap: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]],
         region: Callable[[], Any],
         read: Callable[[torch.nn.Module, str], None] | None = None,
+        missing: Callable[[torch.Tensor, str], None] | None = None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
         self.swap = swap
         self.region = region
         self.read = read
+        self.missing = missing
 
 
 _active = threading.local()
@@ -93,6 +100,42 @@ def _getattribute(self: torch.nn.Module, name: str) -> Any:
         if unread not in (name, _ALL):
             hooks.read(self, name)
     return _original_getattribute(self, name)
+
+
+def _missing(self: torch.Tensor, name: str) -> Any:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is not None and hooks.missing is not None:
+        reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        if reader not in ("torch", "foregrad"):
+            hooks.missing(self, name)
+    raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
+
+
+_FORBIDDEN = {"manual_seed", "seed", "initial_seed", "get_state", "set_state"}
+_PASSED_OVER = {"torch.random", "contextlib", __name__}
+
+
+class _Generator:
+    """Stands in for the default generator in the functions of `torch.random`, for which a capture has no answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FORBIDDEN and getattr(_active, "hooks", None) is not None:
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_globals.get("__name__") in _PASSED_OVER:
+                frame = frame.f_back
+            if frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in (
+                "torch",
+                "foregrad",
+            ):
+                raise UnsupportedSideEffectError(
+                    f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name} seeds the random generator "
+                    "or asks for its state, which a compiled call would not repeat. Do so before the call instead."
+                )
+        return getattr(_original_generator, name)
+
+
+_random: Any = torch.random
+_original_generator = _random.default_generator
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,6 +220,8 @@ def patched(hooks: Hooks) -> Iterator[None]:
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
+            torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
+            _random.default_generator = _Generator()
             subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
             _Region.__call__ = _tagged_region  # type: ignore[method-assign]
             control_flow.install(lambda: getattr(_active, "hooks", None) is not None)
@@ -194,6 +239,8 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
+                del torch.Tensor.__getattr__  # type: ignore[attr-defined]
+                _random.default_generator = _original_generator
                 subclasses.FakeTensor = _original_fake  # type: ignore[misc]
                 _Region.__call__ = _original_region  # type: ignore[method-assign]
                 control_flow.remove()

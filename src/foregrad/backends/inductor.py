@@ -231,11 +231,20 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             if node.args[0] in foreign:
                 foreign.add(node)
         elif isinstance(node.target, OpOverload):
-            if depends_on_values(node.target):
+            if depends_on_values(node.target) and not _takes_by_numbers(node):
                 foreign.add(node)
         elif getattr(node.target, "__module__", "") not in _ARITHMETIC:
             foreign.add(node)
     return foreign
+
+
+def _takes_by_numbers(node: fx.Node) -> bool:
+    """Whether a node is `x[i, j]` with integers: only masks make a size that depends on what is in them."""
+    if node.target is not torch.ops.aten.index.Tensor:
+        return False
+    indices: Any = node.args[1]
+    values = [index.meta["val"] for index in indices if index is not None]
+    return not any(value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
 def _is_number_of_data(node: fx.Node) -> bool:

@@ -87,6 +87,7 @@ class Dispatcher:
         self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
         self._order = threading.Lock()  # held to set `_calls`, never while anything runs
         self._warned = False
+        self._fills = 0  # calls that filled a cache, or changed a state
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._paths = Paths(self.name, config)
         self.transformed = Transformed(function, self._flat, config, self.name)
@@ -175,10 +176,15 @@ class Dispatcher:
                     with self._order:
                         self._calls = tuple(s.call for s in self.specializations if not s.decides)
                 return self.function(*args, **kwargs)
+            if self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit:
+                return self.function(*args, **kwargs)
             if len(self.specializations) >= self.config.recompile_limit:
                 return self._past_the_limit(args, kwargs)
             self._tell(reasons)
-            specialization = self.specialize(flatten_call(self.function, args, kwargs))
+            try:
+                specialization = self.specialize(flatten_call(self.function, args, kwargs))
+            except _left_behind() as found:
+                return self._filling(found, args, kwargs)
             self._add(specialization)
         result = specialization.call(args, kwargs)
         if result is not MISS:
@@ -186,7 +192,11 @@ class Dispatcher:
         # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
         self._remove(specialization)
         with compiling:
-            first, specialization = specialization, self.specialize(flatten_call(self.function, args, kwargs))
+            first = specialization
+            try:
+                specialization = self.specialize(flatten_call(self.function, args, kwargs))
+            except _left_behind() as found:
+                return self._filling(found, args, kwargs)
             self._add(specialization)
         result = specialization.call(args, kwargs)
         if result is MISS and first.makes_the_same_of_it(specialization):
@@ -199,6 +209,18 @@ class Dispatcher:
                 return self.function(*args, **kwargs)
             self._unguardable(args, kwargs, specialization)
         return result
+
+    def _filling(self, found: UnsupportedError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call that fills a cache: eager does so, and a later call, which finds it filled, is captured."""
+        self.compilations.pop()
+        self._fills += 1
+        if self._fills > self.config.recompile_limit:
+            if self.config.error_on_recompile_limit:
+                raise found
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=5)
+        return self.function(*args, **kwargs)
 
     def _leave_unrepeated(self, specialization: Specialization) -> None:
         """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""
@@ -317,3 +339,9 @@ class Dispatcher:
 def _foreign_function_modes() -> bool:
     count = engine.count_function_modes()
     return count > 0 and not (count == 1 and engine.default_device_is_the_mode())
+
+
+def _left_behind() -> type[UnsupportedError]:
+    from ..tracing.left_behind import LeftBehindError  # late, as the capture is
+
+    return LeftBehindError

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,8 @@ from .._torch.native import make_tensor_check
 from .._torch.pytree import registered_functions
 from .._torch.tensors import share_counters, share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
-from ..frontend.reads import Expected, Reads
+from ..frontend.opaque import is_number_of_numpy
+from ..frontend.reads import ABSENT, Expected, Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
@@ -82,6 +85,7 @@ class _Renderer:
         self.modules = captured.modules
         self.reads = captured.reads
         self.tensors = captured.tensors
+        self.facts = captured.facts
         self.names = names
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {"MISS": MISS}
@@ -109,6 +113,8 @@ class _Renderer:
         watch = self._watched(inputs, static)
         self._bases(inputs)
         self._relations(inputs)
+        for index, expression, value in self.facts:
+            self._require(_fact(expression.format(inputs[index]), value, self._bind))
         # A lookup that fails on the way is a difference too.
         body = ["    " + line for line in self.lines]
         lines = [
@@ -218,6 +224,10 @@ class _Renderer:
                 return f"type({name}) is float and {name} == {self._bind('constant', value)}"
             sign = f" and {self._bind('copysign', math.copysign)}(1.0, {name}) == {math.copysign(1.0, value)}"
             return f"type({name}) is float and {name} == {value!r}{'' if value else sign}"
+        if is_number_of_numpy(value):
+            return f"{self._bind('holds', Expected(value).holds)}({name})"
+        if isinstance(value, types.MethodType):  # made anew each time it is asked for
+            return f"{name} == {self._bind('method', weakref.WeakMethod(value))}()"
         constant = self._bind("constant", value)
         if isinstance(value, _BY_VALUE) or type(value) in (int, float, str):
             return f"type({name}) is type({constant}) and {name} == {constant}"
@@ -412,6 +422,17 @@ def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], 
             reads.add(holder, key, step)
     known[way] = step
     return step
+
+
+def _fact(expression: str, value: Any, bind: Callable[[str, Any], str]) -> str:
+    """What was asked of an input, as a condition; `expression` has the input's name in it."""
+    if "ABSENT" in expression:
+        expression = expression.replace("ABSENT", bind("ABSENT", ABSENT))
+    if value is None or isinstance(value, bool):
+        return f"({expression}) is {value}"
+    if type(value) in (int, str):
+        return f"({expression}) == {value!r}"
+    return f"{bind('holds', Expected(value).holds)}({expression})"
 
 
 def _identifier(info: InputInfo) -> str:

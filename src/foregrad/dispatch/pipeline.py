@@ -32,8 +32,9 @@ from ..graph.slots import Buffer, Param, Updated
 from ..partitioners import default_partition
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
+from ..passes.wanted import only_gradients
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import Boxed, Compiled, Derived
+from ..runtime.compiled import Boxed, Compiled, Derived, Wanted
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 from .numbers import check_numbers
@@ -56,7 +57,7 @@ class Product:
 
     def without_tensors(self) -> Product:
         """The same, holding on to none of the call's tensors and modules."""
-        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads())
+        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads(), facts=())
         return dataclasses.replace(self, captured=captured)
 
 
@@ -143,16 +144,20 @@ class Pipeline:
             return _compile_late(self.bw_compiler, backward, joint, roles.backward())
 
         @functools.cache
-        def make_partial_backward(mask: tuple[bool, ...]) -> Boxed:
-            module = without_tangents(backward, num_saved, mask, joint.signature.reached_from)
+        def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Boxed:
+            module = backward
+            if not all(mask):
+                module = without_tangents(module, num_saved, mask, joint.signature.reached_from)
+            if wanted is not None:
+                module = only_gradients(module, wanted)
             return _compile_late(self.bw_compiler, module, joint, roles.backward())
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
-        def make_derived(pattern: tuple[int, ...]) -> Derived:
+        def make_derived(pattern: tuple[int, ...], wanted: Wanted) -> Derived:
             assert derivable is not None
             assert config is not None
-            derived = self.derive(partitioned, derivable, pattern, config)
+            derived = self.derive(partitioned, derivable, pattern, wanted, config)
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -169,13 +174,19 @@ class Pipeline:
         )
 
     def derive(
-        self, partitioned: Partitioned, derivable: Derivable, pattern: tuple[int, ...], config: Config
+        self,
+        partitioned: Partitioned,
+        derivable: Derivable,
+        pattern: tuple[int, ...],
+        wanted: Wanted,
+        config: Config,
     ) -> Derived:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         with compiling, torch.enable_grad():
+            results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
-                partitioned.forward, partitioned.saved_nodes, list(partitioned.saved_results), written, pattern
+                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted
             )
             if config.check:
                 derivative.joint.check()

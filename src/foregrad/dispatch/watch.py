@@ -14,6 +14,7 @@ objects it knows by identity is gone: nothing can bring that back.
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
 from .._torch.native import make_tensor_check, make_version_check
-from ..frontend.reads import ABSENT, Expected, Place, Reads, describe
+from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
 from ..graph.source import compile_source
 
 __all__ = ["Watch"]
@@ -58,6 +59,11 @@ class Watch:
         self.tables = list(tensors)
         self.hook_tables: list[dict[int, Any]] = []
         self.places = list(reads.places.values())
+        # A table in which nothing is looked at may be another one.
+        self.shapes = [
+            (reference, cls, table if id(table) in reads.places else None)
+            for reference, cls, table in reads.shapes.values()
+        ]
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
         for table, key, name in SWITCHES:
@@ -115,7 +121,7 @@ class Watch:
         """Let go of everything: something the graph was made for is no more."""
         self.dead = True
         self.now = (_never, (), ())
-        self.tables, self.places, self.hook_tables = [], [], []
+        self.tables, self.places, self.hook_tables, self.shapes = [], [], [], []
 
     # ---------------------------------------------------------------- checking
 
@@ -153,6 +159,14 @@ class Watch:
             found = place.difference()
             if found is not None:
                 return found
+        for reference, cls, table in self.shapes:
+            value = reference()
+            if value is None:
+                continue  # nothing that is looked at leads there any more, or it would be noticed
+            if type(value) is not cls:
+                return f"the class of a {cls.__name__}", cls.__name__, type(value).__name__
+            if table is not None and table_of(value) is not table:
+                return f"the `__dict__` of a {cls.__name__}", "one", "another"
         for table in self.hook_tables:
             if table:
                 return "hooks of a module", "none", describe(list(table.values()))
@@ -176,25 +190,42 @@ class Watch:
     def _rebuild(self, tensors: tuple[Any, ...]) -> None:
         holders = tuple(place.holder for place in self.places)
         self._versions = [dict_version(h) if p.kind == "dict" else 0 for p, h in zip(self.places, holders, strict=True)]
+        self.now = (self._with_shapes(self._check_of_places()), holders, tensors)
+
+    def _check_of_places(self) -> Check:
         few = _few_conditions(self.places, self._versions)
         if few is not None:
-            self.now = (few, holders, tensors)
-            return
+            return few
         unwritten = [place for place in self.places if _by_version(place)] if self.native else []
         version_check = make_version_check([place.holder for place in unwritten]) if unwritten else None
-        if version_check is not None:
-            places = [place for place in self.places if not _by_version(place)]
-            if not places:
-                self.now = (version_check, holders, tensors)
-                return
-            rest, objects = _item_check(places), tuple(place.holder for place in places)
+        if version_check is None:
+            return _item_check(self.places)
+        places = [place for place in self.places if not _by_version(place)]
+        if not places:
+            return version_check  # type: ignore[no-any-return]
+        rest, objects = _item_check(places), tuple(place.holder for place in places)
 
-            def check(_: tuple[Any, ...]) -> bool:
-                return version_check(_) and rest(objects)
+        def check(_: tuple[Any, ...]) -> bool:
+            return version_check(_) and rest(objects)
 
-            self.now = (check, holders, tensors)
-            return
-        self.now = (_item_check(self.places), holders, tensors)
+        return check
+
+    def _with_shapes(self, check: Check) -> Check:
+        if not self.shapes:
+            return check
+        shapes = [(reference, cls, table) for reference, cls, table in self.shapes if table is not None]
+        others = [(reference, cls) for reference, cls, table in self.shapes if table is None]
+
+        def check_too(objects: tuple[Any, ...]) -> bool:
+            if not check(objects):
+                return False
+            for reference, cls, table in shapes:
+                value = reference()
+                if value is not None and (type(value) is not cls or value.__dict__ is not table):
+                    return False
+            return all(type(reference()) in (cls, type(None)) for reference, cls in others)
+
+        return check_too
 
     def _check_of(self, tensors: tuple[Any, ...]) -> Check:
         """Whether a tuple of tensors has the metadata of these."""
@@ -228,7 +259,9 @@ def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:
 
 
 def _by_version(place: Place) -> bool:
-    return place.kind == "dict" and (place.volatile < _PATIENCE or place.keys is not None)
+    if place.kind != "dict" or (place.keys is not None and isinstance(place.holder, collections.OrderedDict)):
+        return False  # `move_to_end` is no write
+    return place.volatile < _PATIENCE or place.keys is not None
 
 
 def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
@@ -260,7 +293,9 @@ def _render_place(tree: Tree, index: int, place: Place) -> bool:
     if _by_version(place):
         tree.unchanged(tree.of(index), holder)
         return True
-    if place.copy is not None or place.kind == "set" or (place.kind == "object" and _has_holes(place)):
+    if place.copy is not None or place.kind in ("set", "asked") or (place.kind == "object" and _has_holes(place)):
+        return False
+    if isinstance(holder, (collections.OrderedDict, collections.deque)):
         return False
     node = tree.of(index)
     if place.keys is not None:

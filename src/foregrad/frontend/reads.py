@@ -8,6 +8,8 @@ containers are places of their own, with all their items.
 
 from __future__ import annotations
 
+import collections
+import gc
 import math
 import operator
 import types
@@ -16,9 +18,14 @@ from typing import Any
 
 import torch
 
+from ..graph.slots import Closure
+from .opaque import asked_of, is_number_of_numpy, state_of, used_up
+from .sources import Source
+
 __all__ = ["ABSENT", "Expected", "Place", "Reads"]
 
 _MOST_ITEMS = 10_000
+_CONTAINERS = (dict, list, set, collections.deque)
 
 
 class _Absent:
@@ -58,7 +65,7 @@ class Expected:
         if value is ABSENT:
             self.kind, self.value = "absent", None
         elif isinstance(value, torch.Tensor):
-            self.kind, self.value = "tensor", type(value)
+            self.kind, self.value, self.pinned = "tensor", type(value), value
         elif is_plain(value):
             self.kind, self.value = "equal", value
         else:
@@ -77,6 +84,12 @@ class Expected:
         if self.kind == "tensor":
             return type(now) is self.value
         return now is ABSENT
+
+    def before(self) -> Any:
+        """What was found, while the capture lasts."""
+        if self.kind == "absent":
+            return ABSENT
+        return self.pinned if self.kind == "tensor" else self.value if self.kind == "equal" else self.value()
 
     def pin(self, now: Any) -> None:
         """Keep the plain object found now: it is compared by identity."""
@@ -99,12 +112,20 @@ class _Strong:
         return self.value
 
 
+def table_of(value: Any) -> Any:
+    """An object's `__dict__`, without running code of its class; None where it has none."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value is immutable and compared by what it is, not by which object it is."""
     cls = type(value)
     if cls is tuple or cls is frozenset:
         return all(isinstance(item, type) or is_plain(item) for item in value)
-    return cls in _PLAIN
+    return cls in _PLAIN or is_number_of_numpy(value)
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -121,6 +142,8 @@ def same_value(a: Any, b: Any) -> bool:
         return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if type(a) is frozenset:
         return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
+    if is_number_of_numpy(a):
+        return bool(a.tobytes() == b.tobytes())
     if type(a) is slice:
         return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     return bool(a == b)
@@ -139,11 +162,11 @@ def describe(value: Any) -> str:
 
 
 class Place:
-    """One place: `kind` is "dict", "list", "set" or "object" (looked at by attribute). `style` is how people write it:
-    `name.key`, `name[key]`, `key` alone, or `name` alone.
+    """One place: `kind` is "dict", "list", "set", "object" (looked at by attribute) or "asked" (through `ask`). `style`
+    is how people write it: `name.key`, `name[key]`, `key` alone, or `name` alone.
     """
 
-    __slots__ = ("copy", "holder", "items", "keys", "kind", "name", "owner", "style", "volatile")
+    __slots__ = ("ask", "copy", "holder", "items", "keys", "kind", "name", "owner", "style", "volatile")
 
     def __init__(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> None:
         self.holder = holder
@@ -154,6 +177,7 @@ class Place:
         self.items: dict[Any, Expected] = {}
         self.keys: tuple[Any, ...] | None = None  # all keys in order, where all items matter
         self.copy: list[Any] | None = None  # the items themselves, of a container too large to look into
+        self.ask: Any = None
         self.volatile = 0  # how often it was written to without a difference that matters
 
     def look(self, key: Any) -> Any:
@@ -167,6 +191,8 @@ class Place:
             return dict.get(self.holder, key, ABSENT)
         if self.kind == "list":
             return self.holder[key] if key < len(self.holder) else ABSENT
+        if self.kind == "asked":
+            return self.ask(self.holder)
         return frozenset(self.holder)
 
     def path(self, key: Any) -> str:
@@ -212,6 +238,9 @@ class Reads:
         self.modules: dict[int, torch.nn.Module] = {}
         self._made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
+        self._early: dict[int, tuple[Any, dict[str, Any]]] = {}  # of tables: what was in them when first met
+        self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
+        self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
         self.class_attributes: dict[tuple[type, str], Any] = {}
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> Place:
@@ -224,19 +253,28 @@ class Reads:
         """Note that `value` was found there; whether that is news."""
         if key in place.items:
             return False
+        early = self._early.get(id(place.holder))
+        if early is not None:
+            value = early[1].get(key, ABSENT)
         place.items[key] = Expected(value)
         self.contents(value, place.path(key))
         return True
 
     def contents(self, value: Any, name: str) -> None:
-        """Note all that is in a container, if it is one."""
-        if type(value) is tuple and not is_plain(value):
+        """Note all that is in a container, if it is one, and what else there is to tell of an object."""
+        if is_plain(value) or isinstance(value, (torch.Tensor, type, types.FunctionType)):
+            return
+        if isinstance(value, tuple):
             for index, item in enumerate(value):
                 self.contents(item, f"{name}[{index}]")
+        if id(value) in self.places:
             return
-        if id(value) in self.places or not isinstance(value, (dict, list, set)):
+        if isinstance(value, types.MappingProxyType):
+            value = gc.get_referents(value)[0]  # the dict behind it
+        if not isinstance(value, _CONTAINERS):
+            self._look_into(value, name)
             return
-        kind = "dict" if isinstance(value, dict) else "list" if isinstance(value, list) else "set"
+        kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
         place = self.place(value, kind, name, "item" if kind != "set" else "self")
         if kind == "set":
             place.items[None] = Expected(frozenset(value))
@@ -247,6 +285,79 @@ class Reads:
             return
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             self.add(place, key, item)
+
+    def _look_into(self, value: Any, name: str) -> None:
+        ask = asked_of(value)
+        if ask is not None:
+            place = self.place(value, "asked", name, "self")
+            place.ask = ask
+            found = ask(value)
+            place.items[None] = Expected(found)
+            self.contents(found, name)
+            return
+        spent = used_up(value)
+        if spent is not None:
+            self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
+            return
+        self.remember(value)
+
+    def remember(self, value: Any, depth: int = 0) -> None:
+        """What is in an object now, before the function can change it; which names in it matter shows later."""
+        if depth > _DEEP or is_plain(value) or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
+            return
+        if isinstance(value, (types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType)):
+            return
+        if isinstance(value, (dict, list, tuple)):
+            if len(value) <= _FEW_ITEMS:
+                for item in value.values() if isinstance(value, dict) else value:
+                    self.remember(item, depth + 1)
+            return
+        table = table_of(value)
+        if type(table) is dict and id(table) not in self._early and len(self._early) < _MOST_ITEMS:
+            self._early[id(table)] = (table, dict(table))
+            for item in table.values():
+                self.remember(item, depth + 1)
+
+    def keys_of(self, table: dict[str, Any]) -> tuple[str, ...]:
+        """Those that a table had when it was first met."""
+        early = self._early.get(id(table))
+        return tuple(table if early is None else early[1])
+
+    def source_of(self, tensor: torch.Tensor) -> Source | None:
+        """Where a tensor was found, when it was."""
+        for place in self.places.values():
+            if place.kind not in ("dict", "list", "object"):
+                continue
+            for key, expected in place.items.items():
+                if expected.kind == "tensor" and place.look(key) is tensor:
+                    step = ("attr" if place.kind == "object" else "item", key)
+                    return Source(Closure(place.path(key)), place.holder, (step,))
+        return None
+
+    def watch_use(self, value: Any, name: str) -> None:
+        """Something that may be used up by the function."""
+        spent = used_up(value)
+        if spent is not None:
+            self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
+
+    def spent(self) -> str | None:
+        """The name of something that the function used some of: an iterator, a random generator."""
+        return next((name for value, name, before in self._used_up.values() if state_of(value) != before), None)
+
+    def release(self) -> None:
+        """The capture is over: let go of the tensors that were found."""
+        for place in self.places.values():
+            for expected in place.items.values():
+                if expected.kind == "tensor":
+                    expected.pinned = None
+
+    def shape(self, value: Any) -> None:
+        """An object is to stay of its class, with its own table of attributes."""
+        try:
+            reference = weakref.ref(value)
+        except TypeError:
+            return
+        self.shapes.setdefault(id(value), (reference, type(value), table_of(value)))
 
     # ---------------------------------------------------------------- modules
 
@@ -307,6 +418,8 @@ class Reads:
                 place.name = names[place.owner]
 
 
+_DEEP = 5
+_FEW_ITEMS = 1_000
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = {
     "_forward_hooks",

@@ -3,25 +3,33 @@
 `scan(function, reads)` walks from a callable through every function that its code names (in globals, cells,
 defaults, attributes of modules and classes) and notes each name's value in `Reads`. A name in code that did not run
 is noted as well: the price is a capture too many, never a wrong result. Attributes of plain objects are noted when
-any code that was found names them; when some code makes names up (`getattr`, `vars`, `__dict__`), all attributes of
-those objects are that code can get at directly.
+any code that was found names them, their absence when it asks for them (`getattr`, `hasattr`, `except
+AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
-extensions, files, clocks and the environment hold.
+extensions, files and clocks hold.
 """
 
 from __future__ import annotations
 
-import dis
+import argparse
+import builtins
+import collections
 import functools
+import gc
 import itertools
+import operator
+import optparse
+import os
 import sys
+import threading
 import types
 from typing import Any
 
 import torch
 
-from .reads import ABSENT, Expected, Reads, is_plain
+from .code import names_of
+from .reads import ABSENT, Expected, Place, Reads, is_plain, table_of
 
 __all__ = ["Scan"]
 
@@ -31,39 +39,36 @@ _LIBRARIES = (
     "safetensors tokenizers regex PIL jinja2 typing_extensions"
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
-_NAMES_ANYTHING = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict"}
 _MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
+_CODE_OF_CLASSES = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    types.FunctionType,
+)
 _MOST_FUNCTIONS = 20_000
-_LOADS = {dis.opmap[name] for name in ("LOAD_GLOBAL", "LOAD_NAME") if name in dis.opmap}
-_GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0
+_DEEPEST = 8
+_MOST_ITEMS = 10_000
+# Classes of libraries whose objects are nothing but their attributes.
+_BAGS = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    optparse.Values,
+    collections.UserDict,
+    collections.UserList,
+    collections.UserString,
+    collections.ChainMap,
+    threading.local,
+)
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
 def is_outside(module: Any) -> bool:
     """Whether a module's name says that its globals are not the user's."""
     return not isinstance(module, str) or module.partition(".")[0] in _OUTSIDE
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """(globals that code loads, attribute names and strings in it), with all functions made in it."""
-    loaded: set[str] = set()
-    others: set[str] = set(code.co_names)
-    extended = 0
-    text = code.co_code
-    for at in range(0, len(text), 2):
-        op, argument = text[at], text[at + 1] | extended
-        extended = argument << 8 if op == dis.EXTENDED_ARG else 0
-        if op in _LOADS:
-            index = argument >> _GLOBAL_SHIFT if dis.opname[op] == "LOAD_GLOBAL" else argument
-            loaded.add(code.co_names[index])
-    for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier():
-            others.add(constant)
-        elif isinstance(constant, types.CodeType):
-            inner = _names_of(constant)
-            loaded |= inner[0]
-            others |= inner[1]
-    return frozenset(loaded), frozenset(others)
 
 
 class Scan:
@@ -72,6 +77,8 @@ class Scan:
     def __init__(self, reads: Reads) -> None:
         self.reads = reads
         self.names: set[str] = set()
+        self.probed: set[str] = set()  # those that may be missing where they are asked for
+        self.makes_up_names = False
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
@@ -83,7 +90,7 @@ class Scan:
         self._count = 0
         self._named = 0  # how many of `modules` are in `_paths`
         self._paths: dict[int, str] = {}
-        self._attributes: dict[type, frozenset[str]] = {}
+        self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
 
     @property
     def module_names(self) -> dict[int, str]:
@@ -99,7 +106,7 @@ class Scan:
 
     def function(self, value: Any, name: str = "") -> None:
         """A callable that may run."""
-        if isinstance(value, functools.partial):
+        if isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
                 self.visit(value.func, f"{name}.func")
                 for index, item in enumerate(value.args):
@@ -115,7 +122,7 @@ class Scan:
         elif isinstance(value, property):
             for part in (value.fget, value.fset):
                 self.function(part, name)
-        elif isinstance(value, functools.cached_property):
+        elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
         elif isinstance(value, types.FunctionType):
             if not self._is_new(value):
@@ -142,20 +149,22 @@ class Scan:
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
             return
-        loaded, others = _names_of(function.__code__)
-        self.names |= others
+        code = names_of(function.__code__)
+        self.names |= code.others
+        self.probed |= code.probed
+        self.makes_up_names = self.makes_up_names or any(
+            not _is_library(function.__globals__.get(root)) for root in code.made_up_of
+        )
         if self._rank <= 1:
-            self._called |= others
-        namespace = function.__globals__
-        place = self.reads.place(namespace, "dict", "", "key")
-        for name in loaded:
-            if name in namespace:
-                value = namespace[name]
-                self.reads.add(place, name, value)
-                if isinstance(value, types.ModuleType):
-                    self._module_names(value, others)
-                else:
-                    self.visit(value, name)
+            self._called |= code.others
+        namespace, others = function.__globals__, code.others
+        self._globals(namespace, code.loaded, others)
+        if code.whole_namespace:
+            self._globals(namespace, frozenset(others), others)
+        for name, level in code.imports:
+            self._imported(namespace, name, level, others)
+        if function.__dict__:
+            self._objects.append((function, function.__name__, 0, self._rank, set()))
         self._cells(function, others)
         for table, what in ((function.__defaults__, "default"), (function.__kwdefaults__, "default")):
             if table:
@@ -167,6 +176,30 @@ class Scan:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             self.function(wrapped, function.__name__)
+
+    def _globals(self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str]) -> None:
+        place = self.reads.place(namespace, "dict", "", "key")
+        for name in loaded:
+            if name in namespace:
+                value = namespace[name]
+                self.reads.add(place, name, value)
+                if isinstance(value, types.ModuleType):
+                    self._module_names(value, others)
+                else:
+                    self.visit(value, name)
+            elif hasattr(builtins, name):
+                place.items.setdefault(name, Expected(ABSENT))  # a built-in function may be hidden later
+
+    def _imported(self, namespace: dict[str, Any], name: str, level: int, others: frozenset[str]) -> None:
+        """A module that code imports where it runs, and those on the way to it."""
+        if level:
+            package = str(namespace.get("__package__") or "").rsplit(".", level - 1)[0]
+            name = f"{package}.{name}".strip(".")
+        parts = (name or str(namespace.get("__name__"))).split(".")
+        for end in range(1, len(parts) + 1):
+            module = sys.modules.get(".".join(parts[:end]))
+            if isinstance(module, types.ModuleType):
+                self._module_names(module, others)
 
     def _cells(self, function: types.FunctionType, names: frozenset[str] = frozenset()) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -183,6 +216,7 @@ class Scan:
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What code names in a module that it imported."""
         if is_outside(module.__name__):
+            self._names_outside(module, names)
             return
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
         for name in names & vars(module).keys():
@@ -193,19 +227,41 @@ class Scan:
                 else:
                     self.visit(value, f"{module.__name__}.{name}")
 
+    def _names_outside(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """What of a library's own is looked at all the same: random generators, the environment."""
+        if module.__name__ == "numpy" and "random" in names:
+            module = module.random
+        self.reads.watch_use(module, f"`{module.__name__}`")
+        if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
+            table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+            place = self.reads.place(table, "dict", "os.environ", "item")
+            for name in names:
+                key = os.environ.encodekey(name)
+                place.items.setdefault(key, Expected(table.get(key, ABSENT)))
+
     # ---------------------------------------------------------------- values
 
     def visit(self, value: Any, name: str, depth: int = 0) -> None:
         """A value that code can get at: go on from it. `depth`: how many objects it was reached through."""
-        if is_plain(value) or isinstance(value, (torch.Tensor, types.ModuleType, types.BuiltinFunctionType)):
+        if is_plain(value) or isinstance(value, (torch.Tensor, types.ModuleType)):
             return
+        self.reads.watch_use(value, name)
+        if isinstance(value, types.BuiltinFunctionType):
+            return
+        if isinstance(value, types.MappingProxyType):
+            value = gc.get_referents(value)[0]
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self.function(value, name)
-        elif isinstance(value, (dict, list, tuple, set)) and type(value).__module__ in ("builtins", "collections"):
+        elif isinstance(value, _CONTAINERS):
             if self._is_new(value):
                 self.reads.contents(value, name)
-                for item in value.values() if isinstance(value, dict) else value:
-                    self.visit(item, f"{name}[...]", depth)
+                if len(value) <= _MOST_ITEMS:
+                    for item in list(value.values() if isinstance(value, dict) else value):
+                        self.visit(item, f"{name}[...]", depth)
+                if not is_outside(type(value).__module__) and not isinstance(value, tuple):
+                    self._object(value, name, depth)
+        elif isinstance(value, operator.attrgetter):
+            self.names.update(*(text.split(".") for text in value.__reduce__()[1]))
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
@@ -214,97 +270,132 @@ class Scan:
                 if not is_outside(base.__module__):
                     for maker in _MAKERS & base.__dict__.keys():
                         self.function(base.__dict__[maker], f"{name}.{maker}")
-        elif not is_outside(type(value).__module__) and self._is_new(value):
-            self._objects.append((value, name, depth, self._rank, set()))
-            self._class(type(value))
-        elif hasattr(value, "__wrapped__"):
-            self.function(value, name)
+        elif isinstance(value, _BAGS) or not is_outside(type(value).__module__):
+            if self._is_new(value) and depth <= _DEEPEST:
+                self._object(value, name, depth)
+        else:
+            if self._is_new(value):
+                self.reads.contents(value, name)
+            if hasattr(value, "__wrapped__"):
+                self.function(value, name)
+
+    def _object(self, value: Any, name: str, depth: int) -> None:
+        self.reads.remember(value)
+        if not isinstance(value, threading.local):
+            self.reads.shape(value)
+        self._objects.append((value, name, depth, self._rank, set()))
+        self._class(type(value))
 
     def _class(self, cls: type) -> None:
         """The methods of a class that code names, and its special ones; its options."""
         for base in cls.__mro__:
             if not is_outside(base.__module__) and self._is_new(base):
                 self._objects.append((base, base.__name__, 0, self._rank, set()))
+                if type(base) is not type:
+                    self._class(type(base))
 
     def attribute_of_class(self, cls: type, name: str) -> None:
         """An attribute that was read on an instance and is not the instance's own."""
         for base in cls.__mro__:
             if name in base.__dict__:
                 if not is_outside(base.__module__):
-                    self._attribute(base, None, base.__name__, name)
+                    self._attribute(base, base.__name__, name)
                 return
+            if not is_outside(base.__module__):
+                self._class_table(base).items.setdefault(name, Expected(ABSENT))
 
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
         found = False
         for value, name, depth, rank, done in list(self._objects):
-            is_class = isinstance(value, type)
-            table = vars(value) if hasattr(value, "__dict__") else None
-            names = self.names
-            if is_class:
-                new = names.intersection(value.__dict__).union(_special_names(value))
+            if isinstance(value, type):
+                known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
+                new = self.names.intersection(known).union(_special_names(value))
+                self._rank = rank + 1
             else:
-                new = names.intersection(self._attributes_of(type(value)))
-                if table is not None:
-                    everything = depth == 0 and not names.isdisjoint(_NAMES_ANYTHING)
-                    new.update(table if everything else names.intersection(table))
-            self._rank = rank + is_class
+                new = self._names_in_object(value)
+                self._rank = rank
             for attribute in sorted(new - done):
-                if is_class and attribute not in self._called and _is_method(value, attribute):
-                    continue
+                if isinstance(value, type):
+                    if attribute not in value.__dict__:
+                        done.add(attribute)
+                        self._class_table(value).items.setdefault(attribute, Expected(ABSENT))
+                        continue
+                    if attribute not in self._called and _is_method(value, attribute):
+                        continue
                 done.add(attribute)
-                found = self._attribute(value, table, name, attribute, depth) or found
+                found = self._attribute(value, name, attribute, depth) or found
         return found
 
-    def _attributes_of(self, cls: type) -> frozenset[str]:
-        """What a class and those it inherits from define."""
-        known = self._attributes.get(cls)
+    def _names_in_object(self, value: Any) -> set[str]:
+        """The attributes of an object that matter by what is known of the code so far."""
+        table = table_of(value)
+        if isinstance(value, types.FunctionType):
+            return self.names.intersection(table or ())
+        names = self.names.intersection(self._attributes_of(type(value))) | self.probed
+        if table is None:
+            return names
+        if self.makes_up_names or isinstance(value, _BAGS):
+            if type(table) is dict and not isinstance(value, threading.local):
+                place = self.reads.place(table, "dict", type(value).__name__, "attr")
+                place.keys = self.reads.keys_of(table)
+            return names.union(table)
+        return names | self.names.intersection(table)
+
+    def _attributes_of(self, *classes: type) -> frozenset[str]:
+        """What classes and those they inherit from define."""
+        known = self._attributes.get(classes)
         if known is None:
-            known = self._attributes[cls] = frozenset().union(*(base.__dict__ for base in cls.__mro__))
+            known = frozenset().union(*(base.__dict__ for cls in classes for base in cls.__mro__))
+            self._attributes[classes] = known
         return known
 
-    def _attribute(self, value: Any, table: Any, name: str, attribute: str, depth: int = 0) -> bool:
+    def _attribute(self, value: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
-            item = value.__dict__[attribute]
-            if isinstance(item, (staticmethod, classmethod, property, functools.cached_property, types.FunctionType)):
-                if not attribute.startswith("__") or isinstance(item, types.FunctionType):
-                    self._class_item(value, name, attribute, item)
-                self.function(item, f"{name}.{attribute}")
-                return True
-            if attribute.startswith("__"):
-                return False
-            self._class_item(value, name, attribute, item)
-            self.visit(item, f"{name}.{attribute}")
-            return True
-        if table is not None and (attribute in table or not _is_slot(type(value), attribute)):
-            place = self.reads.place(table, "dict", name, "attr")
-            if attribute in table:
-                self.reads.add(place, attribute, table[attribute])
-                self.visit(table[attribute], f"{name}.{attribute}", depth + 1)
-                return True
-            if hasattr(type(value), attribute):
-                place.items.setdefault(attribute, Expected(ABSENT))
-            return False
-        if _is_slot(type(value), attribute):
+            return self._attribute_of_class(value, name, attribute)
+        table = table_of(value)
+        if isinstance(value, threading.local) or (attribute not in (table or ()) and _is_slot(type(value), attribute)):
             place = self.reads.place(value, "object", name, "attr")
             item = place.look(attribute)
-            self.reads.add(place, attribute, item)
-            self.visit(item, f"{name}.{attribute}", depth + 1)
-            return True
-        return False
+        elif table is not None:
+            place = self.reads.place(table, "dict", name, "attr")
+            if attribute not in table:
+                place.items.setdefault(attribute, Expected(ABSENT))
+                return False
+            item = table[attribute]
+        else:
+            return False
+        self.reads.add(place, attribute, item)
+        self.visit(item, f"{name}.{attribute}", depth + 1)
+        return True
 
-    def _class_item(self, cls: type, name: str, attribute: str, item: Any) -> None:
-        place = self.reads.place(cls, "object", name, "attr")
-        value = place.look(attribute)
-        if isinstance(value, types.MethodType) or isinstance(item, (property, functools.cached_property)):
-            return  # made anew at each look
-        self.reads.add(place, attribute, value)
+    def _attribute_of_class(self, cls: type, name: str, attribute: str) -> bool:
+        item = cls.__dict__[attribute]
+        is_code = isinstance(item, _CODE_OF_CLASSES)
+        if attribute.startswith("__") and not isinstance(item, types.FunctionType):
+            if is_code:
+                self.function(item, f"{name}.{attribute}")
+            return is_code
+        self.reads.add(self._class_table(cls), attribute, item)
+        if is_code:
+            self.function(item, f"{name}.{attribute}")
+        else:
+            self.visit(item, f"{name}.{attribute}")
+        return True
+
+    def _class_table(self, cls: type) -> Place:
+        """The dict behind a class's `__dict__`, whose writes CPython counts."""
+        return self.reads.place(gc.get_referents(cls.__dict__)[0], "dict", cls.__name__, "attr")
 
     def _is_new(self, value: Any) -> bool:
         if id(value) in self._seen:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def _is_library(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and is_outside(value.__name__)
 
 
 def _special_names(cls: type) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 
 from .._torch.pytree import registered_functions
 from ..errors import UnknownLeafError
+from .opaque import is_number_of_numpy
 
 __all__ = ["LEAF", "Tree", "check_leaves", "flatten"]
 
@@ -75,6 +76,11 @@ class Tree:
         functions = registered_functions(self.type)
         assert functions is not None
         return functions[1](items, self.context)
+
+    def types(self) -> set[type]:
+        """The classes of the containers."""
+        found = set() if self.type is None else {self.type}
+        return found.union(*(child.types() for child in self.children))
 
     def paths(self, prefix: str) -> list[str]:
         """For each leaf, the expression that reaches it from a variable called `prefix`."""
@@ -146,7 +152,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Tree:
 def check_leaves(leaves: list[Any], paths: list[str], what: str) -> None:
     """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value."""
     for leaf, path in zip(leaves, paths, strict=True):
-        if isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size)):
+        if isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size)) or is_number_of_numpy(leaf):
             continue
         cls = type(leaf)
         raise UnknownLeafError(

@@ -11,30 +11,33 @@ from ..graph.partitioned import Partitioned
 if TYPE_CHECKING:
     from ..tracing.again import Derivative
 
-__all__ = ["Compiled", "Derived"]
+__all__ = ["Compiled", "Derived", "Wanted"]
 
 Boxed = Callable[[list[Any]], list[Any]]
+Wanted = frozenset[int] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compiled:
     """`forward` and `backward` take one list, which they empty, and return a list.
 
-    `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask)` gives the backward
-    for the case that only the tangents at True positions came in: it takes only those, and returns as many gradients.
+    `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask, wanted)` gives the
+    backward for the case that only the tangents at True positions of `mask` came in, and only the gradients of the
+    inputs in `wanted` are asked for (None: all): it takes only those tangents, and returns None for other gradients.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern)` captures and compiles the
-    backward for tangents of this pattern as a function that is itself differentiable; None: not kept for that.
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted)` captures and
+    compiles the backward for tangents of this pattern as a function that is itself differentiable; None: not kept for
+    that.
     `native`: calls may go through the C++ part, where it was built.
     """
 
     partitioned: Partitioned
     forward: Boxed
     make_backward: Callable[[], Boxed]
-    make_partial_backward: Callable[[tuple[bool, ...]], Boxed]
+    make_partial_backward: Callable[[tuple[bool, ...], Wanted], Boxed]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[[tuple[int, ...]], Derived] | None = None
+    make_derived: Callable[[tuple[int, ...], Wanted], Derived] | None = None
     native: bool = False
 
 

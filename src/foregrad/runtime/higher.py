@@ -9,6 +9,7 @@ function that nobody differentiates twice keeps nothing for it but those.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +20,13 @@ from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
-from .compiled import Compiled, Derived
+from .compiled import Compiled, Derived, Wanted
 from .layout import laid_out
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
 
-__all__ = ["differentiable_backward", "needs_trail", "trails_of"]
+__all__ = ["differentiable_backward", "needs_trail", "trails_of", "wanted_of"]
 
 Node = Callable[[Compiled, list[int]], Any]
 
@@ -64,7 +65,7 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
     if compiled.make_derived is None:
         return _refuse
     make_derived = compiled.make_derived
-    runs: dict[tuple[int, ...], Callable[..., Any]] = {}
+    runs: dict[Any, Callable[..., Any]] = {}
 
     def run(ctx: Any, *tangents: Any) -> Any:
         batch = transforms.batch_of(tangents)
@@ -73,13 +74,20 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
         pattern = tuple(ABSENT if t is None else VARIABLE if t.requires_grad else CONSTANT for t in tangents)
         if not any(pattern):
             return (None,) * (len(taken) + 1)
-        found = runs.get(pattern)
+        wanted = wanted_of(ctx, taken)
+        found = runs.get((pattern, wanted))
         if found is None:
-            derived = make_derived(pattern)
-            found = runs[pattern] = _Renderer(compiled, taken, derived, pattern).render(make_node)
+            derived = make_derived(pattern, wanted)
+            found = runs[pattern, wanted] = _Renderer(compiled, taken, derived, pattern).render(make_node)
         return found(ctx, tangents)
 
     return run
+
+
+def wanted_of(ctx: Any, taken: list[int]) -> Wanted:
+    """The inputs whose gradients somebody waits for in the backward that is running; None: all of them."""
+    wanted = engine.wanted_gradients(ctx)
+    return None if wanted is None else frozenset(compress(taken, wanted))
 
 
 def _refuse(ctx: Any, *tangents: Any) -> Any:

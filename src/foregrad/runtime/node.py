@@ -25,12 +25,13 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
-from .higher import differentiable_backward, needs_trail, trails_of
+from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .layout import as_captured, in_order, laid_out, memory_order
 from .passed import check_retained, watch_hooks
 
 __all__ = ["NodeSource", "make_node"]
 
+_MOST_PARTIAL = 16  # backwards for some of the gradients alone; from then on all are computed
 _AS_IT_IS, _COPIED, _DETACHED, _SIZE = -1, -2, -3, -4  # as `_native/program.h` numbers them
 
 
@@ -247,14 +248,17 @@ class _NodeRenderer:
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,
             "differentiable_backward": differentiable_backward(self.compiled, self.taken, make_node),
+            "wanted_gradients": engine.wanted_gradients,
+            "partial_backward": _partial(self.compiled, self.taken),
         }
         lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
         missing = " or ".join(f"{t} is None" for t in tangents)
-        if len(tangents) > 1:
-            self.globals["partial_backward"] = _partial(self.compiled, self.taken)
-            lines += [f"    if {missing}:", f"        return partial_backward(ctx, ({', '.join(tangents)}))"]
-        else:
+        if len(tangents) == 1:
             lines += [f"    if {missing}:", f"        return {', '.join(['None'] * (len(self.taken) + 1))}"]
+        if len(tangents) > 1 or len(self.taken) > 1:
+            some = [missing] if len(tangents) > 1 else []
+            some += ["wanted_gradients(ctx) is not None"] if len(self.taken) > 1 else []
+            lines += [f"    if {' or '.join(some)}:", f"        return partial_backward(ctx, ({', '.join(tangents)},))"]
         lines += self._laid_out()
         saved = "*ctx.sizes, " if self.partitioned.saved_sizes else ""
         if self.partitioned.saved_tensors:
@@ -324,18 +328,23 @@ def _compile_on_first_use(
 
 
 def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, ...]], Any]:
-    """The backward when some tangents did not come in: a graph of its own for each such pattern."""
+    """The backward when some tangents did not come in, or some gradients are not asked for: a graph of its own for
+    each such pattern.
+    """
     signature = compiled.partitioned.joint.signature
-    graphs: dict[tuple[bool, ...], Any] = {}
+    graphs: dict[Any, Any] = {}
     has_sizes = bool(compiled.partitioned.saved_sizes)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         mask = tuple(t is not None for t in tangents)
         if not any(mask):
             return (None,) * (len(taken) + 1)
-        graph = graphs.get(mask)
+        wanted = wanted_of(ctx, taken)
+        if len(graphs) >= _MOST_PARTIAL and (mask, wanted) not in graphs:
+            wanted = None
+        graph = graphs.get((mask, wanted))
         if graph is None:
-            graph = graphs[mask] = compiled.make_partial_backward(mask)
+            graph = graphs[mask, wanted] = compiled.make_partial_backward(mask, wanted)
         given = [
             as_captured(t, spec) for t, spec in zip(tangents, signature.tangent_specs, strict=True) if t is not None
         ]

@@ -13,7 +13,7 @@ partitioner that saves other values than those which the operators' derivatives 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -107,15 +107,17 @@ class Derivable:
         results: Sequence[int],
         written: frozenset[int],
         pattern: tuple[int, ...],
+        wanted: Collection[int] | None = None,
     ) -> Derivative:
-        """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each).
+        """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
+        inputs in `wanted` (None: all).
 
         `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
         differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
         Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
         that does not exist.
         """
-        return _Differentiation(self, forward, saved, results, written, pattern).run()
+        return _Differentiation(self, forward, saved, results, written, pattern, wanted).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -135,11 +137,13 @@ class _Differentiation:
         results: Sequence[int],
         written: frozenset[int],
         pattern: tuple[int, ...],
+        wanted: Collection[int] | None,
     ) -> None:
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
         self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
         self.pattern = pattern
         self.sinks = [i for i, leaf in enumerate(origin.leaves) if leaf is not None]
+        self.wanted = [i for i in self.sinks if wanted is None or i in wanted]
         self.results = [] if origin.session.has_hooks else list(results)
         self.start = len(self.recorder.tape.entries)
         self.middle = self.start
@@ -169,12 +173,12 @@ class _Differentiation:
 
     def run(self) -> Derivative:
         origin, session, given = self.origin, self.session, self.given
-        leaves: list[Any] = [origin.leaves[i] for i in self.sinks]
+        leaves: list[Any] = [origin.leaves[i] for i in self.wanted]
         self.tangents = [
             session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
         ]
         fakes = [fake for fake, _ in self.tangents]
-        with session.recording(), cut_at(leaves):
+        with session.recording(), cut_at(self._variables()[: len(self.sinks)]):
             found = run_engine([origin.outputs[i] for i in given], leaves, fakes, create_graph=True)
         gradients = self._results(found)
         sources = [output for output in self.outputs if output.fake.requires_grad]
@@ -192,7 +196,7 @@ class _Differentiation:
         tangents = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
         known: dict[int, Place] = dict(tangents)
         gradients: list[Place | None] = [None] * len(self.origin.inputs)
-        for position, fake in zip(self.sinks, found, strict=True):
+        for position, fake in zip(self.wanted, found, strict=True):
             if fake is None:
                 continue
             if id(fake) not in known:

@@ -19,8 +19,8 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
-from .._torch.tensors import is_usable, is_view
-from ..errors import ForegradError, UnsupportedSideEffectError
+from .._torch.tensors import is_view
+from ..errors import ForegradError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -33,9 +33,12 @@ from .again import Derivable, read_again
 from .backward import InnerGradients, gradients_of, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
+from .effects import check_containers, check_generator, check_left_behind, check_tensors, check_used_up
+from .facts import Facts
 from .graph import build_module
 from .infos import input_info
 from .inputs import CaptureAgain, InputRecord, Inputs, SharedClosureFound
+from .left_behind import LeftBehind
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
@@ -52,20 +55,21 @@ __all__ = ["Captured", "capture_call"]
 
 aten = torch.ops.aten
 _NOWHERE = Reach(frozenset(), frozenset())
-
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Captured:
     """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
-    modules whose code ran, what the function read besides tensors, and what it takes to differentiate it again.
+    modules whose code ran, what the function read besides tensors, what it asked of which input (as an expression of
+    that, with its value), and what it takes to differentiate it again.
     """
 
     joint: JointGraph
     tensors: tuple[torch.Tensor | None, ...]
     modules: tuple[torch.nn.Module, ...]
     reads: Reads
+    facts: tuple[tuple[int, str, Any], ...] = ()
     derivable: Derivable | None = None
 
 
@@ -147,12 +151,13 @@ class _Capture:
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
         self.recorder.writes.on_resize = self._on_resize
-        self.reads = Reads()
+        self.reads = self.inputs.reads
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
         table = self.symbols.table if self.symbols else None
         numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
+        self.left_behind = LeftBehind(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
         self.regions = itertools.count(1)
         self.lifting = Lifting(
@@ -166,6 +171,8 @@ class _Capture:
         )
         self.inner = InnerGradients(self.inputs, self.recorder, name)
         self.lifting.on_gradient = self.inner.note
+        self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
+        self.lifting.ask = self.facts.ask
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
@@ -177,11 +184,22 @@ class _Capture:
         That is with common bases (see `Inputs`), or with views that autograd does not replay: it replays the operator
         that made them, not the changes of their sizes since.
         """
+        try:
+            captured = self._run(lifted)
+        finally:
+            looked_at, written = self.left_behind.take_back()
+        if captured is not None:
+            check_left_behind(self.name, looked_at, written)
+        return captured
+
+    def _run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         recorder, inputs, call = self.recorder, self.inputs, self.call
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
         self._scan_roots()  # before the function can change them
-        hooks = Hooks(self._enter, self._leave, self.lifting.swap, self._checkpoint_region, self.reads.note)
+        hooks = Hooks(
+            self._enter, self._leave, self.lifting.swap, self._checkpoint_region, self.reads.note, self.facts.missing
+        )
         with (
             patched(hooks),
             force_view_tracking(self.replays_views),
@@ -201,8 +219,9 @@ class _Capture:
                     raise
                 finally:
                     self.origins.forget()
-            self._check_generator(drawn)
-            self._check_containers(args, kwargs, leaves)
+            check_generator(self.name, drawn)
+            check_containers(self.name, call, (args, kwargs), leaves)
+            check_used_up(self.name, self.reads)
             needed = self._needs_bases()
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
@@ -213,7 +232,7 @@ class _Capture:
             out_leaves, out_tree = flatten(result)
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
-            self._check_side_effects()
+            check_tensors(self.name, inputs.records, self.facts)
             found = analyze(recorder, inputs, out_leaves, paths)
             rootless: list[int] = []
             differentiable = found.carrying_gradients()
@@ -230,12 +249,20 @@ class _Capture:
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
         derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
-        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, derivable)
+        self.facts.attributes(self.scan.names)
+        number = {id(record): index for index, record in enumerate(records)}
+        facts = [
+            (number[id(record)], expression, value)
+            for (_, expression), (record, value) in self.facts.made.items()
+            if id(record) in number
+        ]
+        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, tuple(facts), derivable)
 
     # ---------------------------------------------------------------- while the function runs
 
     def _enter(self, module: torch.nn.Module) -> None:
         self.modules[id(module)] = module
+        self.left_behind.enter(module)
         self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
 
     def _leave(self) -> None:
@@ -268,7 +295,11 @@ class _Capture:
         self.scan.visit(self.call.function, self.name)
         for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
             self.scan.visit(leaf, path)
+        for kind in self.call.tree.types():
+            self.scan.visit(kind, kind.__name__)
         self.scan.finish()
+        for module, _ in self.scan.modules.values():
+            self.left_behind.enter(module)
 
     def _scan_what_ran(self) -> None:
         """The code behind the attributes that were read on modules; names for the modules."""
@@ -290,32 +321,6 @@ class _Capture:
             if whole.initial.storage.is_written:
                 needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
-
-    def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
-        after, tree = flatten((args, kwargs))
-        if tree != self.call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` changed a container among its arguments (added, removed or replaced an item), which a "
-                "compiled call would not repeat. Return the new values instead."
-            )
-
-    def _check_generator(self, before: torch.Tensor) -> None:
-        """Nothing draws for real while capturing: a generator that moved was seeded by the function."""
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` seeds the random generator (torch.manual_seed or set_rng_state), which a compiled call "
-                "would not repeat. Seed before the call instead."
-            )
-
-    def _check_side_effects(self) -> None:
-        for record in self.inputs.records:
-            stand_in = record.stand_in
-            grad = stand_in.grad if is_usable(stand_in) and stand_in.is_leaf else None
-            if grad is not None:
-                raise UnsupportedSideEffectError(
-                    f"`{self.name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
-                )
 
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""

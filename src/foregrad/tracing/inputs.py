@@ -23,6 +23,7 @@ from .._torch.tensors import (
 )
 from ..errors import ForegradWarning
 from ..frontend.call import FlatCall, check_tensor, memory_groups
+from ..frontend.reads import Reads
 from ..frontend.sources import Source, find_sources
 from ..graph.meta import TensorSpec
 from ..graph.slots import Closure, Input, SharedMemory, Slot
@@ -122,6 +123,8 @@ class Inputs:
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
         self._sources: dict[int, Source] | None = None
+        self._kept: list[torch.Tensor] = []  # so that their ids stay theirs
+        self.reads = Reads()
 
     # ---------------------------------------------------------------- making them
 
@@ -152,7 +155,11 @@ class Inputs:
             self._stand_in_group(group)
         for record in new:
             self._register(record)
-        leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves]
+        # A tensor that the function reaches by itself as well is to be the same object on both ways.
+        reached = self._found_sources() if any(isinstance(x, torch.Tensor) for x in call.leaves) else {}
+        leaves = [
+            x if id(x) in reached else known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves
+        ]
         for index, leaf in enumerate(call.leaves):
             if index in call.numbers or (self.symbols is not None and type(leaf) is torch.SymInt):
                 leaves[index] = self._number(index)
@@ -231,7 +238,12 @@ class Inputs:
                 return whole_memory(whole.real, whole.spec.dtype)
         return next((number.real for number in self.numbers if number.entry is entry), None)
 
-    def _source_of(self, real: torch.Tensor) -> Source:
+    def add_source(self, real: torch.Tensor, source: Source) -> None:
+        """Where a tensor is found that was come by in another way."""
+        self._found_sources()[id(real)] = source
+        self._kept.append(real)
+
+    def _found_sources(self) -> dict[int, Source]:
         if self._sources is None:
             modules = tuple(
                 (path, leaf)
@@ -239,7 +251,10 @@ class Inputs:
                 if isinstance(leaf, torch.nn.Module)
             )
             self._sources = find_sources(self.call.function, modules)
-        source = self._sources.get(id(real))
+        return self._sources
+
+    def _source_of(self, real: torch.Tensor) -> Source:
+        source = self._found_sources().get(id(real)) or self.reads.source_of(real)
         if source is None:
             where = self.recorder.origins.here()
             from .origin import user_line

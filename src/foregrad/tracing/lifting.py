@@ -24,7 +24,8 @@ from .reshaping import RESHAPERS
 __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
-_KEEP_REAL = {_TENSOR.grad.__get__, _TENSOR.__hash__, _TENSOR.__repr__}
+_KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__repr__}
+_GRAD = _TENSOR.grad.__get__
 
 
 class Lifting(TorchFunctionMode):
@@ -55,6 +56,7 @@ class Lifting(TorchFunctionMode):
         self.on_data_assignment = on_data_assignment
         self.where = where
         self.known_number = known_number
+        self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
@@ -63,6 +65,12 @@ class Lifting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_REAL:
             return func(*args, **(kwargs or {}))
+        if self.ask is not None:
+            answer = self.ask(func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        if func is _GRAD:
+            return func(*args)
         args, kwargs = self.swap(args, kwargs or {})
         special = _SPECIAL.get(func)
         if special is not None:

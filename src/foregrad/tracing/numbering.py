@@ -1,7 +1,8 @@
 """Value numbers: equal for entries of a tape, or nodes of a graph made from it, that hold the same value.
 
 A tape has no mutation, so the same operator on the same values gives the same value (Cocke's value numbering, in one
-pass). Random operators are each a value of their own.
+pass). Random operators are each a value of their own. Transposes of transposes are one: compilers rewrite those, and
+the values that their graphs save are to be found again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import fx
 
 from .._torch.symbols import is_symbolic, symbol_made
+from ..graph.meta import TensorSpec
 from .tape import Entry, Tape
 
 __all__ = ["Numbering"]
@@ -27,19 +29,44 @@ class Numbering:
         self._positions: list[int] = []  # by number: where on the tape that is
         self._by_key: dict[Any, int] = {}
         self._by_entry: dict[int, int] = {}
+        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
         self._done = 0
 
     def extend(self) -> None:
         entries = self.tape.entries
         for position in range(self._done, len(entries)):
             entry = entries[position]
-            key = _entry_key(entry, self._by_entry)
-            number = self._by_key.setdefault(key, len(self.first))
+            number = self._number(entry)
             if number == len(self.first):
                 self.first.append(entry)
                 self._positions.append(position)
             self._by_entry[id(entry)] = number
         self._done = len(entries)
+
+    def _number(self, entry: Entry) -> int:
+        """The entry's number; that of the next new value, if it is one."""
+        found = self._permuted(entry.target, entry.args, self._by_entry)
+        if found is None:
+            return self._by_key.setdefault(_entry_key(entry, self._by_entry), len(self.first))
+        base, order = found
+        if order == tuple(range(len(order))):
+            return base
+        number = self._by_key.setdefault(found, len(self.first))
+        self._orders[number] = found
+        return number
+
+    def _permuted(self, target: Any, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
+        """For a transpose: the number of the value, itself none, that it is one of, and the order of dimensions."""
+        if target not in _PERMUTES:
+            return None
+        argument: Entry | fx.Node = args[0]
+        spec = argument.spec if isinstance(argument, Entry) else dict.get(argument.meta, "spec")
+        if not isinstance(spec, TensorSpec):
+            return None
+        order = _order(target, args, len(spec.shape))
+        number = numbers[id(argument) if isinstance(argument, Entry) else argument]
+        base, before = self._orders.get(number, (number, None))
+        return base, order if before is None else tuple(before[i] for i in order)
 
     def of(self, entry: Entry) -> int:
         return self._by_entry[id(entry)]
@@ -78,9 +105,26 @@ class Numbering:
         if entry is not None and entry.has_effect and entry.target is node.target:
             return self.of(entry)
         try:
+            found = self._permuted(node.target, node.args, numbers)
+            if found is not None:
+                return found[0] if found[1] == tuple(range(len(found[1]))) else self._by_key.get(found)
             return self._by_key.get((node.target, _frozen(node.args, numbers), _frozen(node.kwargs, numbers)))
         except KeyError:
             return None  # made from something that is not on the tape
+
+
+_PERMUTES = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default}
+
+
+def _order(target: Any, args: Sequence[Any], rank: int) -> tuple[int, ...]:
+    """Which dimension of its argument each dimension of a transpose is."""
+    dims = list(range(rank))
+    if target is torch.ops.aten.permute.default:
+        return tuple(dims[i] for i in args[1])
+    first, second = args[1:3] if target is torch.ops.aten.transpose.int else (0, -1)
+    if rank:
+        dims[first], dims[second] = dims[second], dims[first]
+    return tuple(dims)
 
 
 def _entry_key(entry: Entry, numbers: Mapping[int, int]) -> Any:

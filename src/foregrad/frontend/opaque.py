@@ -1,0 +1,113 @@
+"""Objects whose insides are not attributes: memory of numbers, context variables, generators, iterators, caches.
+
+What can be asked for is compared like any other value that a function read. What can only be used up (an iterator, a
+random generator other than PyTorch's) can be compared before and after a capture: a call that used some of it is one
+that a graph would not repeat.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import functools
+import pickle
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["asked_of", "is_cached_function", "is_number_of_numpy", "state_of", "used_up"]
+
+_UNKNOWN = object()  # differs from everything
+_LRU = type(functools.lru_cache(lambda: None))
+
+
+def asked_of(value: Any) -> Callable[[Any], Any] | None:
+    """How to ask an object for what it holds now, as a plain value or as one object; None for other objects."""
+    if isinstance(value, (bytearray, array.array)):
+        return bytes
+    if isinstance(value, memoryview):
+        return memoryview.tobytes
+    if isinstance(value, contextvars.ContextVar):
+        return _context_value
+    if isinstance(value, _LRU):
+        return functools.partial(_not_cleared, value.cache_info().misses)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+        return _numbers
+    return None
+
+
+def _context_value(variable: Any) -> Any:
+    return variable.get(None)
+
+
+def _not_cleared(misses: int, cached: Any) -> bool:
+    return bool(cached.cache_info().misses >= misses)
+
+
+def is_cached_function(value: Any) -> bool:
+    """Whether it is a function under `functools.cache` or `lru_cache`."""
+    return isinstance(value, _LRU)
+
+
+def _numbers(values: Any) -> Any:
+    return (values.dtype.str, values.shape, values.tobytes())
+
+
+def is_number_of_numpy(value: Any) -> bool:
+    """Whether it is a NumPy scalar: immutable, and compared by value."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and not value.dtype.hasobject
+
+
+# -------------------------------------------------------------------- what is used up
+
+
+def used_up(value: Any) -> Any:
+    """What is used up by using this value: itself, or the generator that a function is a method of. None: nothing."""
+    if isinstance(value, types.ModuleType):
+        return _generator_of_module(value)
+    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        value = value.__self__
+    if isinstance(value, types.ModuleType):
+        return None
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value
+    if isinstance(value, types.GeneratorType):
+        return value
+    if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
+        return value
+    return value if _is_generator_of_numpy(value) else None
+
+
+def _generator_of_module(module: types.ModuleType) -> Any:
+    if module is random:
+        return random._inst
+    if module.__name__ == "numpy.random":
+        return module.mtrand._rand
+    return None
+
+
+def _is_generator_of_numpy(value: Any) -> bool:
+    numbers = sys.modules.get("numpy.random")
+    return numbers is not None and isinstance(value, (numbers.Generator, numbers.RandomState))
+
+
+def state_of(value: Any) -> Any:
+    """How far something that is used up has come: compared with `==`."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, types.GeneratorType):
+        return (-1 if value.gi_frame is None else value.gi_frame.f_lasti, value.gi_running)
+    if _is_generator_of_numpy(value):
+        bits = getattr(value, "bit_generator", None)
+        return pickle.dumps(bits.state if bits is not None else value.get_state(legacy=False))
+    try:
+        reduced = value.__reduce__()
+    except TypeError:
+        return _UNKNOWN if not isinstance(value, collections.abc.Sized) else len(value)
+    inner = [state_of(part) for part in reduced[1] if hasattr(type(part), "__next__")]
+    return repr(reduced), inner

@@ -1,0 +1,36 @@
+"""The backward for the case that only some of its gradients are asked for, as by `autograd.grad(y, x)`.
+
+Eager computes no other; neither does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import fx
+
+from .._torch.graphs import GraphCopier
+from .._torch.modules import make_graph_module
+
+__all__ = ["only_gradients"]
+
+
+def only_gradients(backward: fx.GraphModule, wanted: Collection[int]) -> fx.GraphModule:
+    """`backward` without what only the gradients at other positions than `wanted` need: those become None."""
+    output = next(iter(reversed(backward.graph.nodes)))
+    kept = [gradient if i in wanted else None for i, gradient in enumerate(output.args[0])]
+    needed = set()
+    stack = [gradient for gradient in kept if gradient is not None]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    copier = GraphCopier()
+    for node in backward.graph.nodes:
+        if node.op == "placeholder":
+            copier.placeholder(node)
+        elif node in needed:
+            copier.copy(node)
+    copier.output(kept)
+    return make_graph_module(backward, copier.graph, "PartialBackward")

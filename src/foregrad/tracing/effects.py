@@ -1,0 +1,83 @@
+"""What a function did besides computing, that a compiled call would not repeat: found after its run, and refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from .._torch.tensors import is_usable
+from ..errors import ForegradWarning, UnsupportedSideEffectError
+from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
+from ..frontend.tree import flatten
+from .facts import Facts
+from .inputs import InputRecord
+from .left_behind import LeftBehindError
+
+__all__ = ["check_containers", "check_generator", "check_left_behind", "check_tensors", "check_used_up"]
+
+
+def check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any]) -> None:
+    """The containers among the arguments are as they were."""
+    after, tree = flatten(arguments)
+    if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
+        raise UnsupportedSideEffectError(
+            f"`{name}` changed a container among its arguments (added, removed or replaced an item), which a "
+            "compiled call would not repeat. Return the new values instead."
+        )
+
+
+def check_generator(name: str, before: torch.Tensor) -> None:
+    """Nothing draws for real while capturing: a generator that moved was seeded by the function."""
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise UnsupportedSideEffectError(
+            f"`{name}` seeds the random generator (torch.manual_seed or set_rng_state), which a compiled call "
+            "would not repeat. Seed before the call instead."
+        )
+
+
+def check_used_up(name: str, reads: Reads) -> None:
+    """No iterator, and no random generator but PyTorch's, was drawn from."""
+    spent = reads.spent()
+    if spent is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` takes from {spent}, which gives something else each time; a compiled call would not. "
+            "Take from it before the call and pass what it gave (for random numbers, torch's own functions work)."
+        )
+
+
+def check_tensors(name: str, records: list[InputRecord], facts: Facts) -> None:
+    """Nothing was hung onto a tensor among the inputs, its gradient included."""
+    attribute = facts.attribute_set()
+    if attribute is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` sets {attribute}, an attribute of a tensor, which a compiled call would not repeat. Return the "
+            "value instead."
+        )
+    for record in records:
+        stand_in = record.stand_in
+        grad = stand_in.grad if is_usable(stand_in) and stand_in.is_leaf else None
+        if grad is not None:
+            raise UnsupportedSideEffectError(
+                f"`{name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
+            )
+
+
+def check_left_behind(name: str, looked_at: list[str], written: list[str]) -> None:
+    """No tensor was left where the function looks; where it does not, a warning says so."""
+    if looked_at:
+        raise LeftBehindError(
+            f"`{name}` leaves a tensor that it made in {', '.join(looked_at)}, where it had looked before. A compiled "
+            "call would not do so. Fill caches before the first call, keep a state in a buffer and write to that in "
+            "place, or return the tensor."
+        )
+    if written:
+        warnings.warn(
+            f"`{name}` sets {', '.join(dict.fromkeys(written))} to tensors that it made; compiled calls do not. Return "
+            "them instead.",
+            ForegradWarning,
+            stacklevel=2,
+        )
