@@ -18,7 +18,6 @@ from .._torch import engine, transforms
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.slots import Param
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
 from .compiled import Compiled, Derived, Wanted
@@ -33,12 +32,11 @@ Node = Callable[[Compiled, list[int]], Any]
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
-    """The inputs whose history no saved tensor and no parameter tells."""
+    """The inputs whose history no saved tensor tells. Parameters too: `functional_call` puts others in their place."""
     if compiled.make_derived is None:
         return []
-    signature = compiled.partitioned.joint.signature
     kept = saved_inputs(compiled)
-    return [i for i in taken if i not in kept and not isinstance(signature.inputs[i].slot, Param)]
+    return [i for i in taken if i not in kept]
 
 
 def saved_inputs(compiled: Compiled) -> dict[int, int]:
