@@ -20,7 +20,8 @@ class JointGraph:
     """One captured function: `(primals..., tangents...) -> [forward outputs..., gradients...]`.
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
-    eager's backward raises, when the forward is fine but it can't be differentiated. `str()` gives Python source.
+    eager's backward raises, when the forward is fine but it can't be differentiated; `rootless_error` the
+    same from outputs whose gradients lead to no input. `str()` gives Python source.
     """
 
     name: str
@@ -28,7 +29,13 @@ class JointGraph:
     signature: Signature
     fake_mode: Any
     backward_error: Exception | None = None
+    rootless_error: Exception | None = None
     symbols: Any = None  # the SymbolTable behind symbolic sizes, when there are any
+
+    @property
+    def error(self) -> Exception | None:
+        """What some backward raises, or None."""
+        return self.backward_error or self.rootless_error
 
     @property
     def graph(self) -> fx.Graph:

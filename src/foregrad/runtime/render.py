@@ -80,19 +80,16 @@ class _Renderer:
 
     def render(self) -> RunLines:
         signature = self.signature
-        marks = [
-            f"{name}.requires_grad_()"
-            for name, info in zip(self.inputs, signature.inputs, strict=True)
-            if info.becomes_differentiable
-        ]
+        taken = [] if signature.is_inference else self._taken()
+        marks = self._marks([i for i in range(len(self.inputs)) if i not in taken])
         self._early_views(When.AT_FIRST)
         if signature.is_inference:
             self._inference()
             self._histories()
         else:
-            self.lines += marks
-            marks = []
-            self._training()
+            self.lines += self._marks(taken)
+            self._training(taken)
+            self._histories()
         if signature.decisions:
             self.lines = decision_lines(
                 self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
@@ -150,14 +147,18 @@ class _Renderer:
         """Outputs that require grad though it leads nowhere."""
         rootless = [self.outputs[i] for i in self.signature.rootless]
         if rootless:
-            error = self.compiled.partitioned.joint.backward_error
+            error = self.joint.rootless_error
             raised = "" if error is None else f", {self.bind('backward_error', error)}"
             line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
             self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
-    def _training(self) -> None:
+    def _marks(self, inputs: list[int]) -> list[str]:
+        infos = self.signature.inputs
+        marked = [i for i in inputs if infos[i].becomes_differentiable or infos[i].marked]
+        return [f"{self.inputs[i]}.requires_grad_()" for i in marked]
+
+    def _training(self, taken: list[int]) -> None:
         signature = self.signature
-        taken = [i for i, info in enumerate(signature.inputs) if info.requires_grad or info.becomes_differentiable]
         self.node = node = make_node(self.compiled, taken)
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
@@ -165,6 +166,16 @@ class _Renderer:
         self.lines += before
         self._under(guards, [call])
         self.lines += after
+
+    def _taken(self) -> list[int]:
+        """The inputs that the autograd node is to lead to: those that gradients flow to, as in eager."""
+        signature = self.signature
+        fails = self.joint.backward_error is not None  # then nobody knows which those are
+        return [
+            i
+            for i, info in enumerate(signature.inputs)
+            if (info.requires_grad or info.becomes_differentiable) and (fails or signature.gradients[i])
+        ]
 
     def _under(self, guards: list[str], body: list[str]) -> None:
         if guards:
@@ -236,8 +247,12 @@ class _Renderer:
         outputs = self.signature.outputs
         self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
-        for replacement in self.signature.replacements:
-            name, value = self.inputs[replacement.input], self._output(replacement.value)
+        replacements = self.signature.replacements
+        # Taken before any of them is replaced.
+        sources = {r.input: self._output(r.value) for r in replacements if not _is_late(r.value)}
+        for replacement in replacements:
+            name = self.inputs[replacement.input]
+            value = sources.get(replacement.input) or self._output(replacement.value)
             self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
             if replacement.history is not None:
                 write = self.bind("write_with_history", write_with_history)
@@ -276,7 +291,8 @@ class _Renderer:
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
         if info.memory is not None:
-            self._replace(name, self._output(info.memory), is_set=info.memory_is_set, grad_enabled=False)
+            memory = self._output(info.memory)
+            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

@@ -28,8 +28,8 @@ from ..graph.signature import InputInfo, Reach, Signature
 from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
-from .outputs import memory_root
 from .reach import other_leaves, reached_from
+from .roots import memory_root
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
@@ -275,7 +275,7 @@ class _Differentiation:
         )
         name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
         table = recorder.decisions.numbers.table
-        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, table)
+        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, symbols=table)
         derivable = Derivable(
             self.session,
             tuple(outputs[i].fake for i in differentiable),

@@ -21,7 +21,7 @@ from .._torch.dispatch import (
 )
 from .._torch.patches import Hooks, patched
 from .._torch.tensors import is_usable, is_view
-from ..errors import ForegradError, UnsupportedSideEffectError
+from ..errors import ForegradError, InternalError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -33,16 +33,19 @@ from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
+from .effects import check_containers, check_generator, check_gradients
 from .graph import build_module
 from .infos import input_info
 from .inputs import CaptureAgain, InputRecord, Inputs, SharedClosureFound
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
-from .outputs import Analysis, analyze, memory_root
+from .outputs import Analysis, analyze
 from .reach import reached_from
 from .recorder import Recorder
+from .replaced import check_sizes
 from .reshaping import reshape_view
+from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
 from .sizes import OpenSizes
 from .symbols import fake_mode_of, symbols_of
@@ -53,6 +56,7 @@ __all__ = ["Captured", "capture_call"]
 aten = torch.ops.aten
 _NOWHERE = Reach(frozenset(), frozenset())
 
+_MOST_RUNS = 1000  # each learns of one more tensor, or of none
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
@@ -96,7 +100,7 @@ def capture_call(
     replays_views = True
     whole: set[int] = set()
     viewed: set[int] = set()
-    while True:
+    for _ in range(_MOST_RUNS):
         run = _Capture(
             call,
             name,
@@ -118,6 +122,7 @@ def capture_call(
             replays_views = run.replays_views
             continue
         return captured
+    raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
 
 
 class _Capture:
@@ -167,6 +172,7 @@ class _Capture:
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
+        self.rootless_error: Exception | None = None
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function, or None when it must be captured again, with what is set by then.
@@ -198,8 +204,8 @@ class _Capture:
                     raise
                 finally:
                     self.origins.forget()
-            self._check_generator(drawn)
-            self._check_containers(args, kwargs, leaves)
+            check_generator(drawn, self.name)
+            check_containers(call, args, kwargs, leaves, self.name)
             needed = self._needs_bases()
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
@@ -210,16 +216,22 @@ class _Capture:
             out_leaves, out_tree = flatten(result)
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
-            self._check_side_effects()
+            check_gradients(inputs.records, self.name)
             found = analyze(recorder, inputs, out_leaves, paths)
             rootless: list[int] = []
             differentiable = found.carrying_gradients()
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
-            if self.backward_error is None and not any(gradients):
-                self._backward_to_nowhere([found.fakes[i] for i in differentiable], [fake for fake, _ in tangents])
-                rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
+            nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
+            if nowhere:
+                self._backward_to_nowhere([(found.fakes[i], fake) for i, fake in nowhere.items()])
+                rootless = list(nowhere)
+                tangents = [t for i, t in zip(differentiable, tangents, strict=True) if i not in nowhere]
+                kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
+                reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
+                differentiable = [differentiable[k] for k in kept]
+        check_sizes(found, inputs.records, gradients)
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
@@ -288,32 +300,6 @@ class _Capture:
                 needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
 
-    def _check_containers(self, args: Any, kwargs: Any, leaves: list[Any]) -> None:
-        after, tree = flatten((args, kwargs))
-        if tree != self.call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` changed a container among its arguments (added, removed or replaced an item), which a "
-                "compiled call would not repeat. Return the new values instead."
-            )
-
-    def _check_generator(self, before: torch.Tensor) -> None:
-        """Nothing draws for real while capturing: a generator that moved was seeded by the function."""
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` seeds the random generator (torch.manual_seed or set_rng_state), which a compiled call "
-                "would not repeat. Seed before the call instead."
-            )
-
-    def _check_side_effects(self) -> None:
-        for record in self.inputs.records:
-            stand_in = record.stand_in
-            grad = stand_in.grad if is_usable(stand_in) and stand_in.is_leaf else None
-            if grad is not None:
-                raise UnsupportedSideEffectError(
-                    f"`{self.name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
-                )
-
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
@@ -338,21 +324,32 @@ class _Capture:
                 recorder.in_backward = False
         return [gradients.get(id(r)) for r in records]
 
-    def _backward_to_nowhere(self, outputs: list[Any], tangents: list[torch.Tensor]) -> None:
+    def _leading_nowhere(
+        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, Reach], tangents: Any
+    ) -> dict[int, torch.Tensor]:
+        """The outputs, with their tangents, from which no gradient flows to anything outside."""
+        if self.backward_error is not None:
+            return {}
+        fed: set[int] = set()
+        if any(gradients) and not reached:
+            return {}
+        for record, gradient in zip(self.inputs.records, gradients, strict=True):
+            if gradient is not None:
+                fed |= reached[id(record)].outputs
+        return {i: fake for k, (i, (fake, _)) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
+
+    def _backward_to_nowhere(self, outputs: list[tuple[Any, torch.Tensor]]) -> None:
         """Whether a backward raises that leads to no input: it runs all the same."""
         self.recorder.in_backward = True
         try:
             with self.lifting, self.recorder:
-                torch.autograd.backward(outputs, tangents, retain_graph=True)
+                torch.autograd.backward([o for o, _ in outputs], [t for _, t in outputs], retain_graph=True)
         except ForegradError:
             pass
         except RuntimeError as error:
-            self.backward_error = error
+            self.rootless_error = error
         finally:
             self.recorder.in_backward = False
-
-    def _forward_entries(self) -> list[Entry]:
-        return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
 
     def _reached(self, outputs: list[Any]) -> dict[int, Reach]:
         """For each record, which outputs lead to it, when there are several."""
@@ -443,10 +440,11 @@ class _Capture:
             counted=tuple(found.counted),
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
-            generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
+            generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
         )
-        return records, JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table)
+        errors = self.backward_error, self.rootless_error
+        return records, JointGraph(self.name, module, signature, self.fake_mode, *errors, symbols=table)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:
@@ -462,6 +460,8 @@ class _Capture:
                 if record.stand_in.__dict__.get(key) is value:
                     del record.stand_in.__dict__[key]
         differentiable = joint.signature.differentiable
+        gradients = joint.signature.gradients
+        fails = joint.backward_error is not None
         return Derivable(
             Session(self.name, self.recorder, known),
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
@@ -469,7 +469,10 @@ class _Capture:
             joint.signature.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (
-                *(r.leaf if r.leaf is not None and r.leaf.requires_grad else None for r in records),
+                *(
+                    r.leaf if r.leaf is not None and r.leaf.requires_grad and (fails or has) else None
+                    for r, has in zip(records, gradients, strict=False)
+                ),
                 *(None for _ in self.inputs.numbers),
             ),
             (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),

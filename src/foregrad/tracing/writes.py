@@ -17,7 +17,7 @@ from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
-from .opinfo import IDENTITIES, CallOnCopies, OpInfo
+from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import user_line
 from .overlaps import check_write
 from .tape import Entry
@@ -41,6 +41,7 @@ class Writes:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
+        self.has_lists = False  # some `_foreach_` operator got tensors that overlap
         self.on_resize: Callable[[], None] = lambda: None
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
@@ -61,6 +62,7 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
+            self.has_lists |= func._schema.name.startswith("aten::_foreach_")
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
@@ -301,7 +303,9 @@ class Writes:
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
-        view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        grad_enabled = torch.is_grad_enabled()
+        op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
+        view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
         self.replaced[id(tensor)] = old, is_set
         self._become_view(tensor, rec.value_of(source), view)
