@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
-from .api import capture, compile, explain_recompiles, partition  # noqa: A004
-from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
-from .backends.registry import get_backend, list_backends, register_backend
-from .composite import hessian_vector_product, value_and_grad
 from .config import config
-from .dispatch.naming import (
-    get_aot_compilation_context,
-    get_aot_graph_name,
-    get_graph_being_compiled,
-    set_model_name,
-)
-from .dispatch.shapes import mark_dynamic
-from .dynamo import (
-    AotAutograd,
-    aot_autograd,
-    device_from_inputs,
-    dtype_from_inputs,
-    fake_tensor_unsupported,
-)
-from .frontend.fakify import construct_fake_mode, process_inputs
-from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
-from .graph.joint import JointGraph
-from .graph.partitioned import Partitioned
-from .partitioners import default_partition, min_cut_rematerialization_partition
+
+if TYPE_CHECKING:
+    from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
+    from .api import capture, compile, explain_recompiles, partition  # noqa: A004
+    from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
+    from .backends.registry import get_backend, list_backends, register_backend
+    from .composite import hessian_vector_product, value_and_grad
+    from .dispatch.naming import (
+        get_aot_compilation_context,
+        get_aot_graph_name,
+        get_graph_being_compiled,
+        set_model_name,
+    )
+    from .dispatch.shapes import mark_dynamic
+    from .dynamo import (
+        AotAutograd,
+        aot_autograd,
+        device_from_inputs,
+        dtype_from_inputs,
+        fake_tensor_unsupported,
+    )
+    from .frontend.fakify import construct_fake_mode, process_inputs
+    from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
+    from .graph.joint import JointGraph
+    from .graph.partitioned import Partitioned
+    from .partitioners import default_partition, min_cut_rematerialization_partition
 
 __version__ = "0.1.0.dev0"
 
@@ -76,9 +79,39 @@ __all__ = [
 ]
 
 
+# Where a name comes from: its module is imported when it is first asked for.
+_HOMES = {
+    "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module",
+    "api": "capture compile explain_recompiles partition",
+    "backends.boxed": "make_boxed_compiler make_boxed_func nop",
+    "backends.registry": "get_backend list_backends register_backend",
+    "composite": "hessian_vector_product value_and_grad",
+    "dispatch.naming": "get_aot_compilation_context get_aot_graph_name get_graph_being_compiled set_model_name",
+    "dispatch.shapes": "mark_dynamic",
+    "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
+    "frontend.fakify": "construct_fake_mode process_inputs",
+    "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",
+    "graph.joint": "JointGraph",
+    "graph.partitioned": "Partitioned",
+    "partitioners": "default_partition min_cut_rematerialization_partition",
+}
+_PARTS = {"backends", "dynamo", "graph", "partitioners", "passes"}  # as `foregrad.graph`, without an import of it
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "default_decompositions":  # late: the table takes a second to import
+    if name == "default_decompositions":  # not kept: a fresh table for each who asks
         from .fusion import default_decompositions
 
         return default_decompositions()
-    raise AttributeError(f"module `foregrad` has no attribute `{name}`")
+    if name in _PARTS:
+        return importlib.import_module(f".{name}", __name__)
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module `foregrad` has no attribute `{name}`")
+    value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

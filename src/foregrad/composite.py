@@ -6,7 +6,6 @@ derivative have in common is computed once.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,22 +112,13 @@ def hessian_vector_product(
 def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
     """`function(keep, *args, **kwargs)` compiled; under a transform with `keep`, which is not asked of the caller."""
 
-    def compile_one(keep: bool) -> Callable[..., Any]:
-        def one(*args: Any, **kwargs: Any) -> Any:
-            return function(keep, *args, **kwargs)
+    def one(*args: Any, **kwargs: Any) -> Any:
+        # While it is captured: whether a transform is on is among what every graph is guarded by.
+        differentiated = transforms_active() or forward_ad._current_level >= 0
+        return function(keep or differentiated, *args, **kwargs)
 
-        one.__name__ = one.__qualname__ = name
-        compiled: Callable[..., Any] = compile_(one, **settings)
-        return compiled
-
-    usual, kept = compile_one(keep), compile_one(keep=True)
-
-    @functools.wraps(usual)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        if transforms_active() or forward_ad._current_level >= 0:
-            return kept(*args, **kwargs)
-        return usual(*args, **kwargs)
-
+    one.__name__ = one.__qualname__ = name
+    compiled: Callable[..., Any] = compile_(one, **settings)
     return compiled
 
 

@@ -138,8 +138,9 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     call = flatten_call(function, tuple(example_inputs), {})
     open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
     dynamic = None if open_sizes else False
+    guarded = bool(open_sizes) or dynamo.branches_on_values(gm)  # a graph for each way through
     dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
-    if open_sizes:
+    if guarded:
         return dispatcher
     given = dynamo.graph_inputs(gm, example_inputs)
     slots = {i: slot for i, slot in enumerate(map(_slot, given)) if slot is not None}

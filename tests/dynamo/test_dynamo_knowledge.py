@@ -11,6 +11,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import foregrad
 from foregrad._torch import inductor as door
@@ -99,10 +100,10 @@ def test_sizes_one_and_zero_have_graphs_of_their_own():
 def test_errors_name_the_users_line():
     def function(x):
         y = x.sin()
-        return torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))  # the culprit
+        return scan(lambda carry, y: (carry + y, carry * 2), y[0], y)[0]  # the culprit
 
     with pytest.raises(Exception, match="higher-order operator") as caught:
-        compiled(function)(torch.ones(3))
+        compiled(function)(torch.ones(3, 2))
     line = inspect.getsourcelines(function)[1] + 2
     assert f"{__file__}:{line}" in str(caught.value)
     assert "eval_with_key" not in str(caught.value).split("Set TORCHDYNAMO_VERBOSE")[0]

@@ -265,14 +265,6 @@ def test_parameters_are_known_as_such():
     assert roles[1].phase == "backward"
 
 
-def test_higher_order_operators_are_refused_with_a_reason():
-    def branch(x):
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-    with pytest.raises(Exception, match=r"higher-order operator `cond`"):
-        compiled(branch)(torch.ones(3))
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

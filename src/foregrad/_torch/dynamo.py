@@ -21,6 +21,7 @@ from .graphs import size_hint
 
 __all__ = [
     "GraphInput",
+    "branches_on_values",
     "compiler_counters",
     "float_symbols",
     "graph_inputs",
@@ -78,6 +79,15 @@ def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:
     for index, node in enumerate(placeholders[: len(known)]):
         known[index] = node.meta.get("example_value", known[index])
     return known
+
+
+def branches_on_values(gm: Any) -> bool:
+    """Whether the graph has a `cond` or `while_loop`, also inside the functions of its other operators."""
+    if not isinstance(gm, fx.GraphModule):
+        return False
+    operators = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
+    graphs = [part for part in gm.modules() if isinstance(part, fx.GraphModule)]
+    return any(node.target in operators for part in graphs for node in part.graph.nodes)
 
 
 def is_dynamo_graph(gm: Any) -> bool:

@@ -6,6 +6,7 @@
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
+* `torch.cond` and its like: see `control_flow`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
+
+from . import control_flow
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -187,6 +190,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
             subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
             _Region.__call__ = _tagged_region  # type: ignore[method-assign]
+            control_flow.install(lambda: getattr(_active, "hooks", None) is not None)
         _installed += 1
     _active.hooks = hooks
     try:
@@ -204,3 +208,4 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
                 subclasses.FakeTensor = _original_fake  # type: ignore[misc]
                 _Region.__call__ = _original_region  # type: ignore[method-assign]
+                control_flow.remove()

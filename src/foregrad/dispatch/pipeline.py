@@ -30,7 +30,7 @@ from ..graph.role import GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
 from ..partitioners import default_partition
-from ..passes.keep import also_saved
+from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import Boxed, Compiled, Derived
@@ -104,7 +104,7 @@ class Pipeline:
         if self.keep_inference_input_mutations and joint.signature.is_inference:
             partitioned = with_mutations_inside(partitioned)
         if captured.derivable is not None:
-            partitioned = also_saved(partitioned, captured.derivable.read_again)
+            partitioned = also_saved(partitioned, captured.derivable.read_again | results_read(joint))
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned, captured.derivable, config))
 
@@ -174,7 +174,9 @@ class Pipeline:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         with compiling, torch.enable_grad():
-            derivative = derivable.differentiate(partitioned.forward, partitioned.saved_nodes, written, pattern)
+            derivative = derivable.differentiate(
+                partitioned.forward, partitioned.saved_nodes, list(partitioned.saved_results), written, pattern
+            )
             if config.check:
                 derivative.joint.check()
             split = also_saved(self.split(derivative.joint), self._kept_by_derived(derivative))
@@ -182,14 +184,15 @@ class Pipeline:
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
     def _kept_by_derived(self, derivative: Derivative) -> set[str]:
-        """What the next derivative may read: the inputs too, where the partition does not save as eager does.
+        """What the next derivative may read: results, and all inputs where the partition does not save as eager does.
 
         They are in memory anyway, parameters or what the function differentiated had saved.
         """
-        kept = set(derivative.derivable.read_again)
+        kept = set(derivative.derivable.read_again) | results_read(derivative.joint)
+        inputs = derivative.joint.placeholders()[: len(derivative.feeds)]
+        kept.update(n.name for n, feed in zip(inputs, derivative.feeds, strict=True) if feed.kind == "result")
         if self.partition is not default_partition:
             valueless = derivative.derivable.valueless
-            inputs = derivative.joint.placeholders()[: len(derivative.feeds)]
             kept.update(node.name for i, node in enumerate(inputs) if i not in valueless)
         return kept
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
@@ -20,8 +21,9 @@ class JointGraph:
     """One captured function: `(primals..., tangents...) -> [forward outputs..., gradients...]`.
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
-    eager's backward raises, when the forward is fine but it can't be differentiated; `rootless_error` the
-    same from outputs whose gradients lead to no input. `str()` gives Python source.
+    eager's backward raises, when the forward is fine but it can't be differentiated; `failing`, where that is so for
+    some of the outputs only: by their position among those that are differentiable; `rootless_error` the same from
+    outputs whose gradients lead to no input. `str()` gives Python source.
     """
 
     name: str
@@ -29,8 +31,9 @@ class JointGraph:
     signature: Signature
     fake_mode: Any
     backward_error: Exception | None = None
-    rootless_error: Exception | None = None
     symbols: Any = None  # the SymbolTable behind symbolic sizes, when there are any
+    failing: Mapping[int, Exception] = dataclasses.field(default_factory=dict)
+    rootless_error: Exception | None = None
 
     @property
     def error(self) -> Exception | None:

@@ -38,6 +38,17 @@ class Partitioned:
         return [Saved(node.name) for node in self.saved_nodes]
 
     @property
+    def saved_results(self) -> dict[int, int]:
+        """Differentiable outputs that are saved as they are: by their position among these, that among the saved."""
+        signature = self.joint.signature
+        outputs, number = _outputs(self.forward), {node: i for i, node in enumerate(self.saved_nodes)}
+        return {
+            position: number[outputs[i]]
+            for position, i in enumerate(signature.differentiable)
+            if outputs[i] in number and outputs[i].op != "placeholder" and i not in signature.runtime_views
+        }
+
+    @property
     def saved_tensors(self) -> list[fx.Node]:
         return [node for node in self.saved_nodes if isinstance(spec_of(node), TensorSpec)]
 

@@ -252,6 +252,8 @@ class Signature:
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
+    * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
+      to say where it does).
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
@@ -275,6 +277,7 @@ class Signature:
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()
     symbols: tuple[SizeSymbol, ...] = ()
+    apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -8,10 +8,36 @@ import torch
 from torch import fx
 
 from .._torch.modules import make_graph_module
+from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 
-__all__ = ["also_saved"]
+__all__ = ["also_saved", "results_read"]
+
+
+def results_read(joint: JointGraph) -> set[str]:
+    """The differentiable outputs that the backward reads: it is by their own history that it depends on them."""
+    signature = joint.signature
+    outputs = joint.outputs()
+    placeholders = joint.placeholders()
+    after = set(placeholders[len(signature.inputs) :])
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and not after.isdisjoint(node.all_input_nodes):
+            after.add(node)
+    found = set()
+    for i in signature.differentiable:
+        stack, seen = [outputs[i]], set()
+        if i in signature.runtime_views:
+            continue
+        while stack:
+            node = stack.pop()
+            seen.add(node)
+            for user in node.users:
+                if user in after:
+                    found.add(outputs[i].name)
+                elif _is_view(user) and user.args[0] is node and user not in seen:
+                    stack.append(user)
+    return found
 
 
 def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
@@ -51,3 +77,8 @@ def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
         make_graph_module(partitioned.forward, forward, "Forward"),
         make_graph_module(partitioned.backward, backward, "Backward"),
     )
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)

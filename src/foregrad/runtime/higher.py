@@ -153,6 +153,8 @@ class _Renderer:
     def _feed(self, place: Place) -> str:
         if place.kind == "input":
             return self._input(place.index)
+        if place.kind == "result":
+            return self.saved[self.compiled.partitioned.saved_results[place.index]]
         return self.saved[place.index] if place.kind == "saved" else self.tangents[place.index]
 
     def _sizes(self, names: list[str]) -> dict[Any, str]:

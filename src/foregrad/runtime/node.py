@@ -105,10 +105,10 @@ class _NodeRenderer:
         def keep(made: Callable[..., Any]) -> None:
             state["backward_graph"] = node.backward = made
 
-        failed = self.partitioned.joint.backward_error is not None
+        failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
-            forward=self.compiled.forward,
+            forward=self._forward_graph(),
             backward=None if failed else state["backward_graph"],
             other_backward=other,
             trails_of=trails_of,
@@ -130,6 +130,24 @@ class _NodeRenderer:
 
     # ---------------------------------------------------------------- forward
 
+    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
+        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
+        signature, forward = self.signature, self.compiled.forward
+        same = [
+            (signature.num_forward_outputs + at, signature.differentiable[position])
+            for position, at in self.partitioned.saved_results.items()
+        ]
+        if not same:
+            return forward
+
+        def forward_graph(values: list[Any]) -> list[Any]:
+            results = forward(values)
+            for saved, output in same:
+                results[saved] = results[output]
+            return results
+
+        return forward_graph
+
     def _forward(self) -> list[str]:
         signature, primals = self.signature, self.primals
         rest = [primals[i] for i in range(len(primals)) if i not in self.taken]
@@ -138,7 +156,7 @@ class _NodeRenderer:
             lines.append(f"    {unpacked(rest)}others")
         outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
         saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
-        self.globals["forward_graph"] = self.compiled.forward
+        self.globals["forward_graph"] = self._forward_graph()
         results = [*outputs, *saved]
         call = f"{unpacked(results)}forward_graph([{', '.join(primals)}])"
         if self.compiled.disable_autocast:
@@ -207,7 +225,13 @@ class _NodeRenderer:
         lines = [f"def backward(ctx, {', '.join(tangents)}):"]
         if self.partitioned.joint.backward_error is not None:
             self.globals["eager_error"] = _raiser(self.partitioned.joint.backward_error)
-            return [*lines, "    eager_error()"]
+            anything = " or ".join(f"{t} is not None" for t in tangents)
+            lines += [f"    if {anything}:", "        eager_error()"]
+            return [*lines, f"    return {', '.join(['None'] * (len(self.taken) + 1))}"]
+        for position, error in self.partitioned.joint.failing.items():
+            raiser = self.names.fresh("eager_error")
+            self.globals[raiser] = _raiser(error)
+            lines += [f"    if {tangents[position]} is not None:", f"        {raiser}()"]
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,

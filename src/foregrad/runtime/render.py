@@ -15,7 +15,9 @@ import torch
 
 from .._torch import engine
 from .._torch.codegen import view_call
+from .._torch.histories import lead_to
 from .._torch.symbols import expression_text, is_symbolic
+from ..errors import UnsupportedError
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -82,6 +84,10 @@ class _Renderer:
         signature = self.signature
         taken = [] if signature.is_inference else self._taken()
         marks = self._marks([i for i in range(len(self.inputs)) if i not in taken])
+        for targets, others, said in signature.apart:
+            check = self.bind("check_apart", check_apart)
+            lists = (f"({', '.join(self.inputs[i] for i in group)},)" for group in (others, targets))
+            self.lines.append(f"{check}({', '.join(lists)}, {self.bind('said', said)})")
         self._early_views(When.AT_FIRST)
         if signature.is_inference:
             self._inference()
@@ -170,7 +176,7 @@ class _Renderer:
     def _taken(self) -> list[int]:
         """The inputs that the autograd node is to lead to: those that gradients flow to, as in eager."""
         signature = self.signature
-        fails = self.joint.backward_error is not None  # then nobody knows which those are
+        fails = self.joint.backward_error is not None or self.joint.failing  # then nobody knows which those are
         return [
             i
             for i, info in enumerate(signature.inputs)
@@ -342,6 +348,11 @@ class _Renderer:
         if is_symbolic(value):
             return f"({expression_text(value, self.symbols, self.bind)})"
         return self.bind("constant", value)
+
+
+def check_apart(others: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ...], said: str) -> None:
+    if lead_to(others, targets):
+        raise UnsupportedError(said)
 
 
 def _is_late(info: OutputInfo) -> bool:

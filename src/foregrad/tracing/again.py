@@ -28,7 +28,7 @@ from ..graph.signature import InputInfo, Reach, Signature
 from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
-from .reach import other_leaves, reached_from
+from .reach import cut_at, other_leaves, reached_from
 from .roots import memory_root
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
@@ -50,12 +50,13 @@ _READ_AGAIN = {
     aten.linalg_eig.default,
 }
 
-# What a tangent of the backward to be differentiated is.
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is: `kind` is "input", "saved", "tangent" or "output", `index` the position among these."""
+    """Where a value is: `kind` is "input", "saved", "tangent", "output" or "result", `index` the position among these.
+
+    A result is an output of the function differentiated that it saves for itself: its value and its history.
+    """
 
     kind: str
     index: int
@@ -98,15 +99,20 @@ class Derivable:
     valueless: frozenset[int] = frozenset()
 
     def differentiate(
-        self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int], pattern: tuple[int, ...]
+        self,
+        forward: fx.GraphModule,
+        saved: Sequence[fx.Node],
+        results: Sequence[int],
+        written: frozenset[int],
+        pattern: tuple[int, ...],
     ) -> Derivative:
         """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each).
 
-        `forward` is the function's forward graph and `saved` the nodes of it that are saved; inputs at `written` are
-        saved as copies of what they were. Raises `UnsupportedError` for a value that is not at hand any more, and
-        what eager raises for a derivative that does not exist.
+        `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
+        differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
+        Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises.
         """
-        return _Differentiation(self, forward, saved, written, pattern).run()
+        return _Differentiation(self, forward, saved, results, written, pattern).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +129,7 @@ class _Differentiation:
         origin: Derivable,
         forward: fx.GraphModule,
         saved: Sequence[fx.Node],
+        results: Sequence[int],
         written: frozenset[int],
         pattern: tuple[int, ...],
     ) -> None:
@@ -130,6 +137,7 @@ class _Differentiation:
         self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
         self.pattern = pattern
         self.sinks = [i for i, leaf in enumerate(origin.leaves) if leaf is not None]
+        self.results = [] if origin.session.has_hooks else list(results)
         self.start = len(self.recorder.tape.entries)
         self.middle = self.start
         self.backward_error: Exception | None = None
@@ -163,7 +171,7 @@ class _Differentiation:
             session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
         ]
         fakes = [fake for fake, _ in self.tangents]
-        with session.recording():
+        with session.recording(), cut_at(leaves):
             found = run_engine([origin.outputs[i] for i in given], leaves, fakes, create_graph=True)
         gradients = self._results(found)
         sources = [output for output in self.outputs if output.fake.requires_grad]
@@ -178,8 +186,7 @@ class _Differentiation:
 
     def _results(self, found: Sequence[torch.Tensor | None]) -> list[Place | None]:
         """Where each input's gradient is; those that are no tangent become outputs."""
-        tangents = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
-        known: dict[int, Place] = dict(tangents)
+        known = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
         gradients: list[Place | None] = [None] * len(self.origin.inputs)
         for position, fake in zip(self.sinks, found, strict=True):
             if fake is None:
@@ -197,7 +204,7 @@ class _Differentiation:
         if not sources or not variables:
             return [None] * len(variables)
         try:
-            with self.session.recording():
+            with self.session.recording(), cut_at(variables):
                 found = run_engine([output.fake for output in sources], variables, seeds, create_graph=False)
         except ForegradError:
             raise
@@ -230,6 +237,9 @@ class _Differentiation:
     ) -> Derivative:
         origin, numbering = self.origin, self.session.numbering
         numbering.extend()
+        read = dict(zip(map(id, self._variables()), second, strict=True))
+        self.results = [i for i in self.results if read[id(origin.outputs[i])] is not None]
+        second = [read[id(variable)] for variable in self._variables()]
         cut = _Cut(self, seeds)
         entries = [cut.copy(output.entry) for output in self.outputs]
         second_copies = [None if e is None else cut.copy(e) for e in second]
@@ -298,8 +308,10 @@ class _Differentiation:
         return tuple(reached_from(fakes, leaves))
 
     def _variables(self) -> list[torch.Tensor]:
-        leaves: list[Any] = [self.origin.leaves[i] for i in self.sinks]
-        return [*leaves, *(fake for fake, _ in self.tangents if fake.requires_grad)]
+        origin = self.origin
+        leaves: list[Any] = [origin.leaves[i] for i in self.sinks]
+        tangents = [fake for fake, _ in self.tangents if fake.requires_grad]
+        return [*leaves, *tangents, *(origin.outputs[i] for i in self.results)]
 
 
 class _Cut:
@@ -314,6 +326,10 @@ class _Cut:
         self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
         self.sources: list[tuple[Place, Slot, Entry, torch.Tensor | None, Entry]] = []
         self.seeds = [self._input(entry) for entry in seeds]
+        for i in work.results:
+            value = work.recorder.value_of(origin.outputs[i])
+            entry = value.read(work.recorder.emit)
+            self.sources.append((Place("result", i), origin.output_slots[i], entry, value.fake, self._input(entry)))
         for i in work.sinks:
             entry = origin.inputs[i]
             own = self._input(entry) if i in work.valued else Entry(None, spec=entry.spec)

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from .._torch.dispatch import (
-    disable_autocast,
     force_view_tracking,
     no_saved_tensors_hooks,
     single_threaded_backward,
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
-from .._torch.tensors import is_usable, is_view
+from .._torch.tensors import is_view
 from ..errors import ForegradError, InternalError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
@@ -31,6 +30,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
+from .backward import InnerGradients, gradients_of, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .effects import check_containers, check_generator, check_gradients
@@ -169,10 +169,13 @@ class _Capture:
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
+        self.inner = InnerGradients(self.inputs, lambda: user_line(self.origins.here()), name)
+        self.lifting.on_gradient = self._on_gradient
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
         self.rootless_error: Exception | None = None
+        self.failing: dict[int, Exception] = {}  # what eager raises in the backward of some outputs only
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function, or None when it must be captured again, with what is set by then.
@@ -264,6 +267,10 @@ class _Capture:
         self.inputs.check_detach(tensor)
         self.recorder.value_of(tensor).storage.clock += 1
 
+    def _on_gradient(self, *args: Any, **kwargs: Any) -> None:
+        if not self.recorder.in_backward:
+            self.inner.note(*args, **kwargs)
+
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
         self.sizes_change = True
@@ -296,23 +303,22 @@ class _Capture:
         needed: set[int] = set()
         for whole, members in self.inputs.memory:
             gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-            if whole.initial.storage.is_written:
+            if whole.initial.storage.clock:
                 needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
 
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         recorder, records = self.recorder, self.inputs.records
-        sinks = [
-            r for r in records if r.leaf is not None and r.leaf.requires_grad and is_usable(r.leaf) and r.leaf.is_leaf
-        ]
+        sinks = [r for r in records if takes_gradient(r)]
         gradients: dict[int, Entry] = {}
         if differentiable and sinks:
+            leaves = [r.leaf for r in sinks]
             sources = [found.fakes[i] for i in differentiable]
             recorder.in_backward = True
             try:
                 with self.lifting, recorder:
-                    results = _run_backward(sources, [r.leaf for r in sinks], tangents, keep=self.higher_order)
+                    results, self.failing = gradients_of(sources, leaves, tangents, keep=self.higher_order)
                 for record, gradient in zip(sinks, results, strict=True):
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
@@ -328,15 +334,15 @@ class _Capture:
         self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, Reach], tangents: Any
     ) -> dict[int, torch.Tensor]:
         """The outputs, with their tangents, from which no gradient flows to anything outside."""
-        if self.backward_error is not None:
+        if self.backward_error is not None or self.failing or (any(gradients) and not reached):
             return {}
         fed: set[int] = set()
-        if any(gradients) and not reached:
-            return {}
         for record, gradient in zip(self.inputs.records, gradients, strict=True):
             if gradient is not None:
                 fed |= reached[id(record)].outputs
-        return {i: fake for k, (i, (fake, _)) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
+        found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
+        used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
+        return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
 
     def _backward_to_nowhere(self, outputs: list[tuple[Any, torch.Tensor]]) -> None:
         """Whether a backward raises that leads to no input: it runs all the same."""
@@ -442,9 +448,10 @@ class _Capture:
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
+            apart=self.inner.apart(number),
         )
-        errors = self.backward_error, self.rootless_error
-        return records, JointGraph(self.name, module, signature, self.fake_mode, *errors, symbols=table)
+        errors = self.backward_error, table, self.failing, self.rootless_error
+        return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:
@@ -461,16 +468,16 @@ class _Capture:
                     del record.stand_in.__dict__[key]
         differentiable = joint.signature.differentiable
         gradients = joint.signature.gradients
-        fails = joint.backward_error is not None
+        fails = joint.backward_error is not None or bool(joint.failing)
         return Derivable(
-            Session(self.name, self.recorder, known),
+            Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks),
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
             tuple(found.slots[i] for i in differentiable),
             joint.signature.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (
                 *(
-                    r.leaf if r.leaf is not None and r.leaf.requires_grad and (fails or has) else None
+                    r.leaf if takes_gradient(r) and (fails or has) else None
                     for r, has in zip(records, gradients, strict=False)
                 ),
                 *(None for _ in self.inputs.numbers),
@@ -490,9 +497,3 @@ class _Capture:
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)
-
-
-def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
-    # Autocast belongs to the forward: eager's backward usually runs outside its region.
-    with disable_autocast(), torch.autograd.set_detect_anomaly(False):
-        return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)

@@ -32,7 +32,8 @@ class Lifting(TorchFunctionMode):
 
     `adopt(tensor)` returns the stand-in. `on_mark(tensor)` is told before `tensor.requires_grad_()`, or an assignment
     to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`,
-    `on_data_assignment(tensor, source)` after `tensor.data = source`. `views_by_strides`: autograd is told no more of a
+    `on_data_assignment(tensor, source)` after `tensor.data = source`; `on_gradient` is given the arguments of
+    `torch.autograd.grad`. `views_by_strides`: autograd is told no more of a
     view than where it lies in memory.
     """
 
@@ -55,6 +56,8 @@ class Lifting(TorchFunctionMode):
         self.where = where
         self.known_number = known_number
         self.views_by_strides = False
+        self.has_hooks = False  # the function has registered some on its own tensors
+        self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,6 +107,14 @@ class Lifting(TorchFunctionMode):
             f"`.backward()` at {self.where()} inside a compiled function writes gradients into tensors, which a "
             "compiled call can't repeat. Use torch.autograd.grad, or call backward outside."
         )
+
+    def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.has_hooks = True
+        return func(*args, **kwargs)
+
+    def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.on_gradient(*args[:2], **kwargs)
+        return func(*args, **kwargs)
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
         number = func(*args, **kwargs)
@@ -157,7 +168,9 @@ def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     torch.Tensor.backward: Lifting._backward,
+    torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
+    torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
     torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]

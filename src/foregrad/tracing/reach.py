@@ -6,22 +6,44 @@ When only some outputs are differentiated, eager gives None for an input that no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
-__all__ = ["other_leaves", "reached_from"]
+__all__ = ["cut_at", "other_leaves", "reached_from"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
 _GIVE_ZEROS = {"TriangularSolveBackward0"}
 
 
+@contextlib.contextmanager
+def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Context: gradients that arrive at those of the tensors that are results of operators go no further."""
+    handles = []
+    for tensor in tensors:
+        if tensor.grad_fn is not None:
+            position = tensor.output_nr
+            handles.append(tensor.grad_fn.register_prehook(functools.partial(_without, position)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without(position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if i == position else gradient for i, gradient in enumerate(gradients))
+
+
 def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[Reach]:
-    """How outputs lead to each leaf. One walk over the autograd graph."""
+    """How outputs lead to each leaf. One walk over the autograd graph; a leaf may be a result where it is cut."""
     roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(roots)
     masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
@@ -29,12 +51,18 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     for position, root in enumerate(roots):
         masks[id(root)] |= 1 << position
     of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
+    histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
+    cuts = {(history, leaf.output_nr): leaf for leaf, history in histories if history is not None}
     for node in order:
         mask, custom = masks[id(node)], through_custom[id(node)]
         if isinstance(node, torch.autograd.function.BackwardCFunction) or node.name() in _GIVE_ZEROS:
             custom = mask
-        for following, _ in node.next_functions:
-            if following is not None:
+        for following, number in node.next_functions:
+            cut = cuts.get((following, number))
+            if cut is not None:
+                all_of_leaf, custom_of_leaf = of_leaf[id(cut)]
+                of_leaf[id(cut)] = all_of_leaf | mask, custom_of_leaf | custom
+            elif following is not None:
                 masks[id(following)] |= mask
                 through_custom[id(following)] |= custom
         leaf = getattr(node, "variable", None)

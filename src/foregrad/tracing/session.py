@@ -33,11 +33,15 @@ __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
 class Session:
     """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
 
-    `known`: for the id of each real tensor that the function used, a weak reference to it and its stand-in.
+    `has_hooks`: the function put hooks on its own tensors, which may not be linear: they are to see each gradient
+    whole. `known`: for the id of each real tensor that the function used, a weak reference to it and its stand-in.
     """
 
-    def __init__(self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]]) -> None:
+    def __init__(
+        self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]], *, has_hooks: bool
+    ) -> None:
         self.name = name
+        self.has_hooks = has_hooks
         self.recorder = recorder
         self.known = known
         self.numbering = Numbering(recorder.tape)
@@ -74,6 +78,7 @@ class Session:
         recorder = self.recorder
         recorder.recompute = None
         recorder.in_backward = True
+        recorder.phases.clear()  # each run of a node checks anew
         try:
             # Autocast belongs to the forward: eager's backward usually runs outside its region.
             with (

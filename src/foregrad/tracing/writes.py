@@ -214,6 +214,10 @@ class Writes:
         """A view by strides may see more of the memory than the input it is taken of."""
         if view.storage.is_input and _leaves_its_root(view):
             self.past_the_edges(view.storage.root)
+        source = view.parent
+        is_view_of_view = view.of_differentiable and source is not None and source.parent is not None
+        if is_view_of_view and not source.spec.holds(view.spec):  # type: ignore[union-attr]
+            self.on_resize()  # gradients of what is past the edges depend on how autograd takes the view up again
 
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""

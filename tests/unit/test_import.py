@@ -1,0 +1,43 @@
+"""What `import foregrad` brings, and that everything it promises is there when it is asked for."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import foregrad
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_brings_next_to_nothing():
+    code = "import sys, foregrad; print(*(m for m in sys.modules if m.startswith('foregrad')))"
+    assert set(_run(code).split()) == {"foregrad", "foregrad.errors", "foregrad.config"}
+
+
+def test_every_public_name_is_there_and_seen_by_type_checkers():
+    for name in foregrad.__all__:
+        assert getattr(foregrad, name) is not None
+        assert name in dir(foregrad)
+    tree = ast.parse(Path(foregrad.__file__).read_text())
+    typed = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(foregrad.__all__) <= typed
+
+
+def test_a_name_that_is_a_module_too_means_the_object():
+    code = "import foregrad.api, foregrad; print(type(foregrad.config).__name__, callable(foregrad.compile))"
+    assert _run(code).split() == [type(foregrad.config).__name__, "True"]
+
+
+def test_parts_need_no_import_of_their_own():
+    code = "import foregrad; print(foregrad.partitioners.default_partition is foregrad.default_partition)"
+    assert _run(code).strip() == "True"
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute `compiled`"):
+        foregrad.compiled
