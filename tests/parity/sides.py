@@ -125,7 +125,7 @@ class Side:
         return [by_label[label] for label in labels]
 
     def unwatched(self) -> set[str]:
-        """The outputs that share memory with a tensor that requires grad, which does not count writes to them.
+        """The outputs that share memory with a tensor that does not count writes to them, one of the two requiring grad.
 
         `.data` and `set_` give those. A write after the call changes what eager saved, behind the back of autograd:
         its gradients are then of other values than it computed with, and nobody can expect them.
@@ -133,7 +133,8 @@ class Side:
         found = set()
         for label, tensor in self.outputs:
             for _, other in self.tensors:
-                if other is not tensor and other.requires_grad and _in_one_memory(tensor, other):
+                differentiated = tensor.requires_grad or other.requires_grad
+                if other is not tensor and differentiated and _in_one_memory(tensor, other):
                     found |= set() if _share_counters(tensor, other) else {label}
         return found
 
