@@ -304,6 +304,58 @@ def f(x0, x1, x2, x3):
 )
 
 
+regression(
+    "an argument is multiplied by its own data",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.data
+    a2 = a1.detach()
+    return (a2, a2, a0)
+
+
+def f(x0, x1, x2):
+    x2.mul_(x1)
+    return {'k0': x1, 'k1': x2, 'k2': x0, 'k3': x1}
+""",
+)
+
+regression(
+    "a view by strides that leaves the view it is taken of, which is not written",
+    """
+def make_args():
+    a0 = (torch.empty_strided((2, 1, 2), (1, 2, 2), dtype=torch.float64).copy_(torch.randn((2, 1, 2), dtype=torch.float64))).detach().requires_grad_()
+    a2 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
+    return (a2, a0)
+
+
+def f(x0, x1):
+    v2 = x1.diagonal(0)
+    v5 = v2.as_strided((2,), (1,), 2)
+    return v5
+""",
+)
+
+regression(
+    "a slice that is filled with random numbers is returned",
+    """
+def make_args():
+    a0 = (torch.randint(0, 2, (2, 3)) > 0)
+    with torch.no_grad():
+        a1 = torch.empty(0, dtype=torch.bool).set_(a0.untyped_storage(), 2, (3,), (1,))
+    a2 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
+    a3 = a0.unsqueeze(0)
+    return (a0, a1, a2, a3)
+
+
+def f(x0, x1, x2, x3):
+    v0 = torch.rand((2, 3))
+    v1 = v0[..., 0:1:2]
+    v1.uniform_()
+    return [v1, (), {'n': 3, 'z': None}]
+""",
+)
+
 # What PyTorch itself gives no sound gradients for, or needs the old and the new tensor at once: refused by name.
 REFUSED: dict[str, tuple[str, str]] = {}
 

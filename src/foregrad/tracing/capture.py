@@ -213,6 +213,7 @@ class _Capture:
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
+            self.sizes_change |= recorder.writes.follows_strides()
             if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
                 return None

@@ -233,7 +233,7 @@ def _bases(
         if len(group) == 1 and (is_plain or has_own):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
-            if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
+            if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]
                 value.generation = -1  # what was written to a view, seen where the view is
                 entry = value.read(recorder.emit)
             found.add(Output(path), entry, value.spec, first)

@@ -41,6 +41,7 @@ class Writes:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
+        self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.has_lists = False  # some `_foreach_` operator got tensors that overlap
         self.on_resize: Callable[[], None] = lambda: None
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
@@ -217,7 +218,11 @@ class Writes:
         source = view.parent
         is_view_of_view = view.of_differentiable and source is not None and source.parent is not None
         if is_view_of_view and not source.spec.holds(view.spec):  # type: ignore[union-attr]
-            self.on_resize()  # gradients of what is past the edges depend on how autograd takes the view up again
+            self.outside.append(view)
+
+    def follows_strides(self) -> bool:
+        """Whether a view was written that only its strides tell: autograd takes it up again by those."""
+        return any(view.born < view.storage.clock for view in self.outside)
 
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""
