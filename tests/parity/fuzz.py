@@ -20,8 +20,8 @@ import torch
 from tests.parity.oracle import CompiledRaised, Mismatch, Refused, check
 from tests.parity.programs import PROFILES, Program, RandomChooser, grow, reduce
 
-# Sums of a few terms in another order differ by a few roundings.
-GRAD_SLACK = 8
+# Sums of a few terms in another order differ by a few roundings of the largest of them.
+GRAD_SLACK = 32
 
 # A view of a tensor that changed its sizes in place since: autograd's check of its own formulas fails.
 _EAGERS_OWN = "Backward0 returned an invalid gradient at index"

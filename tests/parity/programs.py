@@ -142,7 +142,7 @@ PROFILES = {
     "gradients": Profile(random=0, grad=100, no_grad=6, dtypes=("float32", "float64", "complex64")),
     "views": Profile(view=8, in_place=1, pure=1, random=0),
     "random": Profile(random=5),
-    "storage": Profile(storage=3, random=0, grad=0),
+    "storage": Profile(storage=3, random=0),
     "long": Profile(steps=20),
 }
 

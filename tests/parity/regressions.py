@@ -7,8 +7,9 @@ was wrong.
 from __future__ import annotations
 
 from tests.parity.regressions_autograd import AUTOGRAD
+from tests.parity.regressions_memory import MEMORY
 
-REGRESSIONS: dict[str, str] = dict(AUTOGRAD)
+REGRESSIONS: dict[str, str] = {**AUTOGRAD, **MEMORY}
 
 
 def regression(name: str, source: str) -> None:

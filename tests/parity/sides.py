@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.parity.observe import Labelled, attempt, has_storage, leaves_of
+from tests.parity.observe import Labelled, attempt, has_storage, leaves_of, storage_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,10 +124,24 @@ class Side:
         by_label = dict(self.tensors)
         return [by_label[label] for label in labels]
 
-    def mutate_outputs(self) -> list[str]:
+    def unwatched(self) -> set[str]:
+        """The outputs that share memory with a tensor that does not count writes to them, one of the two requiring grad.
+
+        `.data` and `set_` give those. A write after the call changes what eager saved, behind the back of autograd:
+        its gradients are then of other values than it computed with, and nobody can expect them.
+        """
+        found = set()
+        for label, tensor in self.outputs:
+            for _, other in self.tensors:
+                differentiated = tensor.requires_grad or other.requires_grad
+                if other is not tensor and differentiated and _in_one_memory(tensor, other):
+                    found |= set() if _share_counters(tensor, other) else {label}
+        return found
+
+    def mutate_outputs(self, spared: set[str]) -> list[str]:
         """Change each distinct output in place; what each attempt raised, or 'done'."""
         results = []
-        for _, tensor in {id(t): (label, t) for label, t in self.outputs}.values():
+        for _, tensor in {id(t): (label, t) for label, t in self.outputs if label not in spared}.values():
             results.append(attempt(lambda t=tensor: _change(t)))
         return results
 
@@ -144,6 +158,20 @@ def is_cut_off(tensor: torch.Tensor) -> bool:
     """
     history = attempt(lambda: tensor.grad_fn)
     return tensor._is_view() and (history is None or isinstance(history, str))
+
+
+def _in_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return has_storage(a) and has_storage(b) and storage_key(a) == storage_key(b)
+
+
+def _share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_inference() or b.is_inference():
+        return True
+    before, other = a._version, b._version
+    torch.autograd.graph.increment_version(a)
+    shared = b._version != other
+    torch._C._autograd._unsafe_set_version_counter((a,), (before,))
+    return shared
 
 
 def _change(tensor: torch.Tensor) -> str:

@@ -15,10 +15,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.parity.fuzz import GRAD_SLACK, is_fault, judge, smallest
-from tests.parity.oracle import Mismatch, check
+from tests.parity.oracle import Mismatch, Refused, check
 from tests.parity.program_ops import OPS
 from tests.parity.programs import PROFILES, DrawnChooser, RandomChooser, grow, load, reduce
 from tests.parity.regressions import REGRESSIONS
+from tests.parity.regressions_memory import REFUSED
 from tests.parity.stand_ins import BROKEN, identity
 
 EXAMPLES = int(os.environ.get("FOREGRAD_EXAMPLES", "40"))
@@ -72,6 +73,14 @@ def test_a_stored_program_is_the_same_as_eager(name):
 def test_a_stored_program_is_the_same_as_itself(name):
     f, make_args = load(REGRESSIONS[name])
     check(f, make_args, compile=identity, strict_view=True, exact_versions=True)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_program_that_can_not_be_compiled_is_refused_by_name(name):
+    message, source = REFUSED[name]
+    f, make_args = load(source)
+    with pytest.raises(Refused, match=message):
+        check(f, make_args, grad_slack=GRAD_SLACK)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

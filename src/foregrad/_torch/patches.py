@@ -57,6 +57,7 @@ _active = threading.local()
 _installed = 0
 _lock = threading.Lock()
 _original_call = torch.nn.Module.__call__
+_original_set = torch._C.TensorBase.set_
 _original_getattribute = object.__getattribute__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _original_hook = checkpoint_module._checkpoint_hook
@@ -75,6 +76,15 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_call(self, *args, **kwargs)
     finally:
         hooks.leave_module()
+
+
+def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.set_` asks no torch-function mode, and would leave them on for what it does."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is None:
+        return _original_set(self, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return _original_set(self, *args, **kwargs)
 
 
 _MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
@@ -217,6 +227,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
         if _installed == 0:
             torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
             torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
+            torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
@@ -236,6 +247,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             if _installed == 0:
                 torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
                 del torch.nn.Module.__getattribute__
+                del torch.Tensor.set_
                 torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]

@@ -20,6 +20,7 @@ __all__ = [
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
+    "leads_to_base",
     "share_counters",
     "share_memory",
     "storage_key",
@@ -73,6 +74,17 @@ def history_of(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:
         return None
+
+
+def leads_to_base(view: torch.Tensor) -> bool:
+    """Whether gradients of a view go to the tensor that it is a view of."""
+    base: Any = base_of(view)
+    end, node = history_of(base), history_of(view)
+    while node is not None:
+        if node is end or getattr(node, "variable", None) is base:
+            return True
+        node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+    return False
 
 
 def is_usable(tensor: torch.Tensor) -> bool:

@@ -273,7 +273,7 @@ class Dispatcher:
                 product = self.pipeline.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 self._sizes.make_constant(call.paths[i] for i in constants)
-                if product.captured.joint.backward_error is None:
+                if product.captured.joint.error is None:
                     return call, product
                 constants = call.numbers
             except ConstantNumbers as found:
@@ -297,7 +297,7 @@ class Dispatcher:
                 break
         else:
             tried, product = static, self.pipeline.build(static, self.name, self.config)
-        if product.captured.joint.backward_error is None:
+        if product.captured.joint.error is None:
             for failed, give_up in tries:
                 if failed is tried:
                     break
@@ -310,7 +310,7 @@ class Dispatcher:
             product = self.pipeline.build(call, self.name, self.config)
         except Exception:  # whatever is wrong apart from symbols, the next try raises
             return None
-        return product if product.captured.joint.backward_error is None else None
+        return product if product.captured.joint.error is None else None
 
     def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
         message = (

@@ -22,7 +22,8 @@ class JointGraph:
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
     eager's backward raises, when the forward is fine but it can't be differentiated; `failing`, where that is so for
-    some of the outputs only: by their position among those that are differentiable. `str()` gives Python source.
+    some of the outputs only: by their position among those that are differentiable; `rootless_error` the same from
+    outputs whose gradients lead to no input. `str()` gives Python source.
     """
 
     name: str
@@ -32,6 +33,12 @@ class JointGraph:
     backward_error: Exception | None = None
     symbols: Any = None  # the SymbolTable behind symbolic sizes, when there are any
     failing: Mapping[int, Exception] = dataclasses.field(default_factory=dict)
+    rootless_error: Exception | None = None
+
+    @property
+    def error(self) -> Exception | None:
+        """What some backward raises, or None."""
+        return self.backward_error or self.rootless_error
 
     @property
     def graph(self) -> fx.Graph:

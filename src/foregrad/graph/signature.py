@@ -54,9 +54,10 @@ class InputInfo:
 
     `argument` is the position among the flattened arguments of the call, or None when the function reached the tensor
     by itself; then `source` says how to read it. `becomes_differentiable`: the function called `requires_grad_()` on
-    it. `detached`: it called `detach_()` or `requires_grad_(False)`. `number`: it is an argument of this type (int or
-    float), no tensor; an int goes into the graphs as it is, a float as a tensor of no dimension, which is what `spec`
-    says.
+    it. `detached`: it called `detach_()` or `requires_grad_(False)`. `marked`: it called
+    `requires_grad_()` on a view that required grad already, as its base did. `number`: it is an argument of this type
+    (int or float), no tensor; an int goes into the graphs as it is, a float as a tensor of no dimension, which is what
+    `spec` says.
     """
 
     slot: Slot
@@ -67,6 +68,7 @@ class InputInfo:
     source: Any = None
     becomes_differentiable: bool = False
     detached: bool = False
+    marked: bool = False
     number: type | None = None
 
 
@@ -180,7 +182,8 @@ class AliasOutput(OutputInfo):
 
     `leaf`: eager returns a leaf that requires grad. `leaf_base`: so is the graph output that it views.
     `after_replacement`: the input has taken another tensor's memory over, and this is a view of that. `memory`: the
-    view itself has taken that tensor's memory over, by `set_` if `memory_is_set`. `history`: the graph output that has
+    view itself has taken that tensor's memory over, by `set_` if
+    `memory_is_set`, which leaves no derivative if `memory_is_barred`. `history`: the graph output that has
     the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
     (detach, then a write in place).
     """
@@ -194,6 +197,7 @@ class AliasOutput(OutputInfo):
     history_at: int = 0
     memory: OutputInfo | None = None
     memory_is_set: bool = False
+    memory_is_barred: bool = False
     leaf_base: bool = False
 
 
@@ -222,6 +226,14 @@ class Reach:
 
     outputs: frozenset[int]
     custom: frozenset[int]
+
+    def of_outputs(self, kept: list[int]) -> Reach:
+        """The same where only the outputs at these positions are left."""
+        number = {old: new for new, old in enumerate(kept)}
+        return Reach(
+            frozenset(number[i] for i in self.outputs if i in number),
+            frozenset(number[i] for i in self.custom if i in number),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

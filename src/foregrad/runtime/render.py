@@ -82,11 +82,8 @@ class _Renderer:
 
     def render(self) -> RunLines:
         signature = self.signature
-        marks = [
-            f"{name}.requires_grad_()"
-            for name, info in zip(self.inputs, signature.inputs, strict=True)
-            if info.becomes_differentiable
-        ]
+        taken = [] if signature.is_inference else self.joint.inputs_taken()
+        marks = self._marks([i for i in range(len(self.inputs)) if i not in taken])
         for targets, others, said in signature.apart:
             check = self.bind("check_apart", check_apart)
             lists = (f"[{', '.join(self.inputs[i] for i in group)}]" for group in (others, targets))
@@ -96,9 +93,9 @@ class _Renderer:
             self._inference()
             self._histories()
         else:
-            self.lines += marks
-            marks = []
-            self._training()
+            self.lines += self._marks(taken)
+            self._training(taken)
+            self._histories()
         if signature.decisions:
             self.lines = decision_lines(
                 self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
@@ -156,14 +153,19 @@ class _Renderer:
         """Outputs that require grad though it leads nowhere."""
         rootless = [self.outputs[i] for i in self.signature.rootless]
         if rootless:
-            error = self.compiled.partitioned.joint.backward_error
+            error = self.joint.rootless_error
             raised = "" if error is None else f", {self.bind('backward_error', error)}"
             line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
             self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
-    def _training(self) -> None:
+    def _marks(self, inputs: list[int]) -> list[str]:
+        infos = self.signature.inputs
+        marked = [i for i in inputs if infos[i].becomes_differentiable or infos[i].marked]
+        return [f"{self.inputs[i]}.requires_grad_()" for i in marked]
+
+    def _training(self, taken: list[int]) -> None:
         signature = self.signature
-        self.node = node = make_node(self.compiled, self.joint.inputs_taken())
+        self.node = node = make_node(self.compiled, taken)
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
@@ -241,8 +243,12 @@ class _Renderer:
         outputs = self.signature.outputs
         self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
-        for replacement in self.signature.replacements:
-            name, value = self.inputs[replacement.input], self._output(replacement.value)
+        replacements = self.signature.replacements
+        # Taken before any of them is replaced.
+        sources = {r.input: self._output(r.value) for r in replacements if not _is_late(r.value)}
+        for replacement in replacements:
+            name = self.inputs[replacement.input]
+            value = sources.get(replacement.input) or self._output(replacement.value)
             self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
             if replacement.history is not None:
                 write = self.bind("write_with_history", write_with_history)
@@ -281,7 +287,8 @@ class _Renderer:
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
         if info.memory is not None:
-            self._replace(name, self._output(info.memory), is_set=info.memory_is_set, grad_enabled=False)
+            memory = self._output(info.memory)
+            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

@@ -28,8 +28,8 @@ from ..graph.signature import InputInfo, Reach, Signature
 from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
-from .outputs import memory_root
 from .reach import cut_at, other_leaves, passed_through, reached_from
+from .roots import memory_root
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
@@ -49,8 +49,6 @@ _READ_AGAIN = {
     aten._linalg_svd.default,
     aten.linalg_eig.default,
 }
-
-# What a tangent of the backward to be differentiated is.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,8 +191,7 @@ class _Differentiation:
 
     def _results(self, found: Sequence[torch.Tensor | None]) -> list[Place | None]:
         """Where each input's gradient is; those that are no tangent become outputs."""
-        tangents = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
-        known: dict[int, Place] = dict(tangents)
+        known = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
         gradients: list[Place | None] = [None] * len(self.origin.inputs)
         for position, fake in zip(self.wanted, found, strict=True):
             if fake is None:
@@ -294,7 +291,7 @@ class _Differentiation:
         )
         name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
         table = recorder.decisions.numbers.table
-        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, table)
+        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, symbols=table)
         derivable = Derivable(
             self.session,
             tuple(outputs[i].fake for i in differentiable),

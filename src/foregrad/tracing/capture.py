@@ -20,7 +20,7 @@ from .._torch.dispatch import (
 )
 from .._torch.patches import Hooks, patched
 from .._torch.tensors import is_view
-from ..errors import ForegradError
+from ..errors import ForegradError, InternalError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -42,10 +42,12 @@ from .left_behind import LeftBehind
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
-from .outputs import Analysis, analyze, memory_root
+from .outputs import Analysis, analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
+from .replaced import check_sizes
 from .reshaping import reshape_view
+from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
 from .sizes import OpenSizes
 from .symbols import fake_mode_of, symbols_of
@@ -55,6 +57,8 @@ __all__ = ["Captured", "capture_call"]
 
 aten = torch.ops.aten
 _NOWHERE = Reach(frozenset(), frozenset())
+
+_MOST_RUNS = 1000  # each learns of one more tensor, or of none
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
@@ -100,7 +104,7 @@ def capture_call(
     replays_views = True
     whole: set[int] = set()
     viewed: set[int] = set()
-    while True:
+    for _ in range(_MOST_RUNS):
         run = _Capture(
             call,
             name,
@@ -122,6 +126,7 @@ def capture_call(
             replays_views = run.replays_views
             continue
         return captured
+    raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
 
 
 class _Capture:
@@ -176,6 +181,7 @@ class _Capture:
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
         self.backward_error: Exception | None = None
+        self.rootless_error: Exception | None = None
         self.failing: dict[int, Exception] = {}  # what eager raises in the backward of some outputs only
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
@@ -226,6 +232,7 @@ class _Capture:
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
+            self.sizes_change |= recorder.writes.follows_strides()
             if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
                 return None
@@ -239,9 +246,15 @@ class _Capture:
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
-            if self.backward_error is None and not any(gradients):
-                self._backward_to_nowhere([found.fakes[i] for i in differentiable], [fake for fake, _ in tangents])
-                rootless, differentiable, tangents = differentiable, [], []  # gradients flow to nothing outside
+            nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
+            if nowhere:
+                self._backward_to_nowhere([(found.fakes[i], fake) for i, fake in nowhere.items()])
+                rootless = list(nowhere)
+                tangents = [t for i, t in zip(differentiable, tangents, strict=True) if i not in nowhere]
+                kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
+                reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
+                differentiable = [differentiable[k] for k in kept]
+        check_sizes(found, inputs.records, gradients)
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
@@ -282,6 +295,10 @@ class _Capture:
         self.inputs.check_detach(tensor)
         self.recorder.value_of(tensor).storage.clock += 1
 
+    def _on_gradient(self, *args: Any, **kwargs: Any) -> None:
+        if not self.recorder.in_backward:
+            self.inner.note(*args, **kwargs)
+
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
         self.sizes_change = True
@@ -318,7 +335,7 @@ class _Capture:
         needed: set[int] = set()
         for whole, members in self.inputs.memory:
             gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-            if whole.initial.storage.is_written:
+            if whole.initial.storage.clock:
                 needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
 
@@ -345,21 +362,32 @@ class _Capture:
                 recorder.in_backward = False
         return [gradients.get(id(r)) for r in records]
 
-    def _backward_to_nowhere(self, outputs: list[Any], tangents: list[torch.Tensor]) -> None:
+    def _leading_nowhere(
+        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, Reach], tangents: Any
+    ) -> dict[int, torch.Tensor]:
+        """The outputs, with their tangents, from which no gradient flows to anything outside."""
+        if self.backward_error is not None or self.failing or (any(gradients) and not reached):
+            return {}
+        fed: set[int] = set()
+        for record, gradient in zip(self.inputs.records, gradients, strict=True):
+            if gradient is not None:
+                fed |= reached[id(record)].outputs
+        found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
+        used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
+        return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
+
+    def _backward_to_nowhere(self, outputs: list[tuple[Any, torch.Tensor]]) -> None:
         """Whether a backward raises that leads to no input: it runs all the same."""
         self.recorder.in_backward = True
         try:
             with self.lifting, self.recorder:
-                torch.autograd.backward(outputs, tangents, retain_graph=True)
+                torch.autograd.backward([o for o, _ in outputs], [t for _, t in outputs], retain_graph=True)
         except ForegradError:
             pass
         except RuntimeError as error:
-            self.backward_error = error
+            self.rootless_error = error
         finally:
             self.recorder.in_backward = False
-
-    def _forward_entries(self) -> list[Entry]:
-        return [entry for entry in self.recorder.tape.entries if not entry.is_backward]
 
     def _reached(self, outputs: list[Any]) -> dict[int, Reach]:
         """For each record, which outputs lead to it, when there are several."""
@@ -450,13 +478,13 @@ class _Capture:
             counted=tuple(found.counted),
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
-            generators=generators_drawn_from(self._forward_entries()) if found.decisions else (),
+            generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
             apart=self.inner.apart(number),
             passed=passed_through([found.fakes[i] for i in differentiable]),  # type: ignore[misc]
         )
-        joint = JointGraph(self.name, module, signature, self.fake_mode, self.backward_error, table, self.failing)
-        return records, joint
+        errors = self.backward_error, table, self.failing, self.rootless_error
+        return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._torch.tensors import history_of, is_usable
+from .._torch.tensors import history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from .inputs import InputRecord
@@ -25,7 +25,9 @@ def input_info(record: InputRecord, index: int, number: dict[int, int], shared_o
         and history_of(record.stand_in) is None
     )
     detached = index not in shared_of and record.real.requires_grad and is_usable(record.stand_in)
-    detached = detached and history_of(record.stand_in) is None
+    marked = index not in shared_of and record.is_marked and history_of(record.stand_in) is None
+    # A view can't be detached in place: it loses its history to a change of its base, here as in eager.
+    detached = detached and history_of(record.stand_in) is None and not is_view(record.real)
     if detached and not record.real.is_leaf and record.stand_in.requires_grad:
         raise UnsupportedMutationError(
             f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` and then "
@@ -40,4 +42,5 @@ def input_info(record: InputRecord, index: int, number: dict[int, int], shared_o
         source=source,
         becomes_differentiable=becomes,
         detached=detached and not record.stand_in.requires_grad,
+        marked=marked and record.stand_in.requires_grad,
     )

@@ -15,6 +15,7 @@ from .._torch.tensors import (
     copy_creation_meta,
     is_usable,
     is_view,
+    leads_to_base,
     share_counters,
     storage_key,
     version_of,
@@ -45,6 +46,7 @@ class InputRecord:
         "argument",
         "entry",
         "initial",
+        "is_marked",
         "leaf",
         "real",
         "slot",
@@ -65,6 +67,7 @@ class InputRecord:
         self.stand_in: torch.Tensor
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
+        self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None
 
@@ -336,7 +339,7 @@ class Inputs:
         whole.entry = Entry(None, spec=spec)
         whole.initial = Value(None, whole.entry, spec)
         whole.initial.storage.is_input = True
-        whole.start_version, whole.start_sequence_nr = 0, None
+        whole.start_version, whole.start_sequence_nr, whole.is_marked = 0, None, False
         self.recorder.tape.append(whole.entry)
         memory = meta_storage(storage.nbytes())
         whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
@@ -351,8 +354,8 @@ class Inputs:
         spec = record.spec
         base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
         if base is not None and base is not record:
-            # A view made under no_grad is a leaf: its gradient is its own.
-            is_leaf = record.real.requires_grad and is_usable(record.real) and record.real.is_leaf
+            # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
+            is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
             with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
                 record.stand_in = _view_like(record.real, base.stand_in)
                 copy_creation_meta(record.stand_in, record.real)
@@ -418,6 +421,8 @@ class Inputs:
     def check_mark(self, stand_in: torch.Tensor) -> None:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""
         marked = self.by_stand_in.get(id(stand_in))
+        if marked is not None and marked.real.requires_grad:
+            marked.is_marked = is_view(marked.real)
         if marked is None or marked.real.requires_grad:
             return
         for record in self.records:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_usable, is_view, share_counters, version_of
+from .._torch.tensors import base_of, history_of, is_usable, is_view, leads_to_base, share_counters, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -29,12 +28,13 @@ from ..graph.slots import Base, Decision, Output, Slot, Updated
 from .alias import Value, View
 from .decisions import Decided
 from .inputs import InputRecord, Inputs
-from .opinfo import CUTS, op_info
+from .opinfo import CUTS, set_to
 from .recorder import Recorder
-from .replaced import in_order, is_set_again, is_written_with_history, replacement_of
+from .replaced import in_order, is_barred, is_set_again, is_written_with_history, replacement_of
+from .roots import chain_of, is_from_custom_function
 from .tape import Entry
 
-__all__ = ["Analysis", "analyze", "memory_root"]
+__all__ = ["Analysis", "analyze"]
 
 aten = torch.ops.aten
 
@@ -225,12 +225,15 @@ def _bases(
             output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
             bases[key] = _BaseOutput(root, output, ())
             continue
+        if len(group) == 1 and _is_barred(first):
+            bases[key] = _barred_base(found, Base((Output(path),)), value, value, value.read(recorder.emit), ())
+            continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        has_own = id(first) in recorder.writes.replaced or _is_from_custom_function(recorder, first)
+        has_own = id(first) in recorder.writes.replaced or is_from_custom_function(value, first)
         if len(group) == 1 and (is_plain or has_own):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
-            if is_view_here and entry.spec.offset != value.spec.offset:  # type: ignore[union-attr]
+            if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]
                 value.generation = -1  # what was written to a view, seen where the view is
                 entry = value.read(recorder.emit)
             found.add(Output(path), entry, value.spec, first)
@@ -243,9 +246,24 @@ def _bases(
         entry = base.read(recorder.emit)
         own = [p for t, p in group if t is base.fake]
         slot = Output(own[0]) if own else Base(tuple(Output(p) for _, p in group))
+        if _is_barred(base.fake):
+            bases[key] = _barred_base(found, slot, start, base, entry, back)
+            continue
         leaf = base.fake.requires_grad and is_usable(base.fake) and base.fake.is_leaf
         bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
     return bases
+
+
+def _is_barred(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and is_barred(history_of(tensor))
+
+
+def _barred_base(
+    found: Analysis, slot: Slot, start: Value, base: Value, entry: Entry, back: tuple[ViewStep, ...]
+) -> _BaseOutput:
+    """A tensor that `set_` left without a derivative: that does not concern what else the graph gives."""
+    barred = ViewStep(set_to, (True,), (), None, id(base), True)
+    return _BaseOutput(start, found.add(slot, entry, base.spec, None), (barred, *back))
 
 
 def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> tuple[Value, Value]:
@@ -255,7 +273,7 @@ def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> tuple[Value
     """
     chains = []
     for tensor in tensors:
-        chains.append(list(reversed(_chain(recorder.value_of(tensor)))))
+        chains.append(list(reversed(chain_of(recorder.value_of(tensor)))))
     common: Value | None = None
     for values in zip(*chains, strict=False):
         if any(v is not values[0] for v in values):
@@ -270,7 +288,7 @@ def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> tuple[Value
     current = None if own is None else recorder.values.get(id(own))
     if current is None or current.storage is not common.storage:
         return common, common
-    earlier = _chain(current)
+    earlier = chain_of(current)
     return next(value for value in reversed(chains[0]) if value in earlier), current
 
 
@@ -278,7 +296,7 @@ def _after_resizing(recorder: Recorder, value: Value) -> Value:
     """What the tensor is now that held `value` before its sizes were changed in place."""
     for tensor in recorder.kept:
         current = recorder.values[id(tensor)]
-        if value in _chain(current):
+        if value in chain_of(current):
             return current
     raise UnsupportedAliasError(
         "outputs share memory through a tensor that was replaced in place; return copies instead."
@@ -331,7 +349,9 @@ def _tensor_output(
     if old is not None and old.storage.is_input and id(leaf) not in inputs.by_stand_in:
         alias = _input_alias(recorder, inputs, found, number, old, path)
         memory = _memory(recorder, inputs, found, number, bases, leaf, path)
-        return dataclasses.replace(alias, memory=memory, memory_is_set=is_set)
+        return dataclasses.replace(
+            alias, memory=memory, memory_is_set=is_set, memory_is_barred=is_set and _is_barred(leaf)
+        )
     return _memory(recorder, inputs, found, number, bases, leaf, path)
 
 
@@ -347,14 +367,16 @@ def _memory(
     """The output, whatever it was before it took another tensor's memory over."""
     value = recorder.value_of(leaf)
     is_input = id(leaf) in inputs.by_stand_in
+    if recorder.writes.has_lists and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
+        _check_view(leaf, path)
     replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
-    for above in _chain(value)[1:]:
+    for above in chain_of(value)[1:]:
         index = replaced.get(id(above))
         if index is not None:
             alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
             return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     if value.storage.is_input:
-        alias = _input_alias(recorder, inputs, found, number, value, path)
+        alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
         return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
@@ -365,6 +387,17 @@ def _memory(
     return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf)
 
 
+def _check_view(leaf: torch.Tensor, path: str) -> None:
+    """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
+    base = base_of(leaf)
+    if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
+        raise UnsupportedAliasError(
+            f"the output {path} is a view that a `_foreach_` operator wrote to together with another tensor in its "
+            "memory, with gradients: PyTorch gives the view gradients of one of the writes only. Write to them one by "
+            "one, or return a copy."
+        )
+
+
 def _with_own_history(
     recorder: Recorder, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
 ) -> AliasOutput:
@@ -373,7 +406,7 @@ def _with_own_history(
         return alias
     if leaf.is_leaf:
         return dataclasses.replace(alias, leaf=True)
-    if _is_from_custom_function(recorder, leaf):  # no view to autograd, however it was made
+    if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
         cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
         alias = dataclasses.replace(
             alias, steps=(cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
@@ -381,13 +414,13 @@ def _with_own_history(
         own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
         return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    if not cuts:
-        return alias
     owner = base_of(leaf) if is_view(leaf) else leaf
+    if not cuts or is_barred(history_of(owner) if owner is not None else None):
+        return alias
     current = recorder.values.get(id(owner))
-    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in _chain(value):
+    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
         owner, current = leaf, value
-    at = len(alias.steps) - _chain(value).index(current)
+    at = len(alias.steps) - chain_of(value).index(current)
     if at <= cuts[-1]:
         owner, current, at = leaf, value, len(alias.steps)
     output = found.by_fake.get(id(owner))
@@ -398,9 +431,16 @@ def _with_own_history(
 
 
 def _input_alias(
-    recorder: Recorder, inputs: Inputs, found: Analysis, number: dict[int, int], value: Value, path: str
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    value: Value,
+    path: str,
+    *,
+    at_last: bool = False,
 ) -> AliasOutput:
-    """A view of an input, from what the input is after the call."""
+    """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
     starts: dict[int, tuple[InputRecord, bool]] = {}
     for record in inputs.records:
         current = recorder.values[id(record.stand_in)]
@@ -415,31 +455,9 @@ def _input_alias(
     record, is_current = starts[id(at)]
     steps = _steps(value, at, record)
     # The input's own sizes have changed since: start from the memory layout it had.
-    if not is_current and (not steps or steps[0].when > When.BEFORE_WRITES):
+    if not is_current and (at_last or not steps or steps[0].when > When.BEFORE_WRITES):
         steps = (_as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
-
-
-def _is_from_custom_function(recorder: Recorder, tensor: torch.Tensor) -> bool:
-    """Whether a view was taken without gradients, and has some nevertheless: a custom Function returned it."""
-    views = [link.view for link in _chain(recorder.value_of(tensor))]
-    steps = list(itertools.takewhile(lambda view: view is not None and view.made is not None, views))
-    if all(view.grad_enabled for view in steps if view is not None):
-        return False
-    node: Any = history_of(tensor)
-    for _ in steps:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        node = node.next_functions[0][0] if node is not None and node.next_functions else None
-    return False
-
-
-def _chain(value: Value) -> list[Value]:
-    """The value, what it is a view of, and so on."""
-    chain = [value]
-    while chain[-1].parent is not None:
-        chain.append(chain[-1].parent)
-    return chain
 
 
 def _steps(
@@ -474,22 +492,3 @@ def _when(value: Value, *, marked: bool) -> When:
     if marked and not value.of_differentiable:
         return When.BEFORE_MARKS if value.born else When.AT_FIRST
     return When.BEFORE_WRITES if value.born < min(value.storage.clock, 1) else When.AT_LAST
-
-
-def memory_root(entry: Entry) -> Entry:
-    """The entry whose memory this one is in when the graph runs: through views back to what made it."""
-    while True:
-        target = entry.target
-        if target is None or not entry.args:
-            return entry
-        source = entry.args[0]
-        if not isinstance(source, Entry):
-            return entry
-        if not hasattr(target, "_schema"):  # getitem of a multi-output operator
-            if hasattr(source.target, "_schema") and op_info(source.target).is_view:
-                entry = source.args[0]
-                continue
-            return entry
-        if not op_info(target).is_view:
-            return entry
-        entry = source

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
 __all__ = ["cut_at", "other_leaves", "passed_through", "reached_from"]
@@ -50,7 +51,8 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     for position, root in enumerate(roots):
         masks[id(root)] |= 1 << position
     of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
-    cuts = {(leaf.grad_fn, leaf.output_nr): leaf for leaf in leaves if leaf is not None and leaf.grad_fn is not None}
+    histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
+    cuts = {(history, leaf.output_nr): leaf for leaf, history in histories if history is not None}
     for node in order:
         mask, custom = masks[id(node)], through_custom[id(node)]
         if isinstance(node, torch.autograd.function.BackwardCFunction) or node.name() in _GIVE_ZEROS:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view
+import torch
+
+from .._torch.tensors import allows_writes, base_of, history_of, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
@@ -14,7 +17,10 @@ from .recorder import Recorder
 if TYPE_CHECKING:
     from .outputs import Analysis
 
-__all__ = ["in_order", "is_set_again", "is_written_with_history", "replacement_of"]
+__all__ = ["check_sizes", "in_order", "is_barred", "is_set_again", "is_written_with_history", "replacement_of"]
+
+aten = torch.ops.aten
+_RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 
 def replacement_of(
@@ -23,30 +29,29 @@ def replacement_of(
     record = records[index]
     stand_in = record.stand_in
     is_set = is_set_again(recorder, record)
-    # What `set_` leaves behind between tensors that require grad: a history that can't be differentiated.
-    is_barred = is_set and _name(history_of(stand_in)).endswith("NotImplemented")
+    barred = is_set and is_barred(history_of(stand_in))
     value = recorder.value_of(stand_in)
-    sources = [recorder.values[id(r.stand_in)] for r in records] + [r.initial for r in records]
-    if is_barred and value.parent not in sources:
-        raise UnsupportedMutationError(
-            f"`set_` gives {record.slot} the memory of a tensor that requires grad and is no argument itself; PyTorch "
-            "can't differentiate what comes of it. Detach that tensor first."
-        )
     history = None
-    becomes_leaf = stand_in.requires_grad and is_usable(stand_in) and stand_in.is_leaf and not record.real.requires_grad
-    if becomes_leaf and value.spec.shape != record.spec.shape:
-        raise UnsupportedMutationError(
-            f"{record.slot} takes over the memory of a tensor of another shape and is made to require grad; do either "
-            "outside."
-        )
-    if is_written_with_history(record) and not is_barred:
-        if is_set or is_view(stand_in):
+    if is_written_with_history(record) and not barred:
+        if is_view(stand_in):
             raise UnsupportedMutationError(
                 f"{record.slot} takes over another tensor's memory and is written with gradients flowing through; "
                 "write to a copy and return it instead."
             )
         history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
-    return Replacement(index, info, is_set, is_barred, history)
+    return Replacement(index, info, is_set, barred, history)
+
+
+def check_sizes(found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
+    """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
+    resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
+    for index in {*found.replaced, *resized}:
+        record = records[index]
+        if gradients[index] is not None and (index in resized or record.stand_in.shape != record.spec.shape):
+            raise UnsupportedMutationError(
+                f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`) and is made to require "
+                "grad, with gradients flowing to it; compute with a tensor of its own instead."
+            )
 
 
 def in_order(replacements: list[Replacement]) -> list[Replacement]:
@@ -68,8 +73,9 @@ def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     return is_set and not (record.stand_in.requires_grad and record.stand_in.is_leaf)
 
 
-def _name(history: Any) -> str:
-    return "" if history is None else history.name()
+def is_barred(history: Any) -> bool:
+    """Whether `set_` left it behind between tensors that require grad: it can't be differentiated."""
+    return history is not None and history.name().endswith("NotImplemented")
 
 
 def is_written_with_history(record: InputRecord) -> bool:

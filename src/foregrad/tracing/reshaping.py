@@ -29,6 +29,12 @@ def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tupl
     base = base_of(tensor) if is_view(tensor) else None
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
         return NotImplemented
+    if base.is_complex() and tensor.dtype is base.dtype.to_real():
+        base = torch.view_as_real(base)
+    if base.dtype is not tensor.dtype or tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
+        return NotImplemented
+    if base.is_leaf:
+        return NotImplemented  # which raises
     log = recorder.writes.metadata_log
     moved = tensor.detach()
     func(moved, *args)

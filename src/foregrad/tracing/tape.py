@@ -99,6 +99,10 @@ class Tape:
         self.entries.append(entry)
         return entry
 
+    def forward(self) -> list[Entry]:
+        """The entries that no backward recorded."""
+        return [entry for entry in self.entries if not entry.is_backward]
+
     def live(self, outputs: Iterable[Any]) -> list[Entry]:
         """The entries that `outputs` or an effect (a random number drawn) need, in order."""
         needed: set[int] = set()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ..graph.meta import TensorSpec
-from .opinfo import take_data
+from .opinfo import set_to, take_data
 from .tape import Entry
 
 __all__ = ["Emit", "is_bijection", "undone", "write_back", "write_memory"]
@@ -174,6 +174,7 @@ _RULES: dict[Any, Rule] = {
     aten.alias.default: _identity,
     aten.lift_fresh.default: _identity,
     take_data: _identity,
+    set_to: _identity,
 }
 
 

@@ -17,7 +17,7 @@ from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
-from .opinfo import IDENTITIES, CallOnCopies, OpInfo
+from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import user_line
 from .overlaps import check_write
 from .tape import Entry
@@ -41,6 +41,8 @@ class Writes:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
+        self.outside: list[Value] = []  # views by strides that leave the view they were taken of
+        self.has_lists = False  # some `_foreach_` operator got tensors that overlap
         self.on_resize: Callable[[], None] = lambda: None
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
@@ -61,6 +63,7 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
+            self.has_lists |= func._schema.name.startswith("aten::_foreach_")
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
@@ -212,6 +215,14 @@ class Writes:
         """A view by strides may see more of the memory than the input it is taken of."""
         if view.storage.is_input and _leaves_its_root(view):
             self.past_the_edges(view.storage.root)
+        source = view.parent
+        is_view_of_view = view.of_differentiable and source is not None and source.parent is not None
+        if is_view_of_view and not source.spec.holds(view.spec):  # type: ignore[union-attr]
+            self.outside.append(view)
+
+    def follows_strides(self) -> bool:
+        """Whether a view was written that only its strides tell: autograd takes it up again by those."""
+        return any(view.born < view.storage.clock for view in self.outside)
 
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""
@@ -301,7 +312,9 @@ class Writes:
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
-        view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        grad_enabled = torch.is_grad_enabled()
+        op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
+        view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
         self.replaced[id(tensor)] = old, is_set
         self._become_view(tensor, rec.value_of(source), view)

@@ -1,0 +1,56 @@
+"""From a value back to what it is a view of, and from an entry back to what made its memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from .._torch.tensors import history_of
+from .alias import Value
+from .opinfo import op_info
+from .tape import Entry
+
+__all__ = ["chain_of", "is_from_custom_function", "memory_root"]
+
+
+def chain_of(value: Value) -> list[Value]:
+    """The value, what it is a view of, and so on."""
+    chain = [value]
+    while chain[-1].parent is not None:
+        chain.append(chain[-1].parent)
+    return chain
+
+
+def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
+    """Whether a view was taken without gradients, and has some nevertheless: a custom Function returned it."""
+    views = [link.view for link in chain_of(value)]
+    steps = list(itertools.takewhile(lambda view: view is not None and view.made is not None, views))
+    if all(view.grad_enabled for view in steps if view is not None):
+        return False
+    node: Any = history_of(tensor)
+    for _ in steps:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return False
+
+
+def memory_root(entry: Entry) -> Entry:
+    """The entry whose memory this one is in when the graph runs: through views back to what made it."""
+    while True:
+        target = entry.target
+        if target is None or not entry.args:
+            return entry
+        source = entry.args[0]
+        if not isinstance(source, Entry):
+            return entry
+        if not hasattr(target, "_schema"):  # getitem of a multi-output operator
+            if hasattr(source.target, "_schema") and op_info(source.target).is_view:
+                entry = source.args[0]
+                continue
+            return entry
+        if not op_info(target).is_view:
+            return entry
+        entry = source
