@@ -29,7 +29,7 @@ from ..graph.slots import Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .graph import build_module
 from .reach import cut_at, other_leaves, passed_through, reached_from
-from .roots import memory_root
+from .roots import not_own
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
@@ -280,7 +280,7 @@ class _Differentiation:
             differentiable=differentiable,
             tangent_specs=tuple(entry.spec for entry in seeds),  # type: ignore[misc]
             gradients=tuple(entry is not None for entry in returned),
-            runtime_views=_not_own(entries),
+            runtime_views=not_own(entries),
             updates=(),
             metadata_writes=(),
             outputs=(),
@@ -477,18 +477,6 @@ def read_again(tape: Tape) -> frozenset[str]:
         for entry in tape.entries
         if entry.target in _READ_AGAIN and isinstance(entry.args[0], Entry) and entry.args[0].name is not None
     )
-
-
-def _not_own(entries: list[Entry]) -> frozenset[int]:
-    """Outputs in memory that an input or an earlier output is in: autograd is not to see them as views."""
-    taken: set[int] = set()
-    shared = set()
-    for index, entry in enumerate(entries):
-        root = memory_root(entry)
-        if root is not entry or root.target is None or id(root) in taken:
-            shared.add(index)
-        taken.add(id(root))
-    return frozenset(shared)
 
 
 def _numbers_in(value: Any) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +17,11 @@ from .reach import reached_from
 
 if TYPE_CHECKING:
     from .inputs import InputRecord, Inputs
+    from .lifting import Lifting
     from .recorder import Recorder
+    from .tape import Entry
 
-__all__ = ["InnerGradients", "gradients_of", "run_backward", "takes_gradient"]
+__all__ = ["Backward", "InnerGradients", "takes_gradient"]
 
 
 def takes_gradient(record: InputRecord) -> bool:
@@ -27,13 +30,13 @@ def takes_gradient(record: InputRecord) -> bool:
     return leaf is not None and leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
 
 
-def run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
+def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
     """`torch.autograd.grad`; autocast belongs to the forward: eager's backward usually runs outside its region."""
     with disable_autocast(), torch.autograd.set_detect_anomaly(False):
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
 
 
-def gradients_of(
+def _gradients_of(
     outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor], *, keep: bool
 ) -> tuple[Sequence[Any], dict[int, Exception]]:
     """The gradients, and what eager raises for some of the outputs: then they are those of the others.
@@ -41,7 +44,7 @@ def gradients_of(
     Raises what eager raises for all.
     """
     try:
-        return run_backward(outputs, leaves, tangents, keep=keep or len(outputs) > 1), {}
+        return _run_backward(outputs, leaves, tangents, keep=keep or len(outputs) > 1), {}
     except ForegradError:
         raise
     except RuntimeError:
@@ -49,19 +52,70 @@ def gradients_of(
         if len(failing) in (0, len(outputs)):
             raise
     good = [i for i in range(len(outputs)) if i not in failing]
-    return run_backward([outputs[i] for i in good], leaves, [tangents[i] for i in good], keep=keep), failing
+    return _run_backward([outputs[i] for i in good], leaves, [tangents[i] for i in good], keep=keep), failing
 
 
 def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any]) -> dict[int, Exception]:
     failing: dict[int, Exception] = {}
     for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):
         try:
-            run_backward([output], leaves, [tangent], keep=True)
+            _run_backward([output], leaves, [tangent], keep=True)
         except ForegradError:
             raise
         except RuntimeError as error:
             failing[position] = error
     return failing
+
+
+class Backward:
+    """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
+
+    `error`: no output has a backward. `failing`: some outputs, by position, have none. `error_to_nowhere`: raised by a
+    backward that leads to no input, which eager runs all the same.
+    """
+
+    def __init__(self, recorder: Recorder, lifting: Lifting) -> None:
+        self.recorder, self.lifting = recorder, lifting
+        self.error: Exception | None = None
+        self.failing: dict[int, Exception] = {}
+        self.error_to_nowhere: Exception | None = None
+
+    def gradients(
+        self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
+    ) -> dict[int, Entry]:
+        """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
+        found: dict[int, Entry] = {}
+        leaves = [record.leaf for record in sinks]
+        try:
+            with self._recording():
+                results, self.failing = _gradients_of(outputs, leaves, tangents, keep=keep)
+                for record, gradient in zip(sinks, results, strict=True):
+                    if gradient is not None:  # a view, as a transposed weight's is, is taken only here
+                        found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            self.error = error
+        return found
+
+    def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
+        """Run the backward of outputs that lead to no input, to see whether it raises."""
+        try:
+            with self._recording():
+                torch.autograd.backward(outputs, tangents, retain_graph=True)
+        except ForegradError:
+            pass
+        except RuntimeError as error:
+            self.error_to_nowhere = error
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        self.recorder.in_backward = True
+        try:
+            with self.lifting, self.recorder:
+                yield
+        finally:
+            self.recorder.in_backward = False
 
 
 class InnerGradients:

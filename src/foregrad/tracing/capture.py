@@ -20,7 +20,7 @@ from .._torch.dispatch import (
 )
 from .._torch.patches import Hooks, patched
 from .._torch.tensors import is_view
-from ..errors import ForegradError, InternalError
+from ..errors import InternalError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -30,7 +30,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
-from .backward import InnerGradients, gradients_of, takes_gradient
+from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
 from .effects import check_containers, check_generator, check_left_behind, check_tensors, check_used_up
@@ -180,9 +180,7 @@ class _Capture:
         self.lifting.ask = self.facts.ask
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
-        self.backward_error: Exception | None = None
-        self.rootless_error: Exception | None = None
-        self.failing: dict[int, Exception] = {}  # what eager raises in the backward of some outputs only
+        self.backward = Backward(self.recorder, self.lifting)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function, or None when it must be captured again, with what is set by then.
@@ -248,7 +246,7 @@ class _Capture:
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
             if nowhere:
-                self._backward_to_nowhere([(found.fakes[i], fake) for i, fake in nowhere.items()])
+                self.backward.to_nowhere([found.fakes[i] for i in nowhere], list(nowhere.values()))
                 rootless = list(nowhere)
                 tangents = [t for i, t in zip(differentiable, tangents, strict=True) if i not in nowhere]
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
@@ -295,10 +293,6 @@ class _Capture:
         self.inputs.check_detach(tensor)
         self.recorder.value_of(tensor).storage.clock += 1
 
-    def _on_gradient(self, *args: Any, **kwargs: Any) -> None:
-        if not self.recorder.in_backward:
-            self.inner.note(*args, **kwargs)
-
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
         self.sizes_change = True
@@ -341,32 +335,19 @@ class _Capture:
 
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
-        recorder, records = self.recorder, self.inputs.records
+        records = self.inputs.records
         sinks = [r for r in records if takes_gradient(r)]
-        gradients: dict[int, Entry] = {}
-        if differentiable and sinks:
-            leaves = [r.leaf for r in sinks]
-            sources = [found.fakes[i] for i in differentiable]
-            recorder.in_backward = True
-            try:
-                with self.lifting, recorder:
-                    results, self.failing = gradients_of(sources, leaves, tangents, keep=self.higher_order)
-                for record, gradient in zip(sinks, results, strict=True):
-                    if gradient is not None:  # a view, as a transposed weight's is, is taken only here
-                        gradients[id(record)] = recorder.value_of(gradient).read(recorder.emit)
-            except ForegradError:
-                raise
-            except RuntimeError as error:
-                self.backward_error = error
-            finally:
-                recorder.in_backward = False
+        if not differentiable or not sinks:
+            return [None] * len(records)
+        outputs = [found.fakes[i] for i in differentiable]
+        gradients = self.backward.gradients(outputs, sinks, tangents, keep=self.higher_order)
         return [gradients.get(id(r)) for r in records]
 
     def _leading_nowhere(
         self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, Reach], tangents: Any
     ) -> dict[int, torch.Tensor]:
         """The outputs, with their tangents, from which no gradient flows to anything outside."""
-        if self.backward_error is not None or self.failing or (any(gradients) and not reached):
+        if self.backward.error is not None or self.backward.failing or (any(gradients) and not reached):
             return {}
         fed: set[int] = set()
         for record, gradient in zip(self.inputs.records, gradients, strict=True):
@@ -375,19 +356,6 @@ class _Capture:
         found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
         used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
         return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
-
-    def _backward_to_nowhere(self, outputs: list[tuple[Any, torch.Tensor]]) -> None:
-        """Whether a backward raises that leads to no input: it runs all the same."""
-        self.recorder.in_backward = True
-        try:
-            with self.lifting, self.recorder:
-                torch.autograd.backward([o for o, _ in outputs], [t for _, t in outputs], retain_graph=True)
-        except ForegradError:
-            pass
-        except RuntimeError as error:
-            self.rootless_error = error
-        finally:
-            self.recorder.in_backward = False
 
     def _reached(self, outputs: list[Any]) -> dict[int, Reach]:
         """For each record, which outputs lead to it, when there are several."""
@@ -483,7 +451,7 @@ class _Capture:
             apart=self.inner.apart(number),
             passed=passed_through([found.fakes[i] for i in differentiable]),  # type: ignore[misc]
         )
-        errors = self.backward_error, table, self.failing, self.rootless_error
+        errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:

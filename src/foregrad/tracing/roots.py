@@ -12,7 +12,7 @@ from .alias import Value
 from .opinfo import op_info
 from .tape import Entry
 
-__all__ = ["chain_of", "is_from_custom_function", "memory_root"]
+__all__ = ["chain_of", "is_from_custom_function", "memory_root", "not_own"]
 
 
 def chain_of(value: Value) -> list[Value]:
@@ -54,3 +54,15 @@ def memory_root(entry: Entry) -> Entry:
         if not op_info(target).is_view:
             return entry
         entry = source
+
+
+def not_own(entries: list[Entry]) -> frozenset[int]:
+    """Outputs in memory that an input or an earlier output is in: autograd is not to see them as views."""
+    taken: set[int] = set()
+    shared = set()
+    for index, entry in enumerate(entries):
+        root = memory_root(entry)
+        if root is not entry or root.target is None or id(root) in taken:
+            shared.add(index)
+        taken.add(id(root))
+    return frozenset(shared)
