@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_view
+from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
@@ -70,7 +70,8 @@ def in_order(replacements: list[Replacement]) -> list[Replacement]:
 def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
     _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
-    return is_set and not (record.stand_in.requires_grad and record.stand_in.is_leaf)
+    stand_in = record.stand_in
+    return is_set and not (stand_in.requires_grad and is_usable(stand_in) and stand_in.is_leaf)
 
 
 def is_barred(history: Any) -> bool:
