@@ -12,6 +12,7 @@ import collections
 import gc
 import math
 import operator
+import threading
 import types
 import weakref
 from typing import Any
@@ -115,6 +116,8 @@ class _Strong:
 def table_of(value: Any) -> Any:
     """An object's `__dict__`, without running code of its class; None where it has none."""
     try:
+        if isinstance(value, threading.local):  # a table for each thread
+            return threading.local.__getattribute__(value, "__dict__")
         return object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return None
