@@ -695,3 +695,39 @@ def test_the_class_of_a_dataclass_argument_is_looked_at():
     assert torch.equal(f(Pair(leaf())), leaf() * 3)
     Pair.scaled = lambda self: self.x * 9
     assert torch.equal(f(Pair(leaf())), leaf() * 9)
+
+
+class Lazy(collections.OrderedDict):
+    """A mapping that makes its values when they are asked for, as a registry of classes does."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def keys(self):
+        return ["one", "two"]
+
+    def values(self):
+        return [self[key] for key in self.keys()]
+
+    def items(self):
+        return [(key, self[key]) for key in self.keys()]
+
+    def __iter__(self):
+        return iter(self.keys())
+
+    def __getitem__(self, key):
+        self.made.append(key)
+        return {"one": 1, "two": 2}[key]
+
+
+REGISTRY = Lazy()
+
+
+def test_a_mapping_is_looked_at_as_it_is_stored_not_by_its_own_methods():
+    REGISTRY.made.clear()
+    compiled = foregrad.compile(lambda x: x * len(REGISTRY), backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), torch.zeros(2))
+    assert len(compiled.foregrad.compilations) == 1
+    assert REGISTRY.made == []

@@ -175,12 +175,10 @@ class Watch:
     def drop_changed(self) -> list[str]:
         """Stop watching whatever differs now; what that is, for people."""
         dropped = []
-        while (found := self.difference()) is not None and not self.dead:
-            place = next((p for p in self.places if p.difference() is not None), None)
-            if place is None:
-                break  # a hook: never left out
-            dropped.append(f"{found[0]} (from {found[1]} to {found[2]})")
-            place.drop_changed()
+        for place in [] if self.dead else self.places:
+            while (found := place.difference()) is not None:
+                dropped.append(f"{found[0]} (from {found[1]} to {found[2]})")
+                place.drop_changed()
         self._rebuild(self._tensors())
         return dropped
 

@@ -23,7 +23,7 @@ from ..graph.slots import Closure
 from .opaque import asked_of, is_number_of_numpy, state_of, used_up
 from .sources import Source
 
-__all__ = ["ABSENT", "Expected", "Place", "Reads"]
+__all__ = ["ABSENT", "Expected", "Place", "Reads", "items_in"]
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
@@ -123,6 +123,21 @@ def table_of(value: Any) -> Any:
         return None
 
 
+def items_in(container: Any) -> list[tuple[Any, Any]]:
+    """What is in a dict, in its order, or in a list: as it is stored, whatever methods of a subclass say of it."""
+    if not isinstance(container, dict):
+        return list(enumerate(container))
+    return [(key, dict.get(container, key)) for key in _keys_in(container)]
+
+
+def _keys_in(container: Any) -> tuple[Any, ...]:
+    """The keys of a dict as they are stored; None for each item of another container."""
+    if not isinstance(container, dict):
+        return (None,) * len(container)
+    kind = collections.OrderedDict if isinstance(container, collections.OrderedDict) else dict
+    return tuple(kind.keys(container))
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value is immutable and compared by what it is, not by which object it is."""
     cls = type(value)
@@ -207,12 +222,12 @@ class Place:
 
     def difference(self) -> tuple[str, str, str] | None:
         """(path, what was there, what is there now) of the first item that is not as it was."""
-        if self.keys is not None and len(self.holder) != len(self.keys):
-            return f"len({self.name})", str(len(self.keys)), str(len(self.holder))
-        if self.kind == "dict" and self.keys is not None and tuple(self.holder) != self.keys:
-            return f"keys of {self.name}", describe(self.keys), describe(tuple(self.holder))
+        if self.keys is not None and (keys := _keys_in(self.holder)) != self.keys:
+            if len(keys) != len(self.keys):
+                return f"len({self.name})", str(len(self.keys)), str(len(keys))
+            return f"keys of {self.name}", describe(self.keys), describe(keys)
         if self.copy is not None:
-            now = list(self.holder.values()) if self.kind == "dict" else self.holder
+            now = [item for _, item in items_in(self.holder)]
             if not all(map(operator.is_, self.copy, now)):
                 return self.name, f"{len(now)} items", "others"
         for key, expected in self.items.items():
@@ -223,9 +238,7 @@ class Place:
 
     def drop_changed(self) -> None:
         """Forget the first item that differs."""
-        if self.keys is not None and (
-            len(self.holder) != len(self.keys) or (self.kind == "dict" and tuple(self.holder) != self.keys)
-        ):
+        if self.keys is not None and _keys_in(self.holder) != self.keys:
             self.keys = None
         elif self.copy is not None:
             self.copy = None
@@ -282,11 +295,12 @@ class Reads:
         if kind == "set":
             place.items[None] = Expected(frozenset(value))
             return
-        place.keys = tuple(value) if isinstance(value, dict) else (None,) * len(value)
-        if len(value) > _MOST_ITEMS:
-            place.copy = list(value.values()) if isinstance(value, dict) else list(value)
+        place.keys = _keys_in(value)
+        items = items_in(value)
+        if len(items) > _MOST_ITEMS:
+            place.copy = [item for _, item in items]
             return
-        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        for key, item in items:
             self.add(place, key, item)
 
     def _look_into(self, value: Any, name: str) -> None:
@@ -311,8 +325,9 @@ class Reads:
         if isinstance(value, (types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType)):
             return
         if isinstance(value, (dict, list, tuple)):
-            if len(value) <= _FEW_ITEMS:
-                for item in value.values() if isinstance(value, dict) else value:
+            items = items_in(value)
+            if len(items) <= _FEW_ITEMS:
+                for _, item in items:
                     self.remember(item, depth + 1)
             return
         table = table_of(value)

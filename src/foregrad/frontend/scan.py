@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from .code import names_of
-from .reads import ABSENT, Expected, Place, Reads, is_plain, table_of
+from .reads import ABSENT, Expected, Place, Reads, is_plain, items_in, table_of
 
 __all__ = ["Scan"]
 
@@ -255,8 +255,9 @@ class Scan:
         elif isinstance(value, _CONTAINERS):
             if self._is_new(value):
                 self.reads.contents(value, name)
-                if len(value) <= _MOST_ITEMS:
-                    for item in list(value.values() if isinstance(value, dict) else value):
+                items = items_in(value)
+                if len(items) <= _MOST_ITEMS:
+                    for _, item in items:
                         self.visit(item, f"{name}[...]", depth)
                 if not is_outside(type(value).__module__) and not isinstance(value, tuple):
                     self._object(value, name, depth)

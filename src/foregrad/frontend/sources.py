@@ -161,7 +161,7 @@ def _children(visit: _Visit) -> list[_Visit]:
     if isinstance(value, dict):
         return [
             _step(visit, "item", key, item, f"[{key!r}]")
-            for key, item in value.items()
+            for key, item in dict.items(value)
             if isinstance(key, (str, int, bool, tuple)) and _interesting(item)
         ]
     if isinstance(value, (list, tuple)):
