@@ -362,7 +362,8 @@ class _Capture:
         if len(outputs) < 2:
             return {}
         records = self.inputs.records
-        found = reached_from(outputs, [r.leaf for r in records])
+        # One that has a history by now was written to: gradients go on through that.
+        found = reached_from(outputs, [r.leaf if takes_gradient(r) else None for r in records])
         return {id(r): positions for r, positions in zip(records, found, strict=True)}
 
     def _separate_outputs(self, found: Analysis) -> None:
