@@ -378,15 +378,18 @@ class _Renderer:
     def _counters(self, inputs: list[str], real: list[int], keys: list[int]) -> None:
         """Of inputs that share memory: which share a version counter, so that a write to one is one to the other."""
         shared = None
+        in_memory: dict[int, list[int]] = {}
         for position, key in enumerate(keys):
-            for before in range(position):
+            earlier = in_memory.setdefault(key, [])
+            for before in earlier:
                 a, b = self._real(real[before]), self._real(real[position])
-                if keys[before] != key or a.is_inference() or b.is_inference() or _base(a) is _base(b):
+                if a.is_inference() or b.is_inference() or _base(a) is _base(b):
                     continue  # a guard on bases says so already
                 shared = shared or self._bind("share_counters", share_counters)
                 pair = f"{shared}({inputs[real[before]]}, {inputs[real[position]]})"
                 self._require(f"{pair} is {share_counters(a, b)}")
                 break
+            earlier.append(position)
 
 
 def _base(tensor: torch.Tensor) -> torch.Tensor:
