@@ -312,11 +312,8 @@ class Reads:
             place.items[None] = Expected(found)
             self.contents(found, name)
             return
-        spent = used_up(value)
-        if spent is not None:
-            self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
-            return
-        self.remember(value)
+        if not self.watch_use(value, name):
+            self.remember(value)
 
     def remember(self, value: Any, depth: int = 0) -> None:
         """What is in an object now, before the function can change it; which names in it matter shows later."""
@@ -352,11 +349,13 @@ class Reads:
                     return Source(Closure(place.path(key)), place.holder, (step,))
         return None
 
-    def watch_use(self, value: Any, name: str) -> None:
-        """Something that may be used up by the function."""
+    def watch_use(self, value: Any, name: str) -> bool:
+        """Note how far something has come that the function may use up; False where it is no such thing."""
         spent = used_up(value)
-        if spent is not None:
-            self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
+        if spent is None:
+            return False
+        self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
+        return True
 
     def spent(self) -> str | None:
         """The name of something that the function used some of: an iterator, a random generator."""

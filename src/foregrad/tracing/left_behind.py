@@ -17,7 +17,7 @@ import torch
 from .._torch.fakes import FakeTensor
 from ..errors import UnsupportedSideEffectError
 from ..frontend.opaque import is_cached_function
-from ..frontend.reads import ABSENT, Place, Reads
+from ..frontend.reads import ABSENT, Place, Reads, items_in
 
 __all__ = ["LeftBehind", "LeftBehindError"]
 
@@ -71,8 +71,8 @@ def _take_back(place: Place) -> list[str]:
             put(place.holder, key, before)
             found.append(place.path(key))
     if place.keys is not None:
-        keys = list(place.holder) if place.kind == "dict" else range(len(place.keys), len(place.holder))
-        added = [key for key in keys if key not in place.items and _is_ours(place.look(key))]
+        items = items_in(place.holder)[len(place.keys) if place.kind == "list" else 0 :]
+        added = [key for key, item in items if key not in place.items and _is_ours(item)]
         for key in reversed(added):
             _put(place.holder, key, ABSENT)
         found += [place.path(key) for key in added]
