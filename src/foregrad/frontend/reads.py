@@ -268,7 +268,6 @@ class Reads:
 
     def __init__(self) -> None:
         self.places: dict[int, Place] = {}
-        self.modules: dict[int, torch.nn.Module] = {}
         self._made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
         self._early: dict[int, tuple[Any, dict[str, Any]]] = {}  # of tables: what was in them when first met
@@ -397,6 +396,8 @@ class Reads:
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """The attribute of a module is about to be read."""
+        if name in _HOOKS:
+            return  # see Watch: all hooks of all modules
         if (id(module), name) in self._noted or id(module) in self._made_here:
             return
         own = object.__getattribute__(module, "__dict__")
@@ -404,12 +405,9 @@ class Reads:
             self._made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
-        self.modules[id(module)] = module
         if name == "__dict__":
             self._whole_table(module, own)
             return
-        if name in _HOOKS:
-            return  # see Watch: all hooks of all modules
         place = self.place(own, "dict", type(module).__name__, "attr", id(module))
         if name in own:
             value = own[name]

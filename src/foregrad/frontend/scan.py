@@ -98,10 +98,18 @@ class Scan:
         """By id: what people call a module that was found or is part of one, `model.layers.0`."""
         if self._named < len(self.modules):
             for root, prefix in itertools.islice(self.modules.values(), self._named, None):
-                for path, module in root.named_modules(prefix=prefix):
-                    self._paths.setdefault(id(module), path)
+                self._name_parts(root, prefix)
             self._named = len(self.modules)
         return self._paths
+
+    def _name_parts(self, module: torch.nn.Module, path: str) -> None:
+        if id(module) in self._paths:
+            return
+        self._paths[id(module)] = path
+        # As they are stored: asking the module would count as the function's own reading.
+        for name, part in object.__getattribute__(module, "__dict__")["_modules"].items():
+            if part is not None:
+                self._name_parts(part, f"{path}.{name}" if path else name)
 
     # ---------------------------------------------------------------- callables
 
