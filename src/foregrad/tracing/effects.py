@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from .._torch.tensors import is_usable
-from ..errors import ForegradWarning, UnsupportedSideEffectError
+from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.tree import flatten
 from .facts import Facts
 from .inputs import InputRecord
-from .left_behind import LeftBehindError
 
 __all__ = ["check_left_behind", "check_run", "check_tensors"]
 
