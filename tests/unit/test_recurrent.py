@@ -20,3 +20,18 @@ def test_gradients_are_eagers_bit_for_bit(kind):
             found.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
         for eager, ours in zip(*found, strict=True):
             assert torch.equal(eager, ours)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_batch_of_one_that_comes_first(kind):
+    """Its kernel's workspace means nothing but to itself: the backward's layouts are not found by running it on zeros."""
+    torch.manual_seed(0)
+    layer = kind(4, 5, batch_first=True)
+    compiled = foregrad.compile(layer, backend="eager")
+    x = torch.randn(1, 3, 4, requires_grad=True)
+    found = []
+    for model in (layer, compiled):
+        out = model(x)[0]
+        found.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
+    for eager, ours in zip(*found, strict=True):
+        assert torch.equal(eager, ours)

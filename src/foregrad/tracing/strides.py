@@ -7,6 +7,7 @@ alike.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from .overlaps import Replicas
 __all__ = ["as_kernels_have_it"]
 
 _LIMIT_BYTES = 1 << 16
+_OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
 
 
 def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any, kwargs: Any) -> Any:
     """`recipe`, what FakeTensor says of the results of `op`, with the strides that the kernel gives them."""
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
     if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
+        return recipe
+    if _takes_opaque(op):
         return recipe
     if all(s.stride == contiguous_strides(s.shape) for s in given) or any(s.device.type != "cpu" for s in given):
         return recipe
@@ -37,6 +41,12 @@ def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any,
     if type(recipe) is TensorSpec:
         return _like(recipe, out)
     return type(recipe)(map(_like, recipe, out))
+
+
+@functools.cache
+def _takes_opaque(op: Any) -> bool:
+    """Whether an argument is memory of a kernel library's own, which it trusts: of zeros it makes a crash."""
+    return any(argument.name in _OPAQUE for argument in op._schema.arguments)
 
 
 def _is_doubtful(spec: TensorSpec) -> bool:
