@@ -15,6 +15,7 @@ objects it knows by identity is gone: nothing can bring that back.
 from __future__ import annotations
 
 import collections
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -261,14 +262,9 @@ def _item_check(places: list[Place]) -> Check:
 def _quick_look(place: Place) -> Callable[[], bool] | None:
     """What says that a place is as it was, or that it may be not; None where nothing is quicker than to look."""
     holder = place.holder
-    if place.kind == "set":
-        (expected,) = place.items.values()
-        items = expected.value
-        kinds = set(map(type, items))
-        if expected.kind != "equal" or len(kinds) > 1 or type(holder) not in (set, frozenset):
-            return None
-        # Equal items are the same where all are of one type.
-        return lambda: items == holder and (not items or set(map(type, holder)) == kinds)
+    if place.kind == "set" and type(holder) is set and all(e.kind == "equal" for e in place.items.values()):
+        items = tuple(holder)  # as they are as long as nothing is written
+        return lambda: len(holder) == len(items) and all(map(operator.is_, holder, items))
     if place.kind == "dict" and place.keys is not None and isinstance(holder, collections.OrderedDict):
         version, keys = dict_version(holder), place.keys  # a version says all but the order
         return lambda: dict_version(holder) == version and tuple(_KEYS(holder)) == keys
