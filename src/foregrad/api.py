@@ -19,7 +19,7 @@ from .errors import UnsupportedError
 from .frontend.call import flatten_call
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
-from .partitioners import default_partition, min_cut_rematerialization_partition
+from .partitioners import default_partition, fused_partition, min_cut_rematerialization_partition
 
 __all__ = ["capture", "compile", "explain_recompiles", "partition"]
 
@@ -29,6 +29,7 @@ PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 _POLICIES: dict[str, PartitionFn] = {
     "default": default_partition,
     "min_cut": min_cut_rematerialization_partition,
+    "fused": fused_partition,
 }
 
 
@@ -62,8 +63,9 @@ def compile(
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
             only with "eager" are results eager's bit for bit.
-        partition: "default" (save what the backward needs), "min_cut" (save least), or a function with the
-            signature of `default_partition`; None is what the backend prefers.
+        partition: "default" (save what the backward needs), "min_cut" (save least), "fused" (the same, but
+            prefer what kernels write anyway), or a function with the signature of `default_partition`; None is what
+            the backend prefers.
         memory_budget: not supported yet; raises `UnsupportedError`.
         dynamic: which sizes of arguments the graphs are not specialized to. None: those that differed between two
             captures, so that a function called with many lengths compiles twice. True: all from the beginning.

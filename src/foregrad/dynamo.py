@@ -53,7 +53,7 @@ log = logging.getLogger("foregrad")
 
 _OPTIONS = {
     "backend": "a name from foregrad.list_backends(), a compiler, or a pair of compilers",
-    "partition": '"default", "min_cut", or a partitioner',
+    "partition": '"default", "min_cut", "fused", or a partitioner',
     "memory_budget": "as in foregrad.compile",
     "decompositions": "a table {operator: function}",
     "check": "check every stage's result (slow)",

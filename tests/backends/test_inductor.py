@@ -85,6 +85,28 @@ def test_a_convolution_whose_saved_tensors_are_laid_out_anew():
     assert moved, "nothing was laid out anew: the test tests nothing"
 
 
+def test_a_convolution_of_the_users_image_runs_backward_in_the_layout_of_its_forward(monkeypatch):
+    """Image and weight are saved as they are: Inductor would fit the gradient to their layout, slow on a CPU."""
+    from torch._inductor import config
+
+    asked = []
+    lays_out = door._lays_out_convolutions
+    monkeypatch.setattr(door, "_lays_out_convolutions", lambda gm: asked.append(lays_out(gm)) or asked[-1])
+    image, weight = torch.randn(2, 3, 8, 8), torch.randn(8, 3, 3, 3, requires_grad=True)
+
+    def convolved(x, w):
+        return nn.functional.conv2d(x, w).relu()
+
+    call = foregrad.compile(convolved, backend="inductor")
+    actual, expected = (torch.autograd.grad(f(image, weight).sum(), weight)[0] for f in (call, convolved))
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    assert actual.stride() == expected.stride()
+    (backward,) = [node for node in call.foregrad.specializations[0].product.compiled.partitioned.backward.graph.nodes
+                   if node.target is torch.ops.aten.convolution_backward.default]  # fmt: skip
+    assert {node.op for node in backward.args[1:3]} == {"placeholder"}, "nothing of the user's is saved"
+    assert asked == [config.layout_optimization and torch.backends.mkldnn.is_available()]
+
+
 def test_writes_and_views_are_eagers():
     def step(x, y):
         x.mul_(y)
@@ -111,6 +133,46 @@ def test_dropout_drops_the_share_that_is_asked_for():
     out.sum().backward()
     assert torch.equal(x.grad != 0, kept)
     assert not torch.equal(call(x) != 0, kept)
+
+
+def attention(q, k, v):
+    return nn.functional.dropout((q @ k.transpose(-1, -2)).softmax(-1), 0.25) @ v
+
+
+def test_dropout_in_attention_is_drawn_before_it_is_read():
+    """Inductor's own lowering of what a CPU draws reads memory that nobody has written."""
+    q, k = (torch.rand(2, 64, 32, requires_grad=True) for _ in range(2))
+    out = foregrad.compile(attention, backend="inductor")(q, k, torch.ones(2, 64, 8))
+    assert out.mean().item() == pytest.approx(1, abs=0.05)  # each row of the softmax sums to 1
+    assert out.std().item() > 0.01
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_random_numbers_are_eagers_where_they_must_be(generator):
+    """With `fallback_random`, and from a generator of the user's."""
+    own = torch.Generator() if generator else None
+    backend = builtin.inductor_backend({"fallback_random": not generator})
+
+    def masked(x):
+        keep = torch.empty(64, 64).bernoulli_(0.75, generator=own)
+        return (x @ x.t()).softmax(-1) * (keep / 0.75)
+
+    x = torch.randn(64, 32, requires_grad=True)
+    results = []
+    for function in (masked, foregrad.compile(masked, backend=backend)):
+        (own.manual_seed if own is not None else torch.manual_seed)(1)
+        out = function(x)
+        results.append((out, *torch.autograd.grad(out.sin().sum(), x)))
+    torch.testing.assert_close(*results)
+
+
+def test_random_numbers_of_a_function_without_a_derivative():
+    """Its forward has no joint graph, in which Inductor looks for them."""
+    x = torch.ones(100, 50, requires_grad=True)
+    out = foregrad.compile(lambda x: torch.bernoulli(x, 0.5) * x, backend="inductor")(x)
+    assert out.mean().item() == pytest.approx(0.5, abs=0.03)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        out.sum().backward()
 
 
 def test_an_operator_that_inductor_does_not_know_runs_on_eagers_kernels(caplog):
@@ -198,6 +260,27 @@ def test_a_graph_of_which_another_output_is_visible_is_another_graph():
         out, expected = foregrad.compile(function, backend=backend)(image, weight), function(image, weight)
         torch.testing.assert_close(out, expected)
     assert [t.stride() for t in out] == [t.stride() for t in expected]
+
+
+def test_graphs_compiled_once_come_from_inductors_cache(tmp_path, monkeypatch):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def function(x):
+        return (x.cos() * 3).exp().sum(), x.t() + 1
+
+    found = []
+    for _ in range(2):
+        counters["inductor"].clear()
+        x = torch.ones(5, 3, requires_grad=True)
+        out, turned = foregrad.compile(function, backend="inductor")(x)
+        out.backward()
+        torch.testing.assert_close((out, turned), function(x))
+        torch.testing.assert_close(x.grad, torch.autograd.grad(function(x)[0], x)[0])
+        assert turned.stride() == (1, 3)
+        found.append({name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")})
+    assert found == [{"hit": 0, "miss": 2, "bypass": 0}, {"hit": 2, "miss": 0, "bypass": 0}]
 
 
 @pytest.mark.parametrize("gradients", [True, False])

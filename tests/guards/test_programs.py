@@ -133,6 +133,20 @@ def the_order_of_an_ordered_dict():
 
 
 @program
+def an_item_of_a_set_that_another_equals():
+    kinds = {1, 2}
+
+    def f(x):
+        return x * 2 if any(kind is True for kind in kinds) else x * 3
+
+    def replace():
+        kinds.discard(1)
+        kinds.add(True)
+
+    return f, [lambda: (kinds.add(7), kinds.discard(7)), replace, kinds.clear]
+
+
+@program
 def an_array_of_numpy():
     numbers = np.array([1.0, 2.0])
     return (lambda x: x * float(numbers[0])), [lambda: numbers.__setitem__(0, 5.0), lambda: numbers.sort()]

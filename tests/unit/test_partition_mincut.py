@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from foregrad.errors import PartitionError
-from foregrad.partitioners import JointIndex, min_cut_rematerialization_partition
+from foregrad.partitioners import JointIndex, fused_partition, min_cut_rematerialization_partition
 from foregrad.partitioners.classify import Kind
 from foregrad.partitioners.cut import NEVER, cheapest_residuals, required_by_backward
 from foregrad.partitioners.merge import merge_equal
@@ -44,6 +44,24 @@ def allowed_names(joint, keywords, wish=None):
 
 
 # ------------------------------------------------------------------------------------------------------ what is chosen
+
+
+@pytest.mark.parametrize("part", [min_cut_rematerialization_partition, fused_partition])
+def test_a_fused_forward_saves_what_it_has_in_memory(part):
+    """The difference is fewer bytes than the product and the mean, and would be written only to be saved."""
+    j = Joint()
+    x, t = j.primal(64, 64), j.tangent(64, 64)
+    product = j(aten.mm.default, x, x)
+    mean = j(aten.mean.dim, product, [0], True)
+    y = j(aten.sin.default, j(aten.sub.Tensor, product, mean))
+    g = j(aten.mul.Tensor, t, j(aten.cos.default, j(aten.sub.Tensor, product, mean)))
+    joint, keywords = j.done([y], [g])
+    forward, backward = part(joint, (), **keywords)
+    assert_valid(joint, forward, backward, keywords["num_fwd_outputs"])
+    saved = saved_names(forward, keywords["num_fwd_outputs"])
+    fused = part is fused_partition
+    assert saved == ([product.name, mean.name] if fused else ["sub"])
+    assert ("sub" in " ".join(ops(backward))) is fused
 
 
 def test_pointwise_operators_run_again_from_an_input():

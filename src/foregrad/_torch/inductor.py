@@ -22,6 +22,7 @@ __all__ = [
     "compile_graph",
     "cpp_compiler_found",
     "decompositions",
+    "draws_as_eager",
     "joint_passes",
     "patched_config",
     "propagate",
@@ -51,7 +52,29 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """The decompositions without which Inductor does not take a graph; they depend on its settings."""
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    table = select_decomp_table()
+    if not draws_as_eager():
+        in_place = torch.ops.aten.bernoulli_  # refuses a generator; without it, comes here as the other
+        table = {op: function for op, function in table.items() if op not in (in_place.float, in_place.Tensor)}
+        table[torch.ops.aten.bernoulli.p] = _bernoulli
+    return table
+
+
+def draws_as_eager() -> bool:
+    """Whether Inductor's settings ask for eager's random numbers."""
+    from torch._inductor import config
+
+    return bool(config.fallback_random)
+
+
+def _bernoulli(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
+    """What dropout draws on a CPU, as Inductor's own random numbers, which fuse with what reads them.
+
+    Its lowering of this operator is not to be used: a kernel may read the memory before the numbers are drawn into it.
+    """
+    if generator is not None:
+        return NotImplemented
+    return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
 
 
 @contextlib.contextmanager
@@ -150,9 +173,15 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = [i for i in visible_outputs if isinstance(results[i], fx.Node)]
     inputs = list(example_inputs)
     mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
-    # Its cache of graphs goes by neither the sizes that Inductor fixed nor the outputs that are visible (which in
-    # another function may be saved values, in any layout). Its cache of kernels, which most time goes to, is used.
-    cache = patched_config({"fx_graph_cache": False})
+    settings: dict[str, Any] = {}
+    if is_backward and _lays_out_convolutions(gm):
+        settings["force_layout_optimization"] = True
+    # Its cache of graphs does not go by what Inductor fixes symbolic sizes to.
+    if any(_is_symbolic(value) for value in inputs):
+        settings["fx_graph_cache"] = False
+    cache = contextlib.ExitStack()
+    cache.enter_context(patched_config(settings))
+    cache.enter_context(_cached_apart(mode, output.meta["user_visible_output_idxs"]))
     tracing_context, constants = tracing(_context(mode)), _real_constants(mode)
     with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
@@ -168,6 +197,57 @@ def compile_graph(
         # What its own __call__ does on top is for Triton's tuning and for the profiler.
         function = compiled.current_callable or compiled
     return _boxed(function, compiled), found
+
+
+def _lays_out_convolutions(gm: fx.GraphModule) -> bool:
+    """Whether Inductor would choose the layout of this backward graph's convolutions, were they a forward's.
+
+    It looks for forward convolutions only, and lays out a backward one as the saved input and weight are. Those are the
+    user's own here, not the copies in another layout that the forward made of them.
+    """
+    from torch._inductor.graph import GraphLowering
+
+    convolution, backward = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+    stand_ins = []
+    for node in list(gm.graph.nodes):
+        if node.target is backward:
+            _, x, weight, _, *settings = node.args
+            with gm.graph.inserting_before(node):
+                stand_ins.append(gm.graph.call_function(convolution, (x, weight, None, *settings[:6])))
+    if not stand_ins:
+        return False
+    try:
+        return bool(GraphLowering.decide_layout_opt(gm, is_inference=False))
+    finally:
+        for node in stand_ins:
+            gm.graph.erase_node(node)
+
+
+@contextlib.contextmanager
+def _cached_apart(mode: FakeTensorMode | None, visible: Sequence[int]) -> Iterator[None]:
+    """Context: graphs go to Inductor's cache, and come from there, by the outputs that are `visible` too.
+
+    Its own key leaves them out. In another function the same outputs may be saved values, in any layout.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    settings: Any = torch.compiler.config
+    tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))}"
+    lent = mode is not None and mode.shape_env is None
+    try:
+        if lent:
+            mode.shape_env = ShapeEnv()  # type: ignore[union-attr]  # without one, nothing is cached
+        with settings.patch(cache_key_tag=tag):
+            yield
+    finally:
+        if lent:
+            mode.shape_env = None  # type: ignore[union-attr]
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value._has_symbolic_sizes_strides)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[Any]], Any]:

@@ -34,7 +34,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         compiler,
         compiler.decompositions,
         "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU",
-        "min_cut",
+        "fused",
         compiler.prepare_joint,
         functools.partial(inductor_backend, name=name),
     )

@@ -109,7 +109,8 @@ class InductorCompiler:
         nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
         if not nodes:
             return eager_compiler(gm, example_inputs)
-        foreign = _foreign(gm)
+        with inductor.patched_config(self.settings):
+            foreign = _foreign(gm)
         reason = self._reason_for_eager(gm, example_inputs, foreign)
         if reason is not None:
             log.info("the %s graph runs on eager's kernels: %s", role_of(gm).phase, reason)
@@ -214,7 +215,8 @@ def _fake_mode(inputs: Sequence[Any]) -> Any:
 
 def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes that Inductor is not to see: calls of what is neither an operator nor arithmetic on sizes, operators whose
-    results' sizes depend on values, and whatever makes or takes a number that depends on a tensor's contents.
+    results' sizes depend on values, whatever makes or takes a number that depends on a tensor's contents, and draws of
+    `bernoulli` with eager's numbers.
     """
     foreign: set[fx.Node] = set()
     numbers: set[fx.Node] = set()
@@ -231,7 +233,7 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             if node.args[0] in foreign:
                 foreign.add(node)
         elif isinstance(node.target, OpOverload):
-            if depends_on_values(node.target) and not _takes_by_numbers(node):
+            if (depends_on_values(node.target) and not _takes_by_numbers(node)) or _is_drawn_by_eager(node):
                 foreign.add(node)
         elif getattr(node.target, "__module__", "") not in _ARITHMETIC:
             foreign.add(node)
@@ -245,6 +247,13 @@ def _takes_by_numbers(node: fx.Node) -> bool:
     indices: Any = node.args[1]
     values = [index.meta["val"] for index in indices if index is not None]
     return not any(value.dtype in (torch.bool, torch.uint8) for value in values)
+
+
+def _is_drawn_by_eager(node: fx.Node) -> bool:
+    """Whether a node is a `bernoulli` that is not to be Inductor's, which would lower it wrongly."""
+    if node.target is not torch.ops.aten.bernoulli.p:
+        return False
+    return inductor.draws_as_eager() or node.kwargs.get("generator") is not None
 
 
 def _is_number_of_data(node: fx.Node) -> bool:

@@ -112,16 +112,21 @@ class Pipeline:
     def split(self, joint: JointGraph) -> Partitioned:
         """The two halves; for a function without gradients the joint graph is the forward."""
         signature = joint.signature
-        if signature.is_inference or joint.backward_error is not None:
+        if signature.is_inference:  # whose compiler prepares it by itself
             return Partitioned(joint, _forward_only(joint), _EMPTY)
-        module = joint.module
-        if self.prepare_joint is not None:
-            with torch.no_grad(), engine.disable_autocast():
-                module = self.prepare_joint(module)
+        if joint.backward_error is not None:
+            return Partitioned(joint, self._prepared(_forward_only(joint)), _EMPTY)
+        module = self._prepared(joint.module)
         forward, backward = self.partition(
             module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs
         )
         return Partitioned(joint, forward, backward)
+
+    def _prepared(self, module: fx.GraphModule) -> fx.GraphModule:
+        if self.prepare_joint is None:
+            return module
+        with torch.no_grad(), engine.disable_autocast():
+            return self.prepare_joint(module)
 
     def compile(
         self, partitioned: Partitioned, derivable: Derivable | None = None, config: Config | None = None

@@ -149,6 +149,8 @@ def is_plain(value: Any) -> bool:
 
 def same_value(a: Any, b: Any) -> bool:
     """Equal, of the same type, down to the items of tuples; NaN is NaN and -0.0 is not 0.0."""
+    if a is b:
+        return True
     if type(a) is not type(b):
         return False
     if isinstance(a, type):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .default import default_partition
 from .index import JointIndex
-from .mincut import min_cut_rematerialization_partition
+from .mincut import fused_partition, min_cut_rematerialization_partition
 from .split import Split, check_split, split
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Split",
     "check_split",
     "default_partition",
+    "fused_partition",
     "min_cut_rematerialization_partition",
     "split",
 ]

@@ -3,6 +3,9 @@
 Which values may be computed again is `recompute`'s answer, which of them best are is `cut`'s. Bytes decide. Among
 choices of equal bytes, fewer values win, those that a fused forward writes to memory anyway count least, and those
 that only the backward wants count most; then less recomputation wins.
+
+`fused_partition` also counts what a fused forward must write only because it is saved: it takes a value that a kernel
+makes in memory anyway over one that is a fifth smaller, and lives inside of a kernel otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from .split import split
 from .tags import Wish, wishes
 from .views import prefer_views
 
-__all__ = ["choose_min_cut", "min_cut_rematerialization_partition"]
+__all__ = ["choose_min_cut", "fused_partition", "min_cut_rematerialization_partition"]
+
+_IN_MEMORY, _IN_A_KERNEL = 4, 5  # prices of a byte, to `fused_partition`
 
 
 def min_cut_rematerialization_partition(
@@ -46,16 +51,31 @@ def min_cut_rematerialization_partition(
     return halves.forward, halves.backward
 
 
-def choose_min_cut(index: JointIndex, static_inputs: Sequence[int] | None = None) -> list[fx.Node]:
-    """The values to save."""
+def fused_partition(
+    joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The min-cut partition for a compiler that fuses: few bytes saved, and few written only to be saved."""
+    index = JointIndex(joint_module, num_fwd_outputs)
+    merge_equal(index)
+    halves = split(index, prefer_views(index, choose_min_cut(index, fuses=True)))
+    return halves.forward, halves.backward
+
+
+def choose_min_cut(
+    index: JointIndex, static_inputs: Sequence[int] | None = None, *, fuses: bool = False
+) -> list[fx.Node]:
+    """The values to save; `fuses`: as `fused_partition` counts."""
     wish = wishes(index)
     allowed = may_recompute(index, wish)
     redo = [0 if bit else NEVER for bit in allowed]
-    chosen = cheapest_residuals(index, _save_prices(index, wish, static_inputs), redo, required_by_backward(index))
+    prices = _save_prices(index, wish, static_inputs, fuses=fuses)
+    chosen = cheapest_residuals(index, prices, redo, required_by_backward(index))
     return [index.nodes[i] for i in chosen]
 
 
-def _save_prices(index: JointIndex, wish: bytearray | None, static_inputs: Sequence[int] | None) -> list[int]:
+def _save_prices(
+    index: JointIndex, wish: bytearray | None, static_inputs: Sequence[int] | None, *, fuses: bool
+) -> list[int]:
     """Bytes first: they are counted in units larger than all that breaks ties."""
     shift = (4 * len(index)).bit_length()
     prices = []
@@ -66,15 +86,16 @@ def _save_prices(index: JointIndex, wish: bytearray | None, static_inputs: Seque
         elif kind is Kind.CONSTANT or kind is Kind.INPUT:
             prices.append(0)
         else:
-            prices.append(_price(index, i, shift))
+            prices.append(_price(index, i, shift, fuses=fuses))
     free = set(static_inputs) if static_inputs else None
     for place, i in enumerate(index.inputs):
         if i in index.written or (free is not None and place not in free):
-            prices[i] = (index.bytes_of(i) << shift) + 1 if not is_number(index.nodes[i]) else 0
+            size = index.bytes_of(i) * (_IN_MEMORY if fuses else 1)
+            prices[i] = (size << shift) + 1 if not is_number(index.nodes[i]) else 0
     return prices
 
 
-def _price(index: JointIndex, i: int, shift: int) -> int:
+def _price(index: JointIndex, i: int, shift: int, *, fuses: bool) -> int:
     value = value_of(index.nodes[i])
     if isinstance(value, (tuple, list)):
         return NEVER
@@ -89,4 +110,7 @@ def _price(index: JointIndex, i: int, shift: int) -> int:
         tie = 2
     else:
         tie = 1
-    return (index.bytes_of(i) << shift) + tie
+    size = index.bytes_of(i)
+    if fuses:
+        size *= _IN_MEMORY if tie == 1 else _IN_A_KERNEL
+    return (size << shift) + tie
