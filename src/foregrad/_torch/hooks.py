@@ -1,32 +1,48 @@
 """Hooks on the outputs of compiled functions. Checked on torch 2.13.0.
 
 A node of several outputs runs when a gradient comes in for one of them, and autograd calls the hooks of all. In eager
-each output has operators of its own, whose hooks are not called where nothing comes in.
+each output has operators of its own, whose hooks are not called where nothing comes in. Neither are those of a leaf
+that nothing arrives at.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["before_hooks", "only_defined"]
+__all__ = ["before_hooks", "only_defined", "spare_leaves"]
 
 
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
     """The hooks of a tensor, none of which is called with None."""
 
     def __setitem__(self, key: Any, hook: Any) -> None:
-        # Those of several tensors count their calls, and expect one for each tensor whose node runs.
-        counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
-        super().__setitem__(key, hook if counts else functools.partial(_unless_none, hook))
+        super().__setitem__(key, _spared(hook))
 
 
-def _unless_none(hook: Callable[[Any], Any], gradient: Any) -> Any:
-    return None if gradient is None else hook(gradient)
+class _UnlessNone(functools.partial[Any]):
+    """A hook that is not called with None."""
+
+    def __call__(self, gradient: Any) -> Any:
+        return None if gradient is None else self.func(gradient)
+
+
+def _spared(hook: Any) -> Any:
+    # Those of several tensors count their calls, and expect one for each tensor whose node runs.
+    counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
+    return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
+
+
+def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
+    """Before `node` returns these gradients: hooks of leaves that it has none for are not called with None."""
+    for (following, _), gradient in zip(node.next_functions, gradients, strict=True):
+        hooks = None if gradient is not None else getattr(getattr(following, "variable", None), "_backward_hooks", None)
+        for key, hook in (hooks or {}).items():
+            hooks[key] = _spared(hook)
 
 
 def only_defined(tensor: Any) -> None:

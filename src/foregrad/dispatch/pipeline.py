@@ -34,7 +34,7 @@ from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.wanted import only_gradients
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import Boxed, Compiled, Derived, Wanted
+from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Wanted
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 from .numbers import check_numbers
@@ -154,10 +154,10 @@ class Pipeline:
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
-        def make_derived(pattern: tuple[int, ...], wanted: Wanted) -> Derived:
+        def make_derived(pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand) -> Derived:
             assert derivable is not None
             assert config is not None
-            derived = self.derive(partitioned, derivable, pattern, wanted, config)
+            derived = self.derive(partitioned, derivable, pattern, wanted, config, at_hand)
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -180,17 +180,20 @@ class Pipeline:
         pattern: tuple[int, ...],
         wanted: Wanted,
         config: Config,
+        at_hand: AtHand,
     ) -> Derived:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         with compiling, torch.enable_grad():
             results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
-                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted
+                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted, at_hand
             )
             if config.check:
                 derivative.joint.check()
-            split = also_saved(self.split(derivative.joint), self._kept_by_derived(derivative))
+            split = self.split(derivative.joint)
+            if not derivative.joint.signature.is_inference:
+                split = also_saved(split, self._kept_by_derived(derivative))
             compiled = self.compile(split, derivative.derivable, config)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.hooks import spare_leaves
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
@@ -254,7 +255,8 @@ class _NodeRenderer:
         lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
         missing = " or ".join(f"{t} is None" for t in tangents)
         if len(tangents) == 1:
-            lines += [f"    if {missing}:", f"        return {', '.join(['None'] * (len(self.taken) + 1))}"]
+            self.globals["nothing"] = _nothing
+            lines += [f"    if {missing}:", f"        return nothing(ctx, {len(self.taken)})"]
         if len(tangents) > 1 or len(self.taken) > 1:
             some = [missing] if len(tangents) > 1 else []
             some += ["wanted_gradients(ctx) is not None"] if len(self.taken) > 1 else []
@@ -327,6 +329,11 @@ def _compile_on_first_use(
     return backward_graph
 
 
+def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
+    spare_leaves(ctx, [None] * count)
+    return (None,) * (count + 1)
+
+
 def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, ...]], Any]:
     """The backward when some tangents did not come in, or some gradients are not asked for: a graph of its own for
     each such pattern.
@@ -338,7 +345,7 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         mask = tuple(t is not None for t in tangents)
         if not any(mask):
-            return (None,) * (len(taken) + 1)
+            return _nothing(ctx, len(taken))
         wanted = wanted_of(ctx, taken)
         if len(graphs) >= _MOST_PARTIAL and (mask, wanted) not in graphs:
             wanted = None
@@ -354,6 +361,8 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         del given, tangents
         with engine.disable_autocast():
             gradients = graph(values)
-        return (None, *(gradients[i] for i in taken))
+        found = [gradients[i] for i in taken]
+        spare_leaves(ctx, found)
+        return None, *found
 
     return partial_backward

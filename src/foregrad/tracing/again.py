@@ -13,7 +13,7 @@ partitioner that saves other values than those which the operators' derivatives 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,12 @@ from .._torch.symbols import is_symbolic
 from ..errors import ForegradError, UnsupportedError
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import InputInfo, Reach, Signature
-from ..graph.slots import Grad, Saved, Slot, Tangent
+from ..graph.signature import DecisionInfo, InputInfo, Reach, Signature
+from ..graph.slots import Decision, Grad, Saved, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
+from .decisions import generators_drawn_from
 from .graph import build_module
+from .known import Known
 from .reach import cut_at, other_leaves, passed_through, reached_from
 from .roots import not_own
 from .session import Session, run_engine
@@ -84,7 +86,8 @@ class Derivable:
     `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
     `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
     it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
-    whose values eager keeps for a second derivative alone. `valueless`: inputs that are there for their history only.
+    whose values eager keeps for a second derivative alone. `known`: the values that were read on the way to it.
+    `valueless`: inputs that are there for their history only.
     """
 
     session: Session
@@ -96,6 +99,7 @@ class Derivable:
     input_slots: tuple[Slot, ...]
     random: dict[str, Entry]
     read_again: frozenset[str]
+    known: Known
     valueless: frozenset[int] = frozenset()
 
     def differentiate(
@@ -106,16 +110,19 @@ class Derivable:
         written: frozenset[int],
         pattern: tuple[int, ...],
         wanted: Collection[int] | None = None,
+        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
     ) -> Derivative:
         """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
         inputs in `wanted` (None: all).
 
         `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
         differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
+        `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
+        comes what the derivative's own operators read of values.
         Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
         that does not exist.
         """
-        return _Differentiation(self, forward, saved, results, written, pattern, wanted).run()
+        return _Differentiation(self, forward, saved, results, written, pattern, wanted, at_hand).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +143,9 @@ class _Differentiation:
         written: frozenset[int],
         pattern: tuple[int, ...],
         wanted: Collection[int] | None,
+        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
     ) -> None:
+        self.values = at_hand
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
         self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
         self.pattern = pattern
@@ -156,6 +165,7 @@ class _Differentiation:
         numbering.extend()
         numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
         positions = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
+        self.numbers_saved = [numbers.get(node) for node in saved]
         self.saved: list[tuple[Place, int]] = []
         self.valued: set[int] = set()  # inputs whose own value was kept
         for index, node in enumerate(saved):
@@ -170,6 +180,19 @@ class _Differentiation:
                 self.saved.append((Place("saved", index), numbers[node]))
 
     def run(self) -> Derivative:
+        with self.session.decisions.deriving(self.origin.known, self._at_hand):
+            return self._run()
+
+    def _at_hand(self) -> dict[int, Any]:
+        """The real values of this call by value number."""
+        numbering = self.session.numbering
+        saved, tangents = self.values()
+        found = {n: v for n, v in zip(self.numbers_saved, saved, strict=True) if n is not None}
+        for (_, entry), position in zip(self.tangents, self.given, strict=True):
+            found[numbering.of(entry)] = tangents[position]
+        return found
+
+    def _run(self) -> Derivative:
         origin, session, given = self.origin, self.session, self.given
         leaves: list[Any] = [origin.leaves[i] for i in self.wanted]
         self.tangents = [
@@ -240,13 +263,14 @@ class _Differentiation:
         seeds: list[Entry],
         second: list[Entry | None],
     ) -> Derivative:
-        origin, numbering = self.origin, self.session.numbering
+        origin, session, numbering = self.origin, self.session, self.session.numbering
         numbering.extend()
         read = dict(zip(map(id, self._variables()), second, strict=True))
         self.results = [i for i in self.results if read[id(origin.outputs[i])] is not None]
         second = [read[id(variable)] for variable in self._variables()]
         cut = _Cut(self, seeds)
-        entries = [cut.copy(output.entry) for output in self.outputs]
+        outputs, decided = self.outputs, session.decisions.made
+        entries = [cut.copy(entry) for entry in (*(output.entry for output in outputs), *(d.entry for d in decided))]
         second_copies = [None if e is None else cut.copy(e) for e in second]
         for entry in self.recorder.tape.entries[self.start :]:
             if entry.has_effect:
@@ -267,16 +291,15 @@ class _Differentiation:
             recorder.is_symbolic,
             numbers,
         )
-        outputs = tuple(self.outputs)
-        differentiable = tuple(i for i, output in enumerate(outputs) if output in sources)
+        differentiable = tuple(i for i, output in enumerate(self.outputs) if output in sources)
         random = {copy.name: original for copy, original in random_originals if copy.name is not None}
         signature = Signature(
             inputs=tuple(
                 InputInfo(slot, entry.spec, leaf is not None, False)  # type: ignore[arg-type]
                 for slot, entry, leaf in zip(slots, inputs, leaves, strict=True)
             ),
-            graph_outputs=tuple(output.slot for output in outputs),
-            graph_output_specs=tuple(output.spec for output in outputs),
+            graph_outputs=(*(output.slot for output in outputs), *(Decision(d.where) for d in decided)),
+            graph_output_specs=(*(output.spec for output in outputs), *(d.entry.spec for d in decided)),  # type: ignore[arg-type]
             differentiable=differentiable,
             tangent_specs=tuple(entry.spec for entry in seeds),  # type: ignore[misc]
             gradients=tuple(entry is not None for entry in returned),
@@ -287,13 +310,17 @@ class _Differentiation:
             output_spec=None,
             reached_from=self._reached(sources, leaves),
             symbols=symbols_of_inputs(inputs, numbers),
+            decisions=tuple(
+                DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)
+            ),
+            generators=generators_drawn_from([original for _, original in random_originals]) if decided else (),
             passed=passed_through([output.fake for output in sources]),
         )
-        name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
+        name = f"backward of {session.name}" if not _is_gradient(origin) else session.name
         table = recorder.decisions.numbers.table
         joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, symbols=table)
         derivable = Derivable(
-            self.session,
+            session,
             tuple(outputs[i].fake for i in differentiable),
             tuple(outputs[i].slot for i in differentiable),
             signature.tangent_specs,
@@ -302,6 +329,7 @@ class _Differentiation:
             tuple(slots),
             random,
             read_again(tape),
+            session.decisions.now_known(),
             frozenset(i for i, place in enumerate(feeds) if place.kind == "input" and place.index not in self.valued),
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
