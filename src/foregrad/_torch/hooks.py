@@ -40,8 +40,9 @@ def _spared(hook: Any) -> Any:
 def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
     """Before `node` returns these gradients: hooks of leaves that it has none for are not called with None."""
     for (following, _), gradient in zip(node.next_functions, gradients, strict=True):
-        hooks = None if gradient is not None else getattr(getattr(following, "variable", None), "_backward_hooks", None)
-        for key, hook in (hooks or {}).items():
+        leaf = None if gradient is not None else getattr(following, "variable", None)
+        hooks: Any = getattr(leaf, "_backward_hooks", None) or {}
+        for key, hook in hooks.items():
             hooks[key] = _spared(hook)
 
 

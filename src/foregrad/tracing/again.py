@@ -271,10 +271,14 @@ class _Differentiation:
         cut = _Cut(self, seeds)
         outputs, decided = self.outputs, session.decisions.made
         entries = [cut.copy(entry) for entry in (*(output.entry for output in outputs), *(d.entry for d in decided))]
-        second_copies = [None if e is None else cut.copy(e) for e in second]
-        for entry in self.recorder.tape.entries[self.start :]:
-            if entry.has_effect:
+        drawn = [entry for entry in self.recorder.tape.entries[self.start :] if entry.has_effect]
+        for entry in drawn:
+            if numbering.position(numbering.of(entry)) < self.middle:
                 cut.copy(entry)
+        cut.in_backward = True
+        second_copies = [None if e is None else cut.copy(e) for e in second]
+        for entry in drawn:
+            cut.copy(entry)
         cut.add_sizes()
         inputs, feeds, slots, originals, leaves = cut.inputs()
         of_variable: dict[int, Entry | None] = dict(zip((id(v) for v in self._variables()), second_copies, strict=True))
@@ -355,6 +359,7 @@ class _Cut:
         self.work = work
         self.numbering = work.session.numbering
         origin = work.origin
+        self.in_backward = False  # what is copied from now on is part of the backward
         self.copies: dict[int, Entry] = {}  # by number
         self.used: set[int] = set()
         self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
@@ -425,7 +430,9 @@ class _Cut:
         copy = Entry(entry.target, map_entries(entry.args, self._of), map_entries(entry.kwargs, self._of), entry.spec)
         copy.constant, copy.has_effect = entry.constant, entry.has_effect
         copy.origin, copy.sequence_nr, copy.recompute = entry.origin, entry.sequence_nr, entry.recompute
-        copy.is_backward = self._position(entry) >= work.middle
+        # What only the backward reads stays there, though an earlier backward on the tape has computed it too: the next
+        # derivative may want what it is computed from.
+        copy.is_backward = self.in_backward
         return copy
 
     def add_sizes(self) -> None:
