@@ -171,6 +171,7 @@ class Pipeline:
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
             make_derived=None if derivable is None else make_derived,
             native=config is not None and config.native,
+            hooked=derivable is not None and derivable.session.has_hooks,
         )
 
     def derive(

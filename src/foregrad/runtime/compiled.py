@@ -29,6 +29,7 @@ class Compiled:
     `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted, at_hand)`
     captures and compiles the backward for tangents of this pattern as a function that is itself differentiable, with
     what it reads of values as it is in the call with these `at_hand`; None: not kept for that.
+    `hooked`: the function puts hooks on its own tensors.
     `native`: calls may go through the C++ part, where it was built.
     """
 
@@ -40,6 +41,7 @@ class Compiled:
     needs_grad_mode: bool = False
     make_derived: Callable[[tuple[int, ...], Wanted, AtHand], Derived] | None = None
     native: bool = False
+    hooked: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
 from .compiled import Compiled, Derived, Wanted
 from .decisions import decision_lines
 from .layout import laid_out
+from .passed import refuse_watched_results
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
@@ -71,6 +72,7 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
         return _refuse
     make_derived = compiled.make_derived
     runs: dict[Any, list[Callable[..., Any]]] = {}
+    hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
     is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
 
     def run(ctx: Any, *tangents: Any) -> Any:
@@ -81,6 +83,8 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
         if not any(pattern):
             spare_leaves(ctx, [None] * len(taken))
             return (None,) * (len(taken) + 1)
+        if hooked:
+            refuse_watched_results(ctx, compiled.partitioned.joint.name)
         wanted = wanted_of(ctx, taken)
         known = runs.setdefault((pattern, wanted), [])
         for found in known:

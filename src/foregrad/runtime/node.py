@@ -11,7 +11,6 @@ same decisions (`_how_kept`, the specs of tangents); the rendered backward is th
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.hooks import spare_leaves
+from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
@@ -28,7 +27,7 @@ from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .layout import as_captured, in_order, laid_out, memory_order
-from .passed import check_retained, watch_hooks
+from .passed import check_marked, marked
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -79,13 +78,15 @@ class _NodeRenderer:
         signature = self.signature
         self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
         self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
+        self.results = list(self.partitioned.saved_results) if compiled.hooked else []
+        self.has_marks = bool(signature.passed or signature.passed_aliases or self.results)
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
         self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
 
     def make(self) -> NodeSource:
-        if self.compiled.native and native() is not None and not self.signature.passed:
+        if self.compiled.native and native() is not None and not self.has_marks:
             return self._native()
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
@@ -96,10 +97,13 @@ class _NodeRenderer:
             {"forward": staticmethod(forward), "backward": staticmethod(backward)},
         )
         if len(self.tangents) > 1:
-            watch_hooks(function, self.signature, self.partitioned.joint.name)
+            defined_hooks_only(function)
         state = backward.__globals__
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
-        return NodeSource(engine.direct_apply(function), source, self.taken, is_native=False)
+        apply = engine.direct_apply(function)
+        if self.has_marks:
+            apply = marked(apply, self.signature, self.partitioned.joint.name, self.results)
+        return NodeSource(apply, source, self.taken, is_native=False)
 
     def _native(self) -> NodeSource:
         """The same in C++, and the backward as it is rendered for what that leaves to it."""
@@ -190,10 +194,6 @@ class _NodeRenderer:
             leaves = " and ".join(f"{name}.is_leaf" for name in trails)
             lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
         lines.append("    ctx.materialize_grads = False")
-        if signature.passed:
-            self.globals["reference"] = weakref.ref
-            passed = (f"reference({outputs[signature.differentiable[i]]})" for i, _ in signature.passed)
-            lines.append(f"    ctx.passed = [{', '.join(passed)}]")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
             lines.append(f"    others[:] = ({', '.join(plain)},)")
@@ -238,9 +238,9 @@ class _NodeRenderer:
             anything = " or ".join(f"{t} is not None" for t in tangents)
             lines += [f"    if {anything}:", "        eager_error()"]
             return [*lines, f"    return {', '.join(['None'] * (len(self.taken) + 1))}"]
-        if self.signature.passed:
-            self.globals["check_retained"] = check_retained(self.signature, self.partitioned.joint.name)
-            lines.append(f"    check_retained(ctx, ({', '.join(tangents)},))")
+        if self.has_marks:
+            self.globals["check_marked"] = check_marked
+            lines.append(f"    check_marked(ctx, ({', '.join(tangents)},))")
         for position, error in self.partitioned.joint.failing.items():
             raiser = self.names.fresh("eager_error")
             self.globals[raiser] = _raiser(error)

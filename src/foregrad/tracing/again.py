@@ -424,7 +424,6 @@ class _Cut:
         return copies[numbering.of(wanted)]
 
     def _copied(self, entry: Entry) -> Entry:
-        work = self.work
         if entry.constant is None and (entry.target is None or (entry.has_effect and not self._is_new(entry))):
             raise UnsupportedError(self._missing(entry))
         copy = Entry(entry.target, map_entries(entry.args, self._of), map_entries(entry.kwargs, self._of), entry.spec)

@@ -43,7 +43,7 @@ from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze
-from .reach import passed_through, reached_from
+from .reach import passed_by, passed_through, reached_from
 from .recorder import Recorder
 from .replaced import check_sizes
 from .reshaping import reshape_view
@@ -451,6 +451,7 @@ class _Capture:
             symbols=self._signature_symbols(records),
             apart=self.inner.apart(number),
             passed=passed_through([found.fakes[i] for i in differentiable]),  # type: ignore[misc]
+            passed_aliases=passed_by([found.fakes[i] for i in differentiable], found.aliases),  # type: ignore[misc]
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
