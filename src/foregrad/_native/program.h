@@ -67,11 +67,14 @@ struct Program {
   Held backward; // a list of (sizes, saved tensors, tangents) to a list of gradients
   Held other_backward; // (node, *tangents) to (None, *gradients): when the one above isn't right
   Held trails_of; // some inputs to what is left of their histories
+  Held check_hook; // (output) raises where a hook on it would miss what flows inside; or nothing
+  Held check_watched; // (which outputs are watched, which tangents came in, how), the same; or nothing
   size_t inputs = 0;
   std::vector<size_t> taken; // the inputs that autograd knows about
   std::vector<size_t> trails; // those among them whose histories are kept apart
   std::vector<Shown> shown;
   std::vector<int> saved;
+  std::vector<size_t> saved_from; // which of the forward graph's results each of these is
   std::vector<Layout> tangents;
   std::vector<int> gradients; // for each taken input, which of the backward's results; -1: none
   bool autocast_off = false; // during the forward
@@ -94,6 +97,10 @@ struct CompiledNode : torch::autograd::Node {
   // Whether the gradient of this input of the node goes anywhere in the backward that is running.
   bool is_wanted(size_t input) const;
   bool wants_all() const;
+
+  // From now on `check_watched` is asked where a gradient by an output is to be given to the user.
+  void watch_what_is_asked();
+  void check_watched(const std::vector<size_t>& outputs, const torch::autograd::variable_list& tangents, const char* how);
 
   std::shared_ptr<Program> program;
   std::vector<torch::autograd::SavedVariable> saved;

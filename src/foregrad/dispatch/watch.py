@@ -278,6 +278,7 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
             if type(key) is not str or expected.kind == "tensor" or not (now is ABSENT or isinstance(now, bool)):
                 return None
             conditions.append(f"place_{number}.get({key!r}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
+        conditions += [f"{key!r} not in place_{number}" for key in sorted(place.absent, key=str)]
     if not 0 < len(conditions) <= _FEW:
         return None
     names = ", ".join(f"place_{number}" for number in range(len(places)))
@@ -298,6 +299,8 @@ def _render_place(tree: Tree, index: int, place: Place) -> bool:
     node = tree.of(index)
     if place.keys is not None:
         tree.counts(node, holder)
+    for key in () if place.keys is not None else place.absent:
+        tree.lacks(node, key)
     for key, expected in place.items.items():
         now = place.look(key)
         if now is ABSENT:

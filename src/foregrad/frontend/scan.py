@@ -91,16 +91,25 @@ class Scan:
         self._named = 0  # how many of `modules` are in `_paths`
         self._paths: dict[int, str] = {}
         self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
+        self._slots: dict[type, frozenset[str]] = {}
 
     @property
     def module_names(self) -> dict[int, str]:
         """By id: what people call a module that was found or is part of one, `model.layers.0`."""
         if self._named < len(self.modules):
             for root, prefix in itertools.islice(self.modules.values(), self._named, None):
-                for path, module in root.named_modules(prefix=prefix):
-                    self._paths.setdefault(id(module), path)
+                self._name_parts(root, prefix)
             self._named = len(self.modules)
         return self._paths
+
+    def _name_parts(self, module: torch.nn.Module, path: str) -> None:
+        if id(module) in self._paths:
+            return
+        self._paths[id(module)] = path
+        # As they are stored: asking the module would count as the function's own reading.
+        for name, part in object.__getattribute__(module, "__dict__")["_modules"].items():
+            if part is not None:
+                self._name_parts(part, f"{path}.{name}" if path else name)
 
     # ---------------------------------------------------------------- callables
 
@@ -188,7 +197,7 @@ class Scan:
                 else:
                     self.visit(value, name)
             elif hasattr(builtins, name):
-                place.items.setdefault(name, Expected(ABSENT))  # a built-in function may be hidden later
+                place.lacks(name)  # a built-in function may be hidden later
 
     def _imported(self, namespace: dict[str, Any], name: str, level: int, others: frozenset[str]) -> None:
         """A module that code imports where it runs, and those on the way to it."""
@@ -303,7 +312,7 @@ class Scan:
                     self._attribute(base, base.__name__, name)
                 return
             if not is_outside(base.__module__):
-                self._class_table(base).items.setdefault(name, Expected(ABSENT))
+                self._class_table(base).lacks(name)
 
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
@@ -311,22 +320,34 @@ class Scan:
         for value, name, depth, rank, done in list(self._objects):
             if isinstance(value, type):
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
-                new = self.names.intersection(known).union(_special_names(value))
+                new = self.names.intersection(known).union(_special_names(value)) - done
                 self._rank = rank + 1
             else:
-                new = self._names_in_object(value)
+                new = self._names_in_object(value) - done
                 self._rank = rank
-            for attribute in sorted(new - done):
-                if isinstance(value, type):
-                    if attribute not in value.__dict__:
-                        done.add(attribute)
-                        self._class_table(value).items.setdefault(attribute, Expected(ABSENT))
-                        continue
-                    if attribute not in self._called and _is_method(value, attribute):
-                        continue
+            there = self._there(value, new)
+            if len(there) < len(new):
+                missing = new - there
+                done |= missing
+                table = gc.get_referents(value.__dict__)[0] if isinstance(value, type) else table_of(value)
+                if table is not None:
+                    self.reads.place(table, "dict", name, "attr").lacks(*missing)
+            for attribute in sorted(there):
+                if isinstance(value, type) and attribute not in self._called and _is_method(value, attribute):
+                    continue
                 done.add(attribute)
                 found = self._attribute(value, name, attribute, depth) or found
         return found
+
+    def _there(self, value: Any, names: set[str]) -> set[str]:
+        """Those of the names that an object or a class has itself, in its table or in a slot."""
+        if isinstance(value, type):
+            return names & value.__dict__.keys()
+        if isinstance(value, threading.local):
+            return names
+        table = table_of(value)
+        there = names & self._slots_of(type(value))
+        return there if table is None else there | (names & table.keys())
 
     def _names_in_object(self, value: Any) -> set[str]:
         """The attributes of an object that matter by what is known of the code so far."""
@@ -351,21 +372,23 @@ class Scan:
             self._attributes[classes] = known
         return known
 
+    def _slots_of(self, cls: type) -> frozenset[str]:
+        known = self._slots.get(cls)
+        if known is None:
+            known = frozenset(name for name in self._attributes_of(cls) if _is_slot(cls, name))
+            self._slots[cls] = known
+        return known
+
     def _attribute(self, value: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
             return self._attribute_of_class(value, name, attribute)
         table = table_of(value)
-        if isinstance(value, threading.local) or (attribute not in (table or ()) and _is_slot(type(value), attribute)):
-            place = self.reads.place(value, "object", name, "attr")
-            item = place.look(attribute)
-        elif table is not None:
+        if table is not None and attribute in table and not isinstance(value, threading.local):
             place = self.reads.place(table, "dict", name, "attr")
-            if attribute not in table:
-                place.items.setdefault(attribute, Expected(ABSENT))
-                return False
             item = table[attribute]
         else:
-            return False
+            place = self.reads.place(value, "object", name, "attr")
+            item = place.look(attribute)
         self.reads.add(place, attribute, item)
         self.visit(item, f"{name}.{attribute}", depth + 1)
         return True

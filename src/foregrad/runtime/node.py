@@ -27,7 +27,7 @@ from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .layout import as_captured, in_order, laid_out, memory_order
-from .passed import check_marked, marked
+from .passed import check_marked, hook_check, marked, watched_check
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -79,14 +79,18 @@ class _NodeRenderer:
         self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
         self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
         self.results = list(self.partitioned.saved_results) if compiled.hooked else []
-        self.has_marks = bool(signature.passed or signature.passed_aliases or self.results)
+        passed = {signature.differentiable[position] for position, _ in signature.passed}
+        self.has_marks = bool(signature.passed_aliases or self.results)
+        self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
+        self.is_native = compiled.native and native() is not None and not self.has_marks
+        self.has_marks |= bool(passed) and not self.is_native
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
         self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
 
     def make(self) -> NodeSource:
-        if self.compiled.native and native() is not None and not self.has_marks:
+        if self.is_native:
             return self._native()
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
@@ -115,18 +119,25 @@ class _NodeRenderer:
         def keep(made: Callable[..., Any]) -> None:
             state["backward_graph"] = node.backward = made
 
+        name, results = self.partitioned.joint.name, signature.num_forward_outputs
+        saved_from = list(range(results, results + len(self.partitioned.saved_nodes)))
+        for saved, output in self._outputs_saved():
+            saved_from[saved - results] = output
         failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
-            forward=self._forward_graph(),
+            forward=self.compiled.forward,
             backward=None if failed else state["backward_graph"],
             other_backward=other,
             trails_of=trails_of,
+            check_hook=hook_check(signature, name) if signature.passed else None,
+            check_watched=watched_check(signature, name) if signature.passed else None,
             inputs=len(signature.inputs),
             taken=self.taken,
             trails=needs_trail(self.compiled, self.taken),
             shown=[self._how_shown(i) for i in range(signature.num_forward_outputs)],
             saved=[self._how_kept(node) for node in self.partitioned.saved_nodes],
+            saved_from=saved_from,
             tangents=[] if failed else [_layout(spec) for spec in signature.tangent_specs],
             gradients=[i if signature.gradients and signature.gradients[i] else -1 for i in self.taken],
             autocast_off=self.compiled.disable_autocast,
@@ -140,13 +151,17 @@ class _NodeRenderer:
 
     # ---------------------------------------------------------------- forward
 
-    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
-        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
-        signature, forward = self.signature, self.compiled.forward
-        same = [
+    def _outputs_saved(self) -> list[tuple[int, int]]:
+        """Of the forward graph's results: the saved ones that are outputs as well, and which."""
+        signature = self.signature
+        return [
             (signature.num_forward_outputs + at, signature.differentiable[position])
             for position, at in self.partitioned.saved_results.items()
         ]
+
+    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
+        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
+        forward, same = self.compiled.forward, self._outputs_saved()
         if not same:
             return forward
 

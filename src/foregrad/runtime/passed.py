@@ -2,8 +2,8 @@
 
 A compiled function is one node to autograd. What flows from one of its outputs into another stays within, so that a
 hook on the latter, its `.grad`, or the gradient by it that `torch.autograd.grad` is asked for, would hold only what
-comes from outside. Eager's hold all: so these raise. Such outputs are marked as they are returned: those of the node
-itself, views taken of them or of inputs, and inputs that were written to.
+comes from outside. Eager's hold all: so these raise. A node in C++ sees to that for its own outputs. Where views of
+them or of inputs, or inputs that were written to, are such outputs too, all of them are marked as they are returned.
 
 Known weakness: a view, or an input that was written to, is not on the way from the node's outputs, so that
 `torch.autograd.grad` of these by the view alone finds no way, and with `allow_unused=True` gives None.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,52 @@ from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
 
-__all__ = ["check_marked", "marked", "marking", "refuse_watched_results"]
+__all__ = ["check_marked", "hook_check", "marked", "marking", "refuse_watched_results", "watched_check"]
 
 Mark = Callable[[torch.Tensor, Any], None]
+
+
+def _said(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
+    slots = [str(signature.graph_outputs[i]) for i in signature.differentiable]
+    return (
+        f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, which it returns as well: {how} would "
+        "miss the gradient that flows through it inside. Compile what comes before it and what comes after it as two "
+        "functions."
+    )
+
+
+# -------------------------------------------------------------------- outputs of nodes in C++
+
+
+def hook_check(signature: Signature, name: str) -> Callable[[Any], None]:
+    """`check(output)` raises where a hook on this output is to be refused, which then has none."""
+    passed, slots = dict(signature.passed), [str(signature.graph_outputs[i]) for i in signature.differentiable]
+
+    def check(output: Any) -> None:
+        position = output.output_nr
+        if position in passed:
+            output._backward_hooks = None  # as it was
+            raise UnsupportedError(_said(signature, name, slots[position], passed[position], "a hook on it"))
+
+    return check
+
+
+def watched_check(signature: Signature, name: str) -> Callable[[Iterable[int], Sequence[bool], str], None]:
+    """`check(watched, given, how)` raises where more flows through one of the `watched` outputs: `given` says for each
+    tangent whether it came in, `how` in which way the outputs are watched.
+    """
+    passed, slots = dict(signature.passed), [str(signature.graph_outputs[i]) for i in signature.differentiable]
+
+    def check(watched: Iterable[int], given: Sequence[bool], how: str) -> None:
+        for position in watched:
+            after = passed.get(position, ())
+            if any(given[i] for i in after):
+                raise UnsupportedError(_said(signature, name, slots[position], after, how))
+
+    return check
+
+
+# -------------------------------------------------------------------- tensors that are marked
 
 
 def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) -> Mark:
@@ -32,15 +75,9 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
 
     `node` is the autograd node of the call.
     """
-    slots = [str(signature.graph_outputs[i]) for i in signature.differentiable]
-    said = (
-        f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, which it returns as well: {{}} would "
-        "miss the gradient that flows through it inside. Compile what comes before it and what comes after it as two "
-        "functions."
-    )
 
     def refuse(how: str) -> None:
-        raise UnsupportedError(said.format(how))
+        raise UnsupportedError(_said(signature, name, what, after, how))
 
     def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: Any) -> None:
         tensor, made_by = output(), node()

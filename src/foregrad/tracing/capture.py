@@ -125,6 +125,7 @@ def capture_call(
         if captured is None:
             replays_views = run.replays_views
             continue
+        vars(run).clear()  # its parts refer to it: they go now, and the arguments with them, not when next looked for
         return captured
     raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
 

@@ -70,6 +70,10 @@ def _take_back(place: Place) -> list[str]:
             put = _put_attribute if place.kind == "object" else _put
             put(place.holder, key, before)
             found.append(place.path(key))
+    for key in sorted(place.appeared(), key=str):
+        if _is_ours(place.look(key)):
+            _put(place.holder, key, ABSENT)
+            found.append(place.path(key))
     if place.keys is not None:
         items = items_in(place.holder)[len(place.keys) if place.kind == "list" else 0 :]
         added = [key for key, item in items if key not in place.items and _is_ours(item)]
