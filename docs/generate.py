@@ -44,6 +44,8 @@ REMEDIES = {
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
     "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
     "PyTorch's own kernels, and tells whether the fault is the backend's.",
+    "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
+    "RuntimeError there.",
     "InternalError": "Please report it, with the printed graph and the program that led to it. It is never your "
     "mistake.",
 }

@@ -200,6 +200,53 @@ def test_anomaly_mode_names_the_line_of_the_call(compile_it):
     assert __file__.rpartition("/")[2] in said
 
 
+def two_heads(x, w):
+    y = torch.tanh(x @ w)
+    z = torch.sqrt(y * 0)  # the line that is to be named
+    return y.sum(), z.sum()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("how", ["all", "some", "again", "second order"])
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_anomaly_mode_names_the_line_inside(partition, how, native):
+    with foregrad.config.override(native=native):
+        f = foregrad.compile(two_heads, backend="eager", partition=partition)
+        x, w = leaf(2, 2), leaf(2, 2)
+        f(x, w)[1].backward()  # nan, and nobody asked
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.autograd.detect_anomaly():
+                y, z = f(x, w)
+                torch.autograd.grad(y, x, retain_graph=True)
+                with pytest.raises(RuntimeError, match=r"(?s)returned nan values.*the line that is to be named"):
+                    if how == "all":
+                        (y + z).backward()
+                    elif how == "some":
+                        torch.autograd.grad(z, w)
+                    elif how == "again":
+                        torch.autograd.grad(y + z, x, create_graph=True)
+                    else:
+                        third = torch.autograd.grad(z * 1e-300, x, create_graph=True)
+                        torch.autograd.grad(third[0].sum(), x)
+            with torch.autograd.detect_anomaly(check_nan=False):
+                assert torch.autograd.grad(f(x, w)[1], x)[0].isnan().all()
+
+
+def test_anomaly_mode_names_the_line_of_a_second_derivative():
+    def root(x):
+        return (x**1.5 * 0).sum()  # its second derivative is 0 times infinity
+
+    x = torch.zeros(2, dtype=D, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = foregrad.compile(root, backend="eager")(x)
+        with torch.autograd.detect_anomaly(check_nan=False):
+            (first,) = torch.autograd.grad(y, x, create_graph=True)
+        with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="is 0 times infinity"):
+            first.sum().backward()
+
+
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("partition", ["default", "min_cut"])
 def test_gradcheck_through_both_partitions(partition, fast):

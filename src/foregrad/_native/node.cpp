@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -136,7 +137,7 @@ bool CompiledNode::wants_all() const {
 }
 
 bool CompiledNode::is_usual(const variable_list& tangents) const {
-  if (at::GradMode::is_enabled() || !program->backward || tangents.size() != program->tangents.size()) {
+  if (at::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() || !program->backward || tangents.size() != program->tangents.size()) {
     return false;
   }
   for (size_t i = 0; i < tangents.size(); ++i) {

@@ -24,6 +24,7 @@ from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
+from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .layout import as_captured, in_order, laid_out, memory_order
@@ -103,6 +104,7 @@ class _NodeRenderer:
         if len(self.tangents) > 1:
             defined_hooks_only(function)
         state = backward.__globals__
+        state["watched_backward"] = watched(backward, self.compiled)
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
         apply = engine.direct_apply(function)
         if self.has_marks:
@@ -114,6 +116,7 @@ class _NodeRenderer:
         source = "\n".join(("# forward, and backward as a rule: foregrad._native", *self._backward(), ""))
         other = compile_source(source, "backward", self.globals, label="autograd node")
         state, signature = other.__globals__, self.signature
+        state["watched_backward"] = watched(other, self.compiled)
         node: Any = None
 
         def keep(made: Callable[..., Any]) -> None:
@@ -248,6 +251,8 @@ class _NodeRenderer:
     def _backward(self) -> list[str]:
         tangents = self.tangents
         lines = [f"def backward(ctx, {', '.join(tangents)}):"]
+        self.globals["is_anomaly_enabled"] = torch.is_anomaly_enabled
+        lines += ["    if is_anomaly_enabled():", f"        return watched_backward(ctx, {', '.join(tangents)})"]
         if self.partitioned.joint.backward_error is not None:
             self.globals["eager_error"] = _raiser(self.partitioned.joint.backward_error)
             anything = " or ".join(f"{t} is not None" for t in tangents)

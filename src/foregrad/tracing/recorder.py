@@ -295,7 +295,10 @@ class Recorder(TorchDispatchMode):
         """Where the user's program is (the backward is nowhere in it), and the autograd node: its sequence number."""
         if self.in_backward:
             node = current_autograd_node()
-            return None, None if node is None else sequence_nr_of(node)
+            number = None if node is None else sequence_nr_of(node)
+            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative of it is of its line
+                self.tape.origins.setdefault(next_sequence_nr() - 1, self.tape.origins[number])
+            return None, number
         origin, number = self.origins.here(), next_sequence_nr() - 1
         self.tape.origins.setdefault(number, origin)
         return origin, number
