@@ -263,6 +263,27 @@ def test_the_phase_of_eigenvectors_is_checked_at_every_order():
             torch.autograd.grad(run(a).real.sum(), a, create_graph=True)
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_an_output_that_only_its_own_derivative_reads_may_be_written_to(create_graph, native):
+    def f(x, w):
+        return x.tanh(), (x * w).sin()
+
+    with foregrad.config.override(native=native):
+        for run in (f, foregrad.compile(f, backend="eager")):
+            x, w = leaf(3), leaf(3)
+            y, z = run(x, w)
+            with torch.no_grad():
+                y.mul_(2)
+            (first,) = torch.autograd.grad(z.sum(), x, create_graph=create_graph, retain_graph=True)
+            torch.testing.assert_close(first, (x * w).cos() * w)
+            if create_graph:
+                (second,) = torch.autograd.grad(first.sum(), x, retain_graph=True)
+                torch.testing.assert_close(second, -(x * w).sin() * w * w)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(y.sum(), x)
+
+
 @pytest.mark.parametrize("seeds", [range(40), range(1000, 1040)])
 @pytest.mark.parametrize("hooks", [False, True])
 def test_random_programs(seeds, hooks):

@@ -359,3 +359,22 @@ def test_names_and_edges_of_the_graph():
     assert torch.autograd.graph.get_gradient_edge(y).node is node
     edge_grad = torch.autograd.grad(y.sum(), [torch.autograd.graph.get_gradient_edge(x)], retain_graph=True)
     torch.testing.assert_close(edge_grad[0], torch.autograd.grad(y.sum(), x)[0])
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_gradients_by_other_inputs_at_each_order(partition):
+    """What one derivative computes anew from an input, the next one may have to differentiate by that input."""
+
+    def f(x, w):
+        ratio = (w - w.sin()) / (x * x + 1)
+        return w - ratio.sin()
+
+    sides = []
+    for run in (f, foregrad.compile(f, backend="eager", partition=partition)):
+        torch.manual_seed(0)
+        x, w = leaf(3, 3), leaf(3, 3)
+        y = run(x * 0.5, w * 1.5)
+        (first,) = torch.autograd.grad(y.pow(2).sum(), [x], create_graph=True)
+        second = torch.autograd.grad(first.pow(2).sum(), [x, w], create_graph=True)
+        sides.append([first, *second, *torch.autograd.grad(second[0].pow(2).sum(), [w, x])])
+    torch.testing.assert_close(sides[1], sides[0], rtol=1e-8, atol=1e-9)

@@ -34,7 +34,7 @@ from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.wanted import only_gradients
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Wanted
+from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Partial, Wanted
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 from .numbers import check_numbers
@@ -144,13 +144,14 @@ class Pipeline:
             return _compile_late(self.bw_compiler, backward, joint, roles.backward())
 
         @functools.cache
-        def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Boxed:
+        def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Partial:
             module = backward
             if not all(mask):
                 module = without_tangents(module, num_saved, mask, joint.signature.reached_from)
             if wanted is not None:
                 module = only_gradients(module, wanted)
-            return _compile_late(self.bw_compiler, module, joint, roles.backward())
+            read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
+            return Partial(_compile_late(self.bw_compiler, module, joint, roles.backward()), read)
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 

@@ -11,11 +11,19 @@ from ..graph.partitioned import Partitioned
 if TYPE_CHECKING:
     from ..tracing.again import Derivative
 
-__all__ = ["AtHand", "Compiled", "Derived", "Wanted"]
+__all__ = ["AtHand", "Compiled", "Derived", "Partial", "Wanted"]
 
 Boxed = Callable[[list[Any]], list[Any]]
 Wanted = frozenset[int] | None
 AtHand = Callable[[], tuple[Sequence[Any], Sequence[Any]]]  # saved values and tangents of a backward
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partial:
+    """A backward for some of the tangents and gradients; `read` says of each saved value (sizes first) if it is."""
+
+    backward: Boxed
+    read: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class Compiled:
     partitioned: Partitioned
     forward: Boxed
     make_backward: Callable[[], Boxed]
-    make_partial_backward: Callable[[tuple[bool, ...], Wanted], Boxed]
+    make_partial_backward: Callable[[tuple[bool, ...], Wanted], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
     make_derived: Callable[[tuple[int, ...], Wanted, AtHand], Derived] | None = None

@@ -24,6 +24,7 @@ from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
 from .compiled import Compiled, Derived, Wanted
 from .decisions import decision_lines
+from .kept import saved_in_part
 from .layout import laid_out
 from .passed import refuse_watched_results
 
@@ -158,6 +159,15 @@ class _Renderer:
         self.tangents = [f"tangents_{i + 1}" for i in range(len(pattern))]
         self.kept = saved_inputs(compiled)
         self.trails = needs_trail(compiled, taken)
+        self.read = {self._saved(place) for place in derived.derivative.feeds}
+
+    def _saved(self, place: Place) -> str | None:
+        """The saved value that is fed from there, if it is one."""
+        if place.kind == "input":
+            return self.saved[self.kept[place.index]] if place.index in self.kept else None
+        if place.kind == "result":
+            return self.saved[self.compiled.partitioned.saved_results[place.index]]
+        return self.saved[place.index] if place.kind == "saved" else None
 
     def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
         self._take_apart()
@@ -195,16 +205,17 @@ class _Renderer:
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
         sizes = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if not is_tensor]
         if tensors:
-            self._line(f"{', '.join(tensors)}, = ctx.saved_tensors")
+            read = [name in self.read for name in tensors]
+            self.globals["saved_in_part"] = saved_in_part
+            given = "ctx.saved_tensors" if all(read) else f"saved_in_part(ctx, {read})"
+            self._line(f"{', '.join(tensors)}, = {given}")
         if sizes:
             self._line(f"{', '.join(sizes)}, = ctx.sizes")
 
     def _feed(self, place: Place) -> str:
         if place.kind == "input":
             return self._input(place.index)
-        if place.kind == "result":
-            return self.saved[self.compiled.partitioned.saved_results[place.index]]
-        return self.saved[place.index] if place.kind == "saved" else self.tangents[place.index]
+        return self._saved(place) or self.tangents[place.index]
 
     def _sizes(self, names: list[str]) -> dict[Any, str]:
         """The variables of symbolic sizes, and a check of what only this derivative needs to be true of them."""

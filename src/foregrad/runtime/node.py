@@ -27,6 +27,7 @@ from ..graph.source import Names, compile_source, unpacked
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
+from .kept import saved_in_part
 from .layout import as_captured, in_order, laid_out, memory_order
 from .passed import check_marked, hook_check, marked, watched_check
 
@@ -360,7 +361,7 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
     """
     signature = compiled.partitioned.joint.signature
     graphs: dict[Any, Any] = {}
-    has_sizes = bool(compiled.partitioned.saved_sizes)
+    num_sizes = len(compiled.partitioned.saved_sizes)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         mask = tuple(t is not None for t in tangents)
@@ -375,12 +376,13 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         given = [
             as_captured(t, spec) for t, spec in zip(tangents, signature.tangent_specs, strict=True) if t is not None
         ]
-        values = [*(ctx.sizes if has_sizes else ()), *ctx.saved_tensors, *given]
+        saved = saved_in_part(ctx, graph.read[num_sizes:])
+        values = [*(ctx.sizes if num_sizes else ()), *saved, *given]
         if not engine.keeps_graph():
             ctx.maybe_clear_saved_tensors()
-        del given, tangents
+        del given, tangents, saved
         with engine.disable_autocast():
-            gradients = graph(values)
+            gradients = graph.backward(values)
         found = [gradients[i] for i in taken]
         spare_leaves(ctx, found)
         return None, *found
