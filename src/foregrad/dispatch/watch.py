@@ -64,6 +64,10 @@ class Watch:
             (reference, cls, table if id(table) in reads.places else None)
             for reference, cls, table in reads.shapes.values()
         ]
+        self.compared = tensors_in(self.places) if reads.compares_identity else []
+        # Those tensors by id, where the function asks whether two objects are one, and where in the list each stands.
+        self.found: dict[int, int] = {}
+        self.one_another = self._one_another()
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
         for table, key, name in SWITCHES:
@@ -121,7 +125,7 @@ class Watch:
         """Let go of everything: something the graph was made for is no more."""
         self.dead = True
         self.now = (_never, (), ())
-        self.tables, self.places, self.hook_tables, self.shapes = [], [], [], []
+        self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
 
     # ---------------------------------------------------------------- checking
 
@@ -167,6 +171,8 @@ class Watch:
                 return f"the class of a {cls.__name__}", cls.__name__, type(value).__name__
             if table is not None and table_of(value) is not table:
                 return f"the `__dict__` of a {cls.__name__}", "one", "another"
+        if self._one_another() != self.one_another:
+            return "which of the tensors it found are one", "as captured", "otherwise"
         for table in self.hook_tables:
             if table:
                 return "hooks of a module", "none", describe(list(table.values()))
@@ -181,6 +187,11 @@ class Watch:
                 place.drop_changed()
         self._rebuild(self._tensors())
         return dropped
+
+    def _one_another(self) -> list[int]:
+        """Of the tensors that may be compared by which they are: where in the list each stands first."""
+        self.found.clear()
+        return [self.found.setdefault(id(place.look(key)), number) for number, (place, key) in enumerate(self.compared)]
 
     def _tensors(self) -> tuple[Any, ...]:
         return tuple(table.get(key) for table, key, _ in self.tables)
@@ -233,6 +244,17 @@ class Watch:
             if check is not None:
                 return check.all  # type: ignore[no-any-return]
         return _tensor_tree(tensors).check
+
+
+def tensors_in(places: list[Place]) -> list[tuple[Place, Any]]:
+    """Where tensors were found."""
+    return [
+        (place, key)
+        for place in places
+        if place.kind in ("dict", "list", "object")
+        for key, expected in place.items.items()
+        if expected.kind == "tensor"
+    ]
 
 
 def _item_check(places: list[Place]) -> Check:

@@ -274,6 +274,7 @@ class Reads:
         self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
         self.class_attributes: dict[tuple[type, str], Any] = {}
+        self.compares_identity = False  # code asks whether two objects are one
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> Place:
         found = self.places.get(id(holder))

@@ -164,6 +164,8 @@ class Scan:
         self.makes_up_names = self.makes_up_names or any(
             not _is_library(function.__globals__.get(root)) for root in code.made_up_of
         )
+        if code.compares:
+            self._comparisons(function, code.compares)
         if self._rank <= 1:
             self._called |= code.others
         namespace, others = function.__globals__, code.others
@@ -185,6 +187,15 @@ class Scan:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             self.function(wrapped, function.__name__)
+
+    def _comparisons(self, function: types.FunctionType, paths: frozenset[tuple[str, ...]]) -> None:
+        """A comparison by `is` matters where either side may be a tensor."""
+        for path in paths:
+            value: Any = function.__globals__.get(path[0], ABSENT) if path else ABSENT
+            for name in path[1:]:
+                value = vars(value).get(name, ABSENT) if isinstance(value, (type, types.ModuleType)) else ABSENT
+            if value is ABSENT or isinstance(value, torch.Tensor):
+                self.reads.compares_identity = True
 
     def _globals(self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str]) -> None:
         place = self.reads.place(namespace, "dict", "", "key")

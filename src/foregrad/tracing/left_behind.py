@@ -15,15 +15,10 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from ..errors import UnsupportedSideEffectError
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import ABSENT, Place, Reads, items_in
 
-__all__ = ["LeftBehind", "LeftBehindError"]
-
-
-class LeftBehindError(UnsupportedSideEffectError):
-    """A function filled a cache, or changed a state, that it had looked at."""
+__all__ = ["LeftBehind"]
 
 
 class LeftBehind:
