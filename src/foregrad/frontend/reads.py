@@ -15,6 +15,7 @@ import operator
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -320,14 +321,19 @@ class Reads:
         for key, item in items:
             self.add(place, key, item)
 
-    def _look_into(self, value: Any, name: str) -> None:
-        ask = asked_of(value)
-        if ask is not None:
+    def ask(self, value: Any, name: str, ask: Callable[[Any], Any]) -> None:
+        """Note what `ask(value)` says."""
+        if id(value) not in self.places:
             place = self.place(value, "asked", name, "self")
             place.ask = ask
             found = ask(value)
             place.items[None] = Expected(found)
             self.contents(found, name)
+
+    def _look_into(self, value: Any, name: str) -> None:
+        ask = asked_of(value)
+        if ask is not None:
+            self.ask(value, name, ask)
             return
         if not self.watch_use(value, name):
             self.remember(value)

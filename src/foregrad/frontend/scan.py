@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from .code import names_of
+from .libraries import asked_of_module, keeps_options, loggers_of, referent
 from .reads import ABSENT, Expected, Place, Reads, is_plain, items_in, table_of
 
 __all__ = ["Scan"]
@@ -40,6 +41,7 @@ _LIBRARIES = (
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
+_CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 _CODE_OF_CLASSES = (
     staticmethod,
     classmethod,
@@ -51,6 +53,7 @@ _CODE_OF_CLASSES = (
 )
 _MOST_FUNCTIONS = 20_000
 _DEEPEST = 8
+_DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
 # Classes of libraries whose objects are nothing but their attributes.
 _BAGS = (
@@ -252,6 +255,10 @@ class Scan:
         if module.__name__ == "numpy" and "random" in names:
             module = module.random
         self.reads.watch_use(module, f"`{module.__name__}`")
+        for text, ask in asked_of_module(module, names):
+            self.reads.ask(ask, text, ask)
+        if module is sys and "argv" in names:
+            self.reads.add(self.reads.place(vars(sys), "dict", "sys", "attr"), "argv", sys.argv)
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
             place = self.reads.place(table, "dict", "os.environ", "item")
@@ -283,13 +290,19 @@ class Scan:
                     self._object(value, name, depth)
         elif isinstance(value, operator.attrgetter):
             self.names.update(*(text.split(".") for text in value.__reduce__()[1]))
+        elif isinstance(value, operator.methodcaller):
+            self.names.add(value.__reduce__()[1][0])
+            self._called.add(value.__reduce__()[1][0])
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
+            if is_outside(value.__module__) and value.__module__ in sys.modules:
+                self._names_outside(sys.modules[value.__module__], frozenset({value.__name__}))
             self._class(value)
             for base in value.__mro__:  # it may be called
                 if not is_outside(base.__module__):
-                    for maker in _MAKERS & base.__dict__.keys():
+                    makers = _MAKERS | _CALLED_BY_AUTOGRAD if issubclass(base, torch.autograd.Function) else _MAKERS
+                    for maker in makers & base.__dict__.keys():
                         self.function(base.__dict__[maker], f"{name}.{maker}")
         elif isinstance(value, _BAGS) or not is_outside(type(value).__module__):
             if self._is_new(value) and depth <= _DEEPEST:
@@ -297,8 +310,28 @@ class Scan:
         else:
             if self._is_new(value):
                 self.reads.contents(value, name)
+                self._of_library(value, name, depth)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
+
+    def _of_library(self, value: Any, name: str, depth: int) -> None:
+        """An object of a library's class: its attributes, each of which may be an option."""
+        target = referent(value)
+        if target is not None:
+            self.visit(target, name, depth)
+        for logger in loggers_of(value):
+            place = self.reads.place(logger.__dict__, "dict", f"logger {logger.name}", "attr")
+            for attribute in ("level", "disabled", "parent"):
+                self.reads.add(place, attribute, logger.__dict__[attribute])
+        table = table_of(value)
+        if type(table) is not dict or depth > _DEEPEST_IN_LIBRARY or not keeps_options(value):
+            return
+        self.reads.remember(value)
+        place = self.reads.place(table, "dict", name, "attr")
+        place.keys = self.reads.keys_of(table)
+        for attribute, item in table.items():
+            self.reads.add(place, attribute, item)
+            self.visit(item, f"{name}.{attribute}", depth + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         self.reads.remember(value)
