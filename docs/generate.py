@@ -36,6 +36,8 @@ REMEDIES = {
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
     "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
     "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
+    "LeftBehindError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills it "
+    "outside the compiled function.",
     "UnknownLeafError": "The message has the argument's path. Register its class as a container with "
     "`torch.utils._pytree.register_pytree_node`, or hand over the tensors and numbers in it.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "

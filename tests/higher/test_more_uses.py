@@ -315,6 +315,7 @@ def test_tangents_of_every_kind(kind, create_graph):
         compare(use)
 
 
+@pytest.mark.filterwarnings("ignore:`first_only` changes len")
 @pytest.mark.parametrize("materialize", [False, True])
 def test_undefined_tangents_of_a_custom_function(materialize):
     seen = []
