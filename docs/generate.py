@@ -36,6 +36,8 @@ REMEDIES = {
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
     "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
     "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
+    "LeftBehindError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills it "
+    "outside the compiled function.",
     "UnknownLeafError": "The message has the argument's path. Register its class as a container with "
     "`torch.utils._pytree.register_pytree_node`, or hand over the tensors and numbers in it.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "
@@ -44,6 +46,8 @@ REMEDIES = {
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
     "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
     "PyTorch's own kernels, and tells whether the fault is the backend's.",
+    "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
+    "RuntimeError there.",
     "InternalError": "Please report it, with the printed graph and the program that led to it. It is never your "
     "mistake.",
 }

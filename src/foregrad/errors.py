@@ -6,6 +6,7 @@ A message says what happened, where in the user's code, why, and what to do inst
 from __future__ import annotations
 
 __all__ = [
+    "AnomalyError",
     "BackendError",
     "ForegradError",
     "ForegradWarning",
@@ -83,6 +84,10 @@ class PartitionError(ForegradError, ValueError):
 
 class BackendError(ForegradError, RuntimeError):
     """A compiler that failed, or returned something that can't be called as asked."""
+
+
+class AnomalyError(ForegradError, RuntimeError):
+    """A gradient that is nan, in autograd's anomaly mode."""
 
 
 class InternalError(ForegradError, AssertionError):

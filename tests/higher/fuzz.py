@@ -132,9 +132,11 @@ class Maker:
             body.append(f"{', '.join(made)}, = {run}({', '.join(given)})")
             for value in made:
                 if self.hooks and self.chance(30):
-                    # A hook on a view whose base was written to since ends PyTorch 2.13 itself.
-                    whole = f"{value}.requires_grad and {value}._base is None"
-                    body.append(f"if {whole}: {value}.register_hook({self.pick(HOOKS)})")
+                    # Without a look at the history, a hook on a view that was written to ends PyTorch 2.13 itself.
+                    body.append(f"if {value}.grad_fn: {value}.register_hook({self.pick(HOOKS)})")
+            if self.hooks and self.chance(15):
+                value = self.pick(given)
+                body.append(f"if {value}.grad_fn: {value}.register_hook({self.pick(HOOKS)})")
             square = []
             for value in made:
                 body.append(

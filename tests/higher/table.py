@@ -1,4 +1,4 @@
-"""Forty small functions of float64 leaves, smooth where they are evaluated, for derivatives of any order."""
+"""More than forty small functions of float64 leaves, smooth where they are evaluated, for derivatives of any order."""
 
 from __future__ import annotations
 
@@ -94,6 +94,13 @@ TABLE: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]
     "layer norm": (lambda x, w, b: F.layer_norm(x, (3,), w, b).exp(), lambda: (leaf(2, 3), leaf(3), leaf(3))),
     "group norm": (lambda x, w: F.group_norm(x, 2, w).sin(), lambda: (leaf(2, 4, 3), leaf(4))),
     "batch norm": (lambda x, w: F.batch_norm(x, None, None, w, training=True).sin(), lambda: (leaf(4, 3), leaf(3))),
+    "rms norm": (lambda x, w: F.rms_norm(x, (3,), w).sin(), lambda: (leaf(2, 3), leaf(3))),
+    "cosine similarity": (lambda x, y: F.cosine_similarity(x, y), lambda: (leaf(2, 3), leaf(2, 3))),
+    "spectrum": (lambda x: torch.fft.rfft(x).abs().pow(2).log1p(), lambda: (leaf(5),)),
+    "triangular": (
+        lambda a, b: torch.linalg.solve_triangular(a.tril() + 2 * torch.eye(3, dtype=a.dtype), b, upper=False),
+        lambda: (leaf(3, 3), leaf(3, 2)),
+    ),
     "attention": (attention, lambda: (leaf(2, 3), leaf(2, 3), leaf(2, 3))),
     "lstm cell": (lstm_cell, lambda: (leaf(2, 2), leaf(2, 2), leaf(4, 8))),
     "loop": (looped, lambda: (leaf(2, 2), leaf(2, 2))),

@@ -68,18 +68,112 @@ def features_and_score(x, w):
     return features, features.pow(2).sum()
 
 
-@pytest.mark.parametrize("how", ["hook", "retain_grad"])
-def test_watching_an_output_that_others_are_computed_from_is_refused(how):
+def transposed_and_score(x):
+    view = x.t()
+    return view, view.pow(3).sum()
+
+
+def view_of_features_and_score(x):
+    features = x.tanh()
+    view = features.t()
+    return view, view.pow(2).sum(), features[0]
+
+
+def written_and_score(x):
+    x.mul_(2)
+    return x, x.pow(2).sum()
+
+
+PASSED = {
+    "an output": lambda x: features_and_score(x, x),
+    "a view of an input": transposed_and_score,
+    "a view of an output": view_of_features_and_score,
+    "a written input": written_and_score,
+}
+
+
+@pytest.mark.parametrize("how", ["hook", "retain_grad", "gradient", "gradient and outside"])
+@pytest.mark.parametrize("name", PASSED)
+def test_watching_an_output_that_others_are_computed_from_is_refused(name, how):
     """Eager shows the whole gradient there; what flows within a compiled function is nowhere to be seen."""
-    features, score = foregrad.compile(features_and_score, backend="eager")(leaf(3, 3), leaf(3, 3))
-    with pytest.raises(UnsupportedError, match=r"computes out\[1\] from out\[0\]"):
+    x = leaf(3, 3)
+    features, score = foregrad.compile(PASSED[name], backend="eager")(x * 1)[:2]
+    with pytest.raises(UnsupportedError, match=r"computes out\[1\] from (out\[0\]|args\[0\])"):
         if how == "hook":
             features.register_hook(lambda g: g * 2)
-        else:
+        elif how == "retain_grad":
             features.retain_grad()
             score.backward()
-    with pytest.raises(RuntimeError, match="not have been used"):
-        torch.autograd.grad(score, features)
+        elif how == "gradient":
+            torch.autograd.grad(score, [features, x], allow_unused=True)
+        else:
+            torch.autograd.grad(score + features.sum(), features)
+
+
+@pytest.mark.parametrize("unused", [True, False])
+def test_a_gradient_by_an_output_that_others_are_computed_from_is_refused(unused):
+    features, score = foregrad.compile(features_and_score, backend="eager")(leaf(3, 3), leaf(3, 3))
+    with pytest.raises(UnsupportedError, match="the gradient by it would miss"):
+        torch.autograd.grad(score, features, allow_unused=unused)
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_what_comes_from_outside_alone_is_seen_by_everybody(name):
+    """The output may be asked for its own gradient, may be written to, and passed on."""
+    sides = []
+    for side in (PASSED[name], foregrad.compile(PASSED[name], backend="eager")):
+        torch.manual_seed(0)
+        x = leaf(3, 3)
+        features, score = side(x * 1)[:2]
+        twice = foregrad.compile(lambda t: t * t, backend="eager")(features)
+        found = [*torch.autograd.grad(twice.sum(), features, retain_graph=True)]
+        found += torch.autograd.grad(twice.sum() + score, x, create_graph=True)
+        sides.append([*found, *torch.autograd.grad(found[-1].sin().sum(), x)])
+    torch.testing.assert_close(sides[1], sides[0])
+
+
+def test_hooks_inside_and_on_a_saved_output_are_refused_at_second_order():
+    """The hook outside would miss what flows through the saved value in a second backward."""
+
+    def f(x):
+        h = x * 2
+        h.register_hook(lambda g: g * g)
+        return h.exp()
+
+    compiled = foregrad.compile(f, backend="eager")
+    sides = []
+    for side in (f, compiled):
+        torch.manual_seed(0)
+        x = leaf(3)
+        y = side(x)
+        y.register_hook(lambda g: g * 3)
+        sides.append(torch.autograd.grad(y.sum(), x))
+    torch.testing.assert_close(sides[1], sides[0])
+    y = compiled(x)
+    y.register_hook(lambda g: g * 3)
+    with pytest.raises(UnsupportedError, match="puts hooks on its own tensors"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    y = compiled(x)
+    torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="puts hooks on its own tensors"):
+        y.register_hook(lambda g: g * 3)
+
+
+def test_hooks_of_leaves_that_no_gradient_comes_to_are_not_called():
+    """One node has them all as inputs, whichever of its outputs is differentiated."""
+    seen = []
+    for f in (fn := lambda x, w, u: (x * w, u.sin()), foregrad.compile(fn, backend="eager")):
+        x, w, u = leaf(3), leaf(3), leaf(3)
+        y, z = f(x, w, u)
+        u.register_hook(lambda g: seen.append(g) or g * g)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True, retain_graph=True)
+        first.sum().backward(retain_graph=True)
+        y.sum().backward(retain_graph=True)
+        assert u.grad is None
+        assert not seen
+        z.sum().backward()
+        assert len(seen) == 1
+        seen.clear()
 
 
 def test_an_output_that_others_are_computed_from_keeps_its_own_gradient():
@@ -158,6 +252,19 @@ def test_outputs_whose_backward_raises_do_not_hurt_the_others():
             torch.autograd.grad(run(x)[0].sum(), x)
 
 
+def test_a_backward_that_raises_does_not_hurt_inputs_that_it_does_not_lead_to():
+    def f(x, w):
+        a = x.exp()
+        b = a * a
+        a.add_(1)  # b's backward wants what a was
+        return b, b.sin()
+
+    for run in (f, foregrad.compile(f, backend="eager")):
+        x, w = leaf(3), leaf(3)
+        (found,) = torch.autograd.grad(run(x, w)[0].sum() + w.exp().sum(), w)
+        torch.testing.assert_close(found, w.exp())
+
+
 def test_the_phase_of_eigenvectors_is_checked_at_every_order():
     def f(a):
         return torch.linalg.eig(a)[1]
@@ -167,6 +274,27 @@ def test_the_phase_of_eigenvectors_is_checked_at_every_order():
         a = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
         with pytest.raises(RuntimeError, match=r"phase|e\^{i phi}"):
             torch.autograd.grad(run(a).real.sum(), a, create_graph=True)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_an_output_that_only_its_own_derivative_reads_may_be_written_to(create_graph, native):
+    def f(x, w):
+        return x.tanh(), (x * w).sin()
+
+    with foregrad.config.override(native=native):
+        for run in (f, foregrad.compile(f, backend="eager")):
+            x, w = leaf(3), leaf(3)
+            y, z = run(x, w)
+            with torch.no_grad():
+                y.mul_(2)
+            (first,) = torch.autograd.grad(z.sum(), x, create_graph=create_graph, retain_graph=True)
+            torch.testing.assert_close(first, (x * w).cos() * w)
+            if create_graph:
+                (second,) = torch.autograd.grad(first.sum(), x, retain_graph=True)
+                torch.testing.assert_close(second, -(x * w).sin() * w * w)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(y.sum(), x)
 
 
 @pytest.mark.parametrize("seeds", [range(40), range(1000, 1040)])

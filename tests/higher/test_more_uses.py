@@ -200,6 +200,53 @@ def test_anomaly_mode_names_the_line_of_the_call(compile_it):
     assert __file__.rpartition("/")[2] in said
 
 
+def two_heads(x, w):
+    y = torch.tanh(x @ w)
+    z = torch.sqrt(y * 0)  # the line that is to be named
+    return y.sum(), z.sum()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("how", ["all", "some", "again", "second order"])
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_anomaly_mode_names_the_line_inside(partition, how, native):
+    with foregrad.config.override(native=native):
+        f = foregrad.compile(two_heads, backend="eager", partition=partition)
+        x, w = leaf(2, 2), leaf(2, 2)
+        f(x, w)[1].backward()  # nan, and nobody asked
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.autograd.detect_anomaly():
+                y, z = f(x, w)
+                torch.autograd.grad(y, x, retain_graph=True)
+                with pytest.raises(RuntimeError, match=r"(?s)returned nan values.*the line that is to be named"):
+                    if how == "all":
+                        (y + z).backward()
+                    elif how == "some":
+                        torch.autograd.grad(z, w)
+                    elif how == "again":
+                        torch.autograd.grad(y + z, x, create_graph=True)
+                    else:
+                        third = torch.autograd.grad(z * 1e-300, x, create_graph=True)
+                        torch.autograd.grad(third[0].sum(), x)
+            with torch.autograd.detect_anomaly(check_nan=False):
+                assert torch.autograd.grad(f(x, w)[1], x)[0].isnan().all()
+
+
+def test_anomaly_mode_names_the_line_of_a_second_derivative():
+    def root(x):
+        return (x**1.5 * 0).sum()  # its second derivative is 0 times infinity
+
+    x = torch.zeros(2, dtype=D, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = foregrad.compile(root, backend="eager")(x)
+        with torch.autograd.detect_anomaly(check_nan=False):
+            (first,) = torch.autograd.grad(y, x, create_graph=True)
+        with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="is 0 times infinity"):
+            first.sum().backward()
+
+
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("partition", ["default", "min_cut"])
 def test_gradcheck_through_both_partitions(partition, fast):
@@ -268,6 +315,7 @@ def test_tangents_of_every_kind(kind, create_graph):
         compare(use)
 
 
+@pytest.mark.filterwarnings("ignore:`first_only` changes len")
 @pytest.mark.parametrize("materialize", [False, True])
 def test_undefined_tangents_of_a_custom_function(materialize):
     seen = []
@@ -312,3 +360,22 @@ def test_names_and_edges_of_the_graph():
     assert torch.autograd.graph.get_gradient_edge(y).node is node
     edge_grad = torch.autograd.grad(y.sum(), [torch.autograd.graph.get_gradient_edge(x)], retain_graph=True)
     torch.testing.assert_close(edge_grad[0], torch.autograd.grad(y.sum(), x)[0])
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_gradients_by_other_inputs_at_each_order(partition):
+    """What one derivative computes anew from an input, the next one may have to differentiate by that input."""
+
+    def f(x, w):
+        ratio = (w - w.sin()) / (x * x + 1)
+        return w - ratio.sin()
+
+    sides = []
+    for run in (f, foregrad.compile(f, backend="eager", partition=partition)):
+        torch.manual_seed(0)
+        x, w = leaf(3, 3), leaf(3, 3)
+        y = run(x * 0.5, w * 1.5)
+        (first,) = torch.autograd.grad(y.pow(2).sum(), [x], create_graph=True)
+        second = torch.autograd.grad(first.pow(2).sum(), [x, w], create_graph=True)
+        sides.append([first, *second, *torch.autograd.grad(second[0].pow(2).sum(), [w, x])])
+    torch.testing.assert_close(sides[1], sides[0], rtol=1e-8, atol=1e-9)

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -136,7 +137,7 @@ bool CompiledNode::wants_all() const {
 }
 
 bool CompiledNode::is_usual(const variable_list& tangents) const {
-  if (at::GradMode::is_enabled() || !program->backward || tangents.size() != program->tangents.size()) {
+  if (at::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() || !program->backward || tangents.size() != program->tangents.size()) {
     return false;
   }
   for (size_t i = 0; i < tangents.size(); ++i) {
@@ -157,29 +158,68 @@ variable_list CompiledNode::apply(variable_list&& tangents) {
       break;
     }
   }
-  if (program->check_retained && !retains_grad_hooks().empty()) {
-    look_at_retained(tangents);
+  if (program->check_watched && !retains_grad_hooks().empty()) {
+    std::vector<size_t> retained;
+    for (const auto& [number, hook] : retains_grad_hooks()) {
+      retained.push_back(number);
+    }
+    check_watched(retained, tangents, "`retain_grad()`");
   }
   return is_usual(tangents) ? usual(std::move(tangents)) : other(std::move(tangents));
 }
 
-void CompiledNode::look_at_retained(const variable_list& tangents) {
-  THPObjectPtr retained(PyList_New(0));
+namespace {
+
+// Runs whenever gradients arrive at the node, also where it is not to run: where `torch.autograd.grad` takes the
+// gradient by one of its outputs from it.
+struct WatchAsked : torch::autograd::FunctionPreHook {
+  explicit WatchAsked(CompiledNode* of) : node(of) {}
+
+  variable_list operator()(const variable_list& tangents) override {
+    const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+    if (tasks == nullptr || tasks->empty()) {
+      return tangents;
+    }
+    const auto found = tasks->find(node);
+    if (found != tasks->end() && found->second.captures_) {
+      std::vector<size_t> asked;
+      for (const auto& capture : *found->second.captures_) {
+        asked.push_back(static_cast<size_t>(capture.input_idx_));
+      }
+      pybind11::gil_scoped_acquire gil;
+      node->check_watched(asked, tangents, "the gradient by it");
+    }
+    return tangents;
+  }
+
+  CompiledNode* node; // which owns this
+};
+
+} // namespace
+
+void CompiledNode::watch_what_is_asked() {
+  add_tensor_pre_hook(std::make_unique<WatchAsked>(this));
+}
+
+void CompiledNode::check_watched(
+    const std::vector<size_t>& outputs, const variable_list& tangents, const char* how) {
+  THPObjectPtr watched(PyList_New(0));
   THPObjectPtr given(PyTuple_New(static_cast<Py_ssize_t>(tangents.size())));
-  if (!retained || !given) {
+  THPObjectPtr way(PyUnicode_FromString(how));
+  if (!watched || !given || !way) {
     throw_python();
   }
   for (size_t i = 0; i < tangents.size(); ++i) {
     PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(tangents[i].defined()));
   }
-  for (const auto& [number, hook] : retains_grad_hooks()) {
-    THPObjectPtr which(PyLong_FromSize_t(number));
-    if (!which || PyList_Append(retained.get(), which.get()) != 0) {
+  for (const size_t output : outputs) {
+    THPObjectPtr which(PyLong_FromSize_t(output));
+    if (!which || PyList_Append(watched.get(), which.get()) != 0) {
       throw_python();
     }
   }
-  PyObject* arguments[] = {retained.get(), given.get()};
-  THPObjectPtr done(PyObject_Vectorcall(program->check_retained.get(), arguments, 2, nullptr));
+  PyObject* arguments[] = {watched.get(), given.get(), way.get()};
+  THPObjectPtr done(PyObject_Vectorcall(program->check_watched.get(), arguments, 3, nullptr));
   if (!done) {
     throw_python();
   }

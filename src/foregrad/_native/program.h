@@ -68,7 +68,7 @@ struct Program {
   Held other_backward; // (node, *tangents) to (None, *gradients): when the one above isn't right
   Held trails_of; // some inputs to what is left of their histories
   Held check_hook; // (output) raises where a hook on it would miss what flows inside; or nothing
-  Held check_retained; // (which outputs keep their gradients, which tangents came in), the same; or nothing
+  Held check_watched; // (which outputs are watched, which tangents came in, how), the same; or nothing
   size_t inputs = 0;
   std::vector<size_t> taken; // the inputs that autograd knows about
   std::vector<size_t> trails; // those among them whose histories are kept apart
@@ -98,6 +98,10 @@ struct CompiledNode : torch::autograd::Node {
   bool is_wanted(size_t input) const;
   bool wants_all() const;
 
+  // From now on `check_watched` is asked where a gradient by an output is to be given to the user.
+  void watch_what_is_asked();
+  void check_watched(const std::vector<size_t>& outputs, const torch::autograd::variable_list& tangents, const char* how);
+
   std::shared_ptr<Program> program;
   std::vector<torch::autograd::SavedVariable> saved;
   size_t num_saved = 0; // stays when they are let go
@@ -105,7 +109,6 @@ struct CompiledNode : torch::autograd::Node {
   Held trails;
 
  private:
-  void look_at_retained(const torch::autograd::variable_list& tangents);
   bool is_usual(const torch::autograd::variable_list& tangents) const;
   torch::autograd::variable_list usual(torch::autograd::variable_list&& tangents);
   torch::autograd::variable_list other(torch::autograd::variable_list&& tangents);

@@ -1,32 +1,50 @@
 """Hooks on the outputs of compiled functions. Checked on torch 2.13.0.
 
 A node of several outputs runs when a gradient comes in for one of them, and autograd calls the hooks of all. In eager
-each output has operators of its own, whose hooks are not called where nothing comes in.
+each output has operators of its own, whose hooks are not called where nothing comes in. Neither are those of a leaf
+that nothing arrives at.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["before_hooks", "only_defined"]
+__all__ = ["asked_by", "defined_hooks_only", "leads_to", "only_defined", "refuse_hooks", "spare_leaves"]
 
 
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
     """The hooks of a tensor, none of which is called with None."""
 
     def __setitem__(self, key: Any, hook: Any) -> None:
-        # Those of several tensors count their calls, and expect one for each tensor whose node runs.
-        counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
-        super().__setitem__(key, hook if counts else functools.partial(_unless_none, hook))
+        super().__setitem__(key, _spared(hook))
 
 
-def _unless_none(hook: Callable[[Any], Any], gradient: Any) -> Any:
-    return None if gradient is None else hook(gradient)
+class _UnlessNone(functools.partial[Any]):
+    """A hook that is not called with None."""
+
+    def __call__(self, gradient: Any) -> Any:
+        return None if gradient is None else self.func(gradient)
+
+
+def _spared(hook: Any) -> Any:
+    # Those of several tensors count their calls, and expect one for each tensor whose node runs.
+    counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
+    return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
+
+
+def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
+    """Before `node` returns these gradients: hooks of leaves that it has none for are not called with None."""
+    for (following, _), gradient in zip(node.next_functions, gradients, strict=True):
+        leaf = None if gradient is not None else getattr(following, "variable", None)
+        hooks: Any = getattr(leaf, "_backward_hooks", None) or {}
+        for key, hook in hooks.items():
+            hooks[key] = _spared(hook)
 
 
 def only_defined(tensor: Any) -> None:
@@ -34,17 +52,80 @@ def only_defined(tensor: Any) -> None:
     tensor._backward_hooks = _OnlyDefined()
 
 
-def before_hooks(function: type[torch.autograd.Function], check: Callable[[Any], None]) -> None:
-    """`check(output)` runs before the first hook is put on an output of the Function; it may raise.
-
-    The hooks are called with gradients only.
-    """
+def defined_hooks_only(function: type[torch.autograd.Function]) -> None:
+    """Hooks on the outputs of the Function are called with gradients only."""
     cls: Any = function._backward_cls
     register = cls._register_hook_dict
 
-    def checked(self: Any, tensor: Any) -> None:
-        check(tensor)
+    def register_defined(self: Any, tensor: Any) -> None:
         only_defined(tensor)
         register(self, tensor)
 
-    cls._register_hook_dict = checked
+    cls._register_hook_dict = register_defined
+
+
+class _Refusing(collections.OrderedDict[Any, Any]):
+    """The hooks of a tensor that nobody may put one on; it has one itself, which does not count."""
+
+    refuse: Callable[[], None]
+
+    def __setitem__(self, key: Any, hook: Any) -> None:
+        self.refuse()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def refuse_hooks(tensor: Any, hook: Callable[[Any], None], refuse: Callable[[], None]) -> None:
+    """From now on `register_hook` on the tensor, which has no hooks, calls `refuse`.
+
+    `hook` runs when a gradient for it is asked for, or comes by, with that or None.
+    """
+    hooks = _Refusing()
+    collections.OrderedDict.__setitem__(hooks, 0, hook)
+    hooks.refuse = refuse
+    tensor._backward_hooks = hooks
+    node = tensor.grad_fn
+    if isinstance(node, torch._C._FunctionBase):
+        torch._C._FunctionBase._register_hook_dict(node, tensor)
+    else:
+        node._register_hook_dict(tensor)
+
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+
+
+def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
+    """In a hook: what is differentiated, where that is by `tensor`; nothing where it is not."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not _ENGINE:
+        frame = frame.f_back
+    # A thread of the engine, for another device: the one that waits for it is one of the others.
+    frames = [frame] if frame is not None else list(filter(None, map(_engine_of, sys._current_frames().values())))
+    for found in frames:
+        values = found.f_locals
+        inputs = values["args"][3] if len(values["args"]) > 3 else ()
+        if not values["kwargs"].get("accumulate_grad") and any(t is tensor for t in inputs):
+            return tuple(values["t_outputs"])
+    return ()
+
+
+def _engine_of(frame: Any) -> Any:
+    while frame is not None and frame.f_code is not _ENGINE:
+        frame = frame.f_back
+    return frame
+
+
+def leads_to(roots: Sequence[Any], node: Any, positions: Sequence[int]) -> bool:
+    """Whether gradients of `roots` arrive at one of these outputs of `node`."""
+    edges = [(t.grad_fn, t.output_nr) if isinstance(t, torch.Tensor) else (t.node, t.output_nr) for t in roots]
+    seen = set()
+    while edges:
+        edge = edges.pop()
+        if edge[0] is node:
+            if edge[1] in positions:
+                return True
+        elif edge[0] is not None and edge[0] not in seen:
+            seen.add(edge[0])
+            edges.extend(edge[0].next_functions)
+    return False

@@ -34,7 +34,7 @@ from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.wanted import only_gradients
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import Boxed, Compiled, Derived, Wanted
+from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Partial, Wanted
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 from .numbers import check_numbers
@@ -149,20 +149,21 @@ class Pipeline:
             return _compile_late(self.bw_compiler, backward, joint, roles.backward())
 
         @functools.cache
-        def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Boxed:
+        def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Partial:
             module = backward
             if not all(mask):
                 module = without_tangents(module, num_saved, mask, joint.signature.reached_from)
             if wanted is not None:
                 module = only_gradients(module, wanted)
-            return _compile_late(self.bw_compiler, module, joint, roles.backward())
+            read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
+            return Partial(_compile_late(self.bw_compiler, module, joint, roles.backward()), read)
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
-        def make_derived(pattern: tuple[int, ...], wanted: Wanted) -> Derived:
+        def make_derived(pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand) -> Derived:
             assert derivable is not None
             assert config is not None
-            derived = self.derive(partitioned, derivable, pattern, wanted, config)
+            derived = self.derive(partitioned, derivable, pattern, wanted, config, at_hand)
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -176,6 +177,7 @@ class Pipeline:
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
             make_derived=None if derivable is None else make_derived,
             native=config is not None and config.native,
+            hooked=derivable is not None and derivable.session.has_hooks,
         )
 
     def derive(
@@ -185,17 +187,20 @@ class Pipeline:
         pattern: tuple[int, ...],
         wanted: Wanted,
         config: Config,
+        at_hand: AtHand,
     ) -> Derived:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         with compiling, torch.enable_grad():
             results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
-                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted
+                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted, at_hand
             )
             if config.check:
                 derivative.joint.check()
-            split = also_saved(self.split(derivative.joint), self._kept_by_derived(derivative))
+            split = self.split(derivative.joint)
+            if not derivative.joint.signature.is_inference:
+                split = also_saved(split, self._kept_by_derived(derivative))
             compiled = self.compile(split, derivative.derivable, config)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 

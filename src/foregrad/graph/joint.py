@@ -57,7 +57,9 @@ class JointGraph:
         inputs = enumerate(signature.inputs)
         differentiable = [i for i, info in inputs if info.requires_grad or info.becomes_differentiable]
         if self.backward_error is not None or self.failing:
-            return differentiable  # to which ones it would is not known
+            # To which ones it would is not known, but for those that nothing leads to.
+            reached = signature.reached_from
+            return [i for i in differentiable if not reached or reached[i].outputs] or differentiable
         return [i for i in differentiable if signature.gradients[i]] or differentiable
 
     def slot_texts(self) -> dict[str, str]:

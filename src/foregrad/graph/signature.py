@@ -255,6 +255,7 @@ class Signature:
     * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
+    * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
@@ -280,6 +281,7 @@ class Signature:
     symbols: tuple[SizeSymbol, ...] = ()
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..graph.partitioned import Partitioned
@@ -11,10 +11,19 @@ from ..graph.partitioned import Partitioned
 if TYPE_CHECKING:
     from ..tracing.again import Derivative
 
-__all__ = ["Compiled", "Derived", "Wanted"]
+__all__ = ["AtHand", "Compiled", "Derived", "Partial", "Wanted"]
 
 Boxed = Callable[[list[Any]], list[Any]]
 Wanted = frozenset[int] | None
+AtHand = Callable[[], tuple[Sequence[Any], Sequence[Any]]]  # saved values and tangents of a backward
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partial:
+    """A backward for some of the tangents and gradients; `read` says of each saved value (sizes first) if it is."""
+
+    backward: Boxed
+    read: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,20 +34,22 @@ class Compiled:
     backward for the case that only the tangents at True positions of `mask` came in, and only the gradients of the
     inputs in `wanted` are asked for (None: all): it takes only those tangents, and returns None for other gradients.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted)` captures and
-    compiles the backward for tangents of this pattern as a function that is itself differentiable; None: not kept for
-    that.
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted, at_hand)`
+    captures and compiles the backward for tangents of this pattern as a function that is itself differentiable, with
+    what it reads of values as it is in the call with these `at_hand`; None: not kept for that.
+    `hooked`: the function puts hooks on its own tensors.
     `native`: calls may go through the C++ part, where it was built.
     """
 
     partitioned: Partitioned
     forward: Boxed
     make_backward: Callable[[], Boxed]
-    make_partial_backward: Callable[[tuple[bool, ...], Wanted], Boxed]
+    make_partial_backward: Callable[[tuple[bool, ...], Wanted], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[[tuple[int, ...], Wanted], Derived] | None = None
+    make_derived: Callable[[tuple[int, ...], Wanted, AtHand], Derived] | None = None
     native: bool = False
+    hooked: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ def decision_lines(
     bind: Bind,
     diverged: str,
     symbols: Mapping[Any, str],
+    failed: str | None = None,
 ) -> list[str]:
     """`run`, the lines that call the graph, with the decisions looked at behind it; `diverged` where one differs.
 
-    A graph that runs with values that it was not captured for may fail half-way: that is a difference too. `symbols`
-    has the variables of all symbolic sizes, `open_sizes` among them.
+    A graph that runs with values that it was not captured for may fail half-way: that is a difference too (`failed`,
+    where given, is then the statement, with the exception as `error`). `symbols` has the variables of all symbolic
+    sizes, `open_sizes` among them.
     """
     signature = joint.signature
     save, undo = [], []
@@ -42,7 +44,11 @@ def decision_lines(
     fallback = [*undo, diverged]
     raised = bind("unless_diverged", raise_unless_diverged)
     lines = [*save, "try:", *("    " + line for line in run)]
-    lines += ["except Exception as error:", f"    {raised}(error)", *("    " + line for line in fallback)]
+    lines += [
+        "except Exception as error:",
+        f"    {raised}(error)",
+        *("    " + line for line in [*undo, failed or diverged]),
+    ]
     for decision in signature.decisions:
         if decision.symbol is None:
             condition = _differs(outputs[decision.output], decision, bind)

@@ -8,6 +8,7 @@ function that nobody differentiates twice keeps nothing for it but those.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch import engine, transforms
+from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
 from .compiled import Compiled, Derived, Wanted
+from .decisions import decision_lines
+from .kept import saved_in_part
 from .layout import laid_out
+from .passed import refuse_watched_results
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["differentiable_backward", "needs_trail", "trails_of", "wanted_of"]
 
 Node = Callable[[Compiled, list[int]], Any]
+
+_MOST_PATHS = 16  # of one derivative, for values that come out in different ways
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
@@ -65,7 +72,9 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
     if compiled.make_derived is None:
         return _refuse
     make_derived = compiled.make_derived
-    runs: dict[Any, Callable[..., Any]] = {}
+    runs: dict[Any, list[Callable[..., Any]]] = {}
+    hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
+    is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
 
     def run(ctx: Any, *tangents: Any) -> Any:
         batch = transforms.batch_of(tangents)
@@ -73,15 +82,46 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
             return batch.each(lambda *each: run(ctx, *each))
         pattern = tuple(ABSENT if t is None else VARIABLE if t.requires_grad else CONSTANT for t in tangents)
         if not any(pattern):
+            spare_leaves(ctx, [None] * len(taken))
             return (None,) * (len(taken) + 1)
+        if hooked:
+            refuse_watched_results(ctx, compiled.partitioned.joint.name)
         wanted = wanted_of(ctx, taken)
-        found = runs.get((pattern, wanted))
-        if found is None:
-            derived = make_derived(pattern, wanted)
-            found = runs[pattern, wanted] = _Renderer(compiled, taken, derived, pattern).render(make_node)
-        return found(ctx, tangents)
+        known = runs.setdefault((pattern, wanted), [])
+        for found in known:
+            result = found(ctx, tangents)
+            if type(result) is not Diverged:
+                return result
+        if len(known) >= _MOST_PATHS:
+            raise UnsupportedError(
+                f"a derivative of `{compiled.partitioned.joint.name}` depends on values, and was made for {len(known)} "
+                f"ways in which they come out; this is another. {result.where}"
+            )
+        derived = make_derived(pattern, wanted, lambda: (_saved_values(ctx, is_tensor), tangents))
+        found = _Renderer(compiled, taken, derived, pattern).render(make_node)
+        result = found(ctx, tangents)
+        if type(result) is not Diverged:
+            known.append(found)
+            return result
+        if result.error is not None:
+            raise result.error
+        raise UnsupportedError(f"a value that a derivative depends on is another each time. {result.where}")
 
     return run
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diverged:
+    """What a derivative returns for values other than those it was made for; `error`: what it ended with."""
+
+    where: str
+    error: Exception | None = None
+
+
+def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
+    tensors = iter(ctx.saved_tensors if any(is_tensor) else ())
+    sizes = iter(() if all(is_tensor) else ctx.sizes)
+    return [next(tensors) if tensor else next(sizes) for tensor in is_tensor]
 
 
 def wanted_of(ctx: Any, taken: list[int]) -> Wanted:
@@ -119,6 +159,15 @@ class _Renderer:
         self.tangents = [f"tangents_{i + 1}" for i in range(len(pattern))]
         self.kept = saved_inputs(compiled)
         self.trails = needs_trail(compiled, taken)
+        self.read = {self._saved(place) for place in derived.derivative.feeds}
+
+    def _saved(self, place: Place) -> str | None:
+        """The saved value that is fed from there, if it is one."""
+        if place.kind == "input":
+            return self.saved[self.kept[place.index]] if place.index in self.kept else None
+        if place.kind == "result":
+            return self.saved[self.compiled.partitioned.saved_results[place.index]]
+        return self.saved[place.index] if place.kind == "saved" else None
 
     def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
         self._take_apart()
@@ -131,16 +180,20 @@ class _Renderer:
                 self._line(f"if {name}.stride() != {stride}:")
                 self._line(f"    {name} = laid_out({name}, {stride})")
         outputs = [f"out_{i}" for i in range(self.inner.num_forward_outputs)]
-        self._line("if not keeps_graph():")
-        self._line("    ctx.maybe_clear_saved_tensors()")
         if self.inner.is_inference:
             self.globals |= {"forward_graph": self.derived.compiled.forward, "no_grad": torch.no_grad}
             self.globals["no_autocast"] = engine.disable_autocast
-            self._line("with no_grad(), no_autocast():")
-            self._line(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
+            call = ["with no_grad(), no_autocast():"]
+            call.append(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
         else:
-            self._call_node(make_node, names, outputs)
+            call = self._node_call(make_node, names, outputs)
+        free = ["if not keeps_graph():", "    ctx.maybe_clear_saved_tensors()"]
+        for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.decisions else (*free, *call):
+            self._line(line)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
+        if "None" in gradients:
+            self.globals["spare_leaves"] = spare_leaves
+            self._line(f"spare_leaves(ctx, ({', '.join(gradients)},))")
         self._line(f"return {', '.join(['None', *gradients])}")
         return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
 
@@ -152,16 +205,17 @@ class _Renderer:
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
         sizes = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if not is_tensor]
         if tensors:
-            self._line(f"{', '.join(tensors)}, = ctx.saved_tensors")
+            read = [name in self.read for name in tensors]
+            self.globals["saved_in_part"] = saved_in_part
+            given = "ctx.saved_tensors" if all(read) else f"saved_in_part(ctx, {read})"
+            self._line(f"{', '.join(tensors)}, = {given}")
         if sizes:
             self._line(f"{', '.join(sizes)}, = ctx.sizes")
 
     def _feed(self, place: Place) -> str:
         if place.kind == "input":
             return self._input(place.index)
-        if place.kind == "result":
-            return self.saved[self.compiled.partitioned.saved_results[place.index]]
-        return self.saved[place.index] if place.kind == "saved" else self.tangents[place.index]
+        return self._saved(place) or self.tangents[place.index]
 
     def _sizes(self, names: list[str]) -> dict[Any, str]:
         """The variables of symbolic sizes, and a check of what only this derivative needs to be true of them."""
@@ -194,14 +248,25 @@ class _Renderer:
         self._line(f"{name} = history(ctx, {self.taken.index(index)}, {trail})")
         return name
 
-    def _call_node(self, make_node: Node, names: list[str], outputs: list[str]) -> None:
+    def _decided(self, call: list[str], names: list[str], outputs: list[str], sizes: dict[Any, str]) -> list[str]:
+        """The call, and the look at the values that it is right for."""
+        places = "; ".join(dict.fromkeys(decision.where for decision in self.inner.decisions))
+        self.globals |= {"Diverged": Diverged, "places": f"Values are read at: {places}"}
+        diverged, failed = "return Diverged(places)", "return Diverged(places, error)"
+        joint = self.derived.compiled.partitioned.joint
+        return decision_lines(joint, names, outputs, call, self._bind_fresh, diverged, sizes, failed)
+
+    def _bind_fresh(self, wanted: str, value: Any) -> str:
+        name = wanted if wanted not in self.globals else f"{wanted}_{len(self.globals)}"
+        return self._bind(name, value)
+
+    def _node_call(self, make_node: Node, names: list[str], outputs: list[str]) -> list[str]:
         inner = self.inner
         taken = [i for i, info in enumerate(inner.inputs) if info.requires_grad]
         node = make_node(self.derived.compiled, taken)
         self.globals["apply"] = node.apply
         before, call, after = node.call_lines("apply", names, outputs, inner, Names())
-        for line in (*before, call, *after):
-            self._line(line)
+        return [*before, call, *after]
 
     def _gradient(self, place: Place | None, outputs: list[str]) -> str:
         if place is None:

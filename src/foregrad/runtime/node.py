@@ -11,7 +11,6 @@ same decisions (`_how_kept`, the specs of tangents); the rendered backward is th
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,16 +18,18 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.hooks import before_hooks
+from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
+from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
+from .kept import saved_in_part
 from .layout import as_captured, in_order, laid_out, memory_order
-from .passed import hook_check, retained_check, retained_of
+from .passed import check_marked, hook_check, marked, watched_check
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -79,14 +80,19 @@ class _NodeRenderer:
         signature = self.signature
         self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
         self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
+        self.results = list(self.partitioned.saved_results) if compiled.hooked else []
+        passed = {signature.differentiable[position] for position, _ in signature.passed}
+        self.has_marks = bool(signature.passed_aliases or self.results)
+        self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
+        self.is_native = compiled.native and native() is not None and not self.has_marks
+        self.has_marks |= bool(passed) and not self.is_native
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
-        self.is_native = False
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
         self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
 
     def make(self) -> NodeSource:
-        if self.compiled.native and native() is not None:
+        if self.is_native:
             return self._native()
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
@@ -97,17 +103,21 @@ class _NodeRenderer:
             {"forward": staticmethod(forward), "backward": staticmethod(backward)},
         )
         if len(self.tangents) > 1:
-            before_hooks(function, hook_check(self.signature, self.partitioned.joint.name))
+            defined_hooks_only(function)
         state = backward.__globals__
+        state["watched_backward"] = watched(backward, self.compiled)
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
-        return NodeSource(engine.direct_apply(function), source, self.taken, is_native=False)
+        apply = engine.direct_apply(function)
+        if self.has_marks:
+            apply = marked(apply, self.signature, self.partitioned.joint.name, self.results)
+        return NodeSource(apply, source, self.taken, is_native=False)
 
     def _native(self) -> NodeSource:
         """The same in C++, and the backward as it is rendered for what that leaves to it."""
-        self.is_native = True
         source = "\n".join(("# forward, and backward as a rule: foregrad._native", *self._backward(), ""))
         other = compile_source(source, "backward", self.globals, label="autograd node")
         state, signature = other.__globals__, self.signature
+        state["watched_backward"] = watched(other, self.compiled)
         node: Any = None
 
         def keep(made: Callable[..., Any]) -> None:
@@ -125,7 +135,7 @@ class _NodeRenderer:
             other_backward=other,
             trails_of=trails_of,
             check_hook=hook_check(signature, name) if signature.passed else None,
-            check_retained=retained_check(signature, name) if signature.passed else None,
+            check_watched=watched_check(signature, name) if signature.passed else None,
             inputs=len(signature.inputs),
             taken=self.taken,
             trails=needs_trail(self.compiled, self.taken),
@@ -203,10 +213,6 @@ class _NodeRenderer:
             leaves = " and ".join(f"{name}.is_leaf" for name in trails)
             lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
         lines.append("    ctx.materialize_grads = False")
-        if signature.passed:
-            self.globals["reference"] = weakref.ref
-            passed = (f"reference({outputs[signature.differentiable[i]]})" for i, _ in signature.passed)
-            lines.append(f"    ctx.passed = [{', '.join(passed)}]")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
             lines.append(f"    others[:] = ({', '.join(plain)},)")
@@ -246,15 +252,16 @@ class _NodeRenderer:
     def _backward(self) -> list[str]:
         tangents = self.tangents
         lines = [f"def backward(ctx, {', '.join(tangents)}):"]
+        self.globals["is_anomaly_enabled"] = torch.is_anomaly_enabled
+        lines += ["    if is_anomaly_enabled():", f"        return watched_backward(ctx, {', '.join(tangents)})"]
         if self.partitioned.joint.backward_error is not None:
             self.globals["eager_error"] = _raiser(self.partitioned.joint.backward_error)
             anything = " or ".join(f"{t} is not None" for t in tangents)
             lines += [f"    if {anything}:", "        eager_error()"]
             return [*lines, f"    return {', '.join(['None'] * (len(self.taken) + 1))}"]
-        if self.signature.passed and not self.is_native:
-            check = retained_check(self.signature, self.partitioned.joint.name)
-            self.globals["check_retained"] = retained_of(check, self.signature)
-            lines.append(f"    check_retained(ctx, ({', '.join(tangents)},))")
+        if self.has_marks:
+            self.globals["check_marked"] = check_marked
+            lines.append(f"    check_marked(ctx, ({', '.join(tangents)},))")
         for position, error in self.partitioned.joint.failing.items():
             raiser = self.names.fresh("eager_error")
             self.globals[raiser] = _raiser(error)
@@ -269,7 +276,8 @@ class _NodeRenderer:
         lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
         missing = " or ".join(f"{t} is None" for t in tangents)
         if len(tangents) == 1:
-            lines += [f"    if {missing}:", f"        return {', '.join(['None'] * (len(self.taken) + 1))}"]
+            self.globals["nothing"] = _nothing
+            lines += [f"    if {missing}:", f"        return nothing(ctx, {len(self.taken)})"]
         if len(tangents) > 1 or len(self.taken) > 1:
             some = [missing] if len(tangents) > 1 else []
             some += ["wanted_gradients(ctx) is not None"] if len(self.taken) > 1 else []
@@ -342,18 +350,23 @@ def _compile_on_first_use(
     return backward_graph
 
 
+def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
+    spare_leaves(ctx, [None] * count)
+    return (None,) * (count + 1)
+
+
 def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, ...]], Any]:
     """The backward when some tangents did not come in, or some gradients are not asked for: a graph of its own for
     each such pattern.
     """
     signature = compiled.partitioned.joint.signature
     graphs: dict[Any, Any] = {}
-    has_sizes = bool(compiled.partitioned.saved_sizes)
+    num_sizes = len(compiled.partitioned.saved_sizes)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         mask = tuple(t is not None for t in tangents)
         if not any(mask):
-            return (None,) * (len(taken) + 1)
+            return _nothing(ctx, len(taken))
         wanted = wanted_of(ctx, taken)
         if len(graphs) >= _MOST_PARTIAL and (mask, wanted) not in graphs:
             wanted = None
@@ -363,12 +376,15 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         given = [
             as_captured(t, spec) for t, spec in zip(tangents, signature.tangent_specs, strict=True) if t is not None
         ]
-        values = [*(ctx.sizes if has_sizes else ()), *ctx.saved_tensors, *given]
+        saved = saved_in_part(ctx, graph.read[num_sizes:])
+        values = [*(ctx.sizes if num_sizes else ()), *saved, *given]
         if not engine.keeps_graph():
             ctx.maybe_clear_saved_tensors()
-        del given, tangents
+        del given, tangents, saved
         with engine.disable_autocast():
-            gradients = graph(values)
-        return (None, *(gradients[i] for i in taken))
+            gradients = graph.backward(values)
+        found = [gradients[i] for i in taken]
+        spare_leaves(ctx, found)
+        return None, *found
 
     return partial_backward

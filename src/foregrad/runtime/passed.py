@@ -1,64 +1,150 @@
 """Outputs that other outputs were computed from, inside: gradients pass through them where nobody sees it.
 
 A compiled function is one node to autograd. What flows from one of its outputs into another stays within, so that a
-hook on the latter, or its `.grad`, would hold only what comes from outside. Eager's hold all: so this is refused.
+hook on the latter, its `.grad`, or the gradient by it that `torch.autograd.grad` is asked for, would hold only what
+comes from outside. Eager's hold all: so these raise. A node in C++ sees to that for its own outputs. Where views of
+them or of inputs, or inputs that were written to, are such outputs too, all of them are marked as they are returned.
+
+Known weakness: a view, or an input that was written to, is not on the way from the node's outputs, so that
+`torch.autograd.grad` of these by the view alone finds no way, and with `allow_unused=True` gives None.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
+from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
 
-__all__ = ["hook_check", "retained_check", "retained_of"]
+__all__ = ["check_marked", "hook_check", "marked", "marking", "refuse_watched_results", "watched_check"]
+
+Mark = Callable[[torch.Tensor, Any], None]
+
+
+def _said(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
+    slots = [str(signature.graph_outputs[i]) for i in signature.differentiable]
+    return (
+        f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, which it returns as well: {how} would "
+        "miss the gradient that flows through it inside. Compile what comes before it and what comes after it as two "
+        "functions."
+    )
+
+
+# -------------------------------------------------------------------- outputs of nodes in C++
 
 
 def hook_check(signature: Signature, name: str) -> Callable[[Any], None]:
     """`check(output)` raises where a hook on this output is to be refused, which then has none."""
-    passed = {i for i, _ in signature.passed}
+    passed, slots = dict(signature.passed), [str(signature.graph_outputs[i]) for i in signature.differentiable]
 
     def check(output: Any) -> None:
-        if output.output_nr in passed:
+        position = output.output_nr
+        if position in passed:
             output._backward_hooks = None  # as it was
-            raise UnsupportedError(_message(signature, name, output.output_nr, "a hook on it"))
+            raise UnsupportedError(_said(signature, name, slots[position], passed[position], "a hook on it"))
 
     return check
 
 
-def retained_check(signature: Signature, name: str) -> Callable[[Iterable[int], Sequence[bool]], None]:
-    """`check(retained, given)` raises where one of the `retained` outputs is to keep its gradient and more flows
-    through it: `given` says for each tangent whether it came in.
+def watched_check(signature: Signature, name: str) -> Callable[[Iterable[int], Sequence[bool], str], None]:
+    """`check(watched, given, how)` raises where more flows through one of the `watched` outputs: `given` says for each
+    tangent whether it came in, `how` in which way the outputs are watched.
     """
-    passed = dict(signature.passed)
+    passed, slots = dict(signature.passed), [str(signature.graph_outputs[i]) for i in signature.differentiable]
 
-    def check(retained: Iterable[int], given: Sequence[bool]) -> None:
-        for position in retained:
-            if any(given[i] for i in passed.get(position, ())):
-                raise UnsupportedError(_message(signature, name, position, "`retain_grad()`"))
+    def check(watched: Iterable[int], given: Sequence[bool], how: str) -> None:
+        for position in watched:
+            after = passed.get(position, ())
+            if any(given[i] for i in after):
+                raise UnsupportedError(_said(signature, name, slots[position], after, how))
 
     return check
 
 
-def retained_of(check: Callable[[Iterable[int], Sequence[bool]], None], signature: Signature) -> Callable[..., None]:
-    """`look(ctx, tangents)`: the same for a node in Python, which keeps references to such outputs (`ctx.passed`)."""
-    positions = [position for position, _ in signature.passed]
-
-    def look(ctx: Any, tangents: tuple[Any, ...]) -> None:
-        outputs = [reference() for reference in ctx.passed]
-        retained = [at for at, out in zip(positions, outputs, strict=True) if out is not None and out.retains_grad]
-        if retained:
-            check(retained, [tangent is not None for tangent in tangents])
-
-    return look
+# -------------------------------------------------------------------- tensors that are marked
 
 
-def _message(signature: Signature, name: str, position: int, what: str) -> str:
-    slots = [str(signature.graph_outputs[i]) for i in signature.differentiable]
-    after = dict(signature.passed)[position]
-    return (
-        f"`{name}` computes {', '.join(slots[i] for i in after)} from {slots[position]}, which it returns as well: "
-        f"{what} would miss the gradient that flows through it inside. Compile what comes before it and what comes "
-        "after it as two functions."
-    )
+def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) -> Mark:
+    """`mark(tensor, node)` for the output called `what`, which those at positions `after` are computed from.
+
+    `node` is the autograd node of the call.
+    """
+
+    def refuse(how: str) -> None:
+        raise UnsupportedError(_said(signature, name, what, after, how))
+
+    def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: Any) -> None:
+        tensor, made_by = output(), node()
+        if tensor is None or made_by is None:
+            return
+        roots = asked_by(tensor)
+        if roots and leads_to(roots, made_by, after):
+            refuse("the gradient by it")
+
+    def mark(tensor: torch.Tensor, node: Any) -> None:
+        if node is None or tensor.grad_fn is None or tensor._backward_hooks is not None:
+            return
+        reference = weakref.ref(tensor)
+        node.passed.append((reference, after, refuse))
+        hook = functools.partial(check, reference, weakref.ref(node))
+        refuse_hooks(tensor, hook, functools.partial(refuse, "a hook on it"))
+
+    return mark
+
+
+def marked(apply: Callable[..., Any], signature: Signature, name: str, results: Sequence[int]) -> Callable[..., Any]:
+    """A node's `apply` that marks its outputs; `node.results` will have references to those at positions `results`."""
+    marks = [
+        (position, marking(signature, name, str(signature.graph_outputs[signature.differentiable[position]]), after))
+        for position, after in signature.passed
+    ]
+
+    def apply_marked(*arguments: Any) -> Any:
+        given = apply(*arguments)
+        outputs = (given,) if isinstance(given, torch.Tensor) else given
+        node: Any = outputs[0].grad_fn
+        if node is not None:
+            node.passed = []
+            node.results = [weakref.ref(outputs[position]) for position in results]
+            for position, mark in marks:
+                mark(outputs[position], node)
+        return given
+
+    return apply_marked
+
+
+def check_marked(ctx: Any, tangents: tuple[Any, ...]) -> None:
+    """Raise where more flows through a marked output, which is to keep its gradient or which that is asked by."""
+    for reference, after, refuse in ctx.passed:
+        output = reference()
+        if output is None or all(tangents[i] is None for i in after):
+            continue
+        if output.retains_grad:
+            refuse("`retain_grad()`")
+        if asked_by(output):
+            refuse("the gradient by it")
+
+
+def refuse_watched_results(ctx: Any, name: str) -> None:
+    """Nobody may watch outputs that the function saved, where hooks inside see the second gradient whole."""
+
+    def refuse() -> None:
+        raise UnsupportedError(
+            f"`{name}` puts hooks on its own tensors and was differentiated with create_graph=True: a hook on what it "
+            "returned, or its `.grad`, would miss some of the second gradient. Put that on a copy (`output * 1`)."
+        )
+
+    for reference in ctx.results:
+        output = reference()
+        if output is None:
+            continue
+        if output._backward_hooks or output.retains_grad:
+            refuse()
+        if output._backward_hooks is None:
+            refuse_hooks(output, lambda _gradient: None, refuse)

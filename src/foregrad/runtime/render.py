@@ -33,6 +33,7 @@ from .compiled import Compiled
 from .decisions import decision_lines, open_sizes
 from .node import NodeSource, make_node
 from .pack import pack_expression
+from .passed import marking
 from .writes import with_history, write_overlapping, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
@@ -205,6 +206,8 @@ class _Renderer:
             if update.differentiable:
                 write = write_overlapping_with_history if overlaps else write_with_history
                 self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
+                after = dict(self.signature.passed).get(self._position(update.output))
+                self._mark(target, after, str(self.signature.inputs[update.input].slot))
             else:
                 # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
                 hidden = f"{target}.{'detach()' if update.counted else 'data'}"
@@ -212,6 +215,16 @@ class _Renderer:
                     self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
                 else:
                     self.lines.append(f"{hidden}.copy_({value})")
+
+    def _position(self, output: int) -> int:
+        differentiable = self.signature.differentiable
+        return differentiable.index(output) if output in differentiable else -1
+
+    def _mark(self, name: str, after: tuple[int, ...] | None, what: str) -> None:
+        """Mark a tensor that outputs at the positions `after` were computed from, inside."""
+        if after is not None and self.node is not None:
+            mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
+            self.lines.append(f"{mark}({name}, {self.outputs[self.signature.differentiable[0]]}.grad_fn)")
 
     def _values(self, chosen: Callable[[OutputInfo], bool]) -> dict[int, str]:
         """An expression for each of the chosen outputs."""
@@ -254,6 +267,8 @@ class _Renderer:
                 write = self.bind("write_with_history", write_with_history)
                 self.lines.append(f"{write}({name}, {self.outputs[replacement.history]})")
         values |= self._values(_is_late)
+        for at, after in self.signature.passed_aliases:
+            self._mark(values[at], after, outputs[at].path)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
 

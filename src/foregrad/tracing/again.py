@@ -13,27 +13,28 @@ partitioner that saves other values than those which the operators' derivatives 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch.graphs import symbol_of, symbols_in
-from .._torch.symbols import is_symbolic
-from ..errors import ForegradError, UnsupportedError
+from .._torch.graphs import symbol_of
+from ..errors import ForegradError
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import InputInfo, Reach, Signature
-from ..graph.slots import Grad, Saved, Slot, Tangent
+from ..graph.signature import DecisionInfo, InputInfo, Reach, Signature
+from ..graph.slots import Decision, Grad, Slot
 from ..graph.tangents import ABSENT, VARIABLE
+from .decisions import generators_drawn_from
+from .derived import Cut, Place
 from .graph import build_module
+from .known import Known
 from .reach import cut_at, other_leaves, passed_through, reached_from
 from .roots import not_own
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
-from .tape import Entry, Tape, entries_in, map_entries
-from .views import undone
+from .tape import Entry, Tape
 
 __all__ = ["Derivable", "Derivative", "Place", "read_again"]
 
@@ -49,17 +50,6 @@ _READ_AGAIN = {
     aten._linalg_svd.default,
     aten.linalg_eig.default,
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value is: `kind` is "input", "saved", "tangent", "output" or "result", `index` the position among these.
-
-    A result is an output of the function differentiated that it saves for itself: its value and its history.
-    """
-
-    kind: str
-    index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +74,8 @@ class Derivable:
     `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
     `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
     it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
-    whose values eager keeps for a second derivative alone. `valueless`: inputs that are there for their history only.
+    whose values eager keeps for a second derivative alone. `known`: the values that were read on the way to it.
+    `valueless`: inputs that are there for their history only.
     """
 
     session: Session
@@ -96,6 +87,7 @@ class Derivable:
     input_slots: tuple[Slot, ...]
     random: dict[str, Entry]
     read_again: frozenset[str]
+    known: Known
     valueless: frozenset[int] = frozenset()
 
     def differentiate(
@@ -106,16 +98,19 @@ class Derivable:
         written: frozenset[int],
         pattern: tuple[int, ...],
         wanted: Collection[int] | None = None,
+        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
     ) -> Derivative:
         """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
         inputs in `wanted` (None: all).
 
         `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
         differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
+        `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
+        comes what the derivative's own operators read of values.
         Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
         that does not exist.
         """
-        return _Differentiation(self, forward, saved, results, written, pattern, wanted).run()
+        return Differentiation(self, forward, saved, results, written, pattern, wanted, at_hand).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +121,7 @@ class _Output:
     slot: Slot
 
 
-class _Differentiation:
+class Differentiation:
     def __init__(
         self,
         origin: Derivable,
@@ -136,7 +131,9 @@ class _Differentiation:
         written: frozenset[int],
         pattern: tuple[int, ...],
         wanted: Collection[int] | None,
+        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
     ) -> None:
+        self.values = at_hand
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
         self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
         self.pattern = pattern
@@ -156,6 +153,7 @@ class _Differentiation:
         numbering.extend()
         numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
         positions = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
+        self.numbers_saved = [numbers.get(node) for node in saved]
         self.saved: list[tuple[Place, int]] = []
         self.valued: set[int] = set()  # inputs whose own value was kept
         for index, node in enumerate(saved):
@@ -170,6 +168,19 @@ class _Differentiation:
                 self.saved.append((Place("saved", index), numbers[node]))
 
     def run(self) -> Derivative:
+        with self.session.decisions.deriving(self.origin.known, self._at_hand):
+            return self._run()
+
+    def _at_hand(self) -> dict[int, Any]:
+        """The real values of this call by value number."""
+        numbering = self.session.numbering
+        saved, tangents = self.values()
+        found = {n: v for n, v in zip(self.numbers_saved, saved, strict=True) if n is not None}
+        for (_, entry), position in zip(self.tangents, self.given, strict=True):
+            found[numbering.of(entry)] = tangents[position]
+        return found
+
+    def _run(self) -> Derivative:
         origin, session, given = self.origin, self.session, self.given
         leaves: list[Any] = [origin.leaves[i] for i in self.wanted]
         self.tangents = [
@@ -240,17 +251,22 @@ class _Differentiation:
         seeds: list[Entry],
         second: list[Entry | None],
     ) -> Derivative:
-        origin, numbering = self.origin, self.session.numbering
+        origin, session, numbering = self.origin, self.session, self.session.numbering
         numbering.extend()
         read = dict(zip(map(id, self._variables()), second, strict=True))
         self.results = [i for i in self.results if read[id(origin.outputs[i])] is not None]
         second = [read[id(variable)] for variable in self._variables()]
-        cut = _Cut(self, seeds)
-        entries = [cut.copy(output.entry) for output in self.outputs]
-        second_copies = [None if e is None else cut.copy(e) for e in second]
-        for entry in self.recorder.tape.entries[self.start :]:
-            if entry.has_effect:
+        cut = Cut(self, seeds)
+        outputs, decided = self.outputs, session.decisions.made
+        entries = [cut.copy(entry) for entry in (*(output.entry for output in outputs), *(d.entry for d in decided))]
+        drawn = [entry for entry in self.recorder.tape.entries[self.start :] if entry.has_effect]
+        for entry in drawn:
+            if numbering.position(numbering.of(entry)) < self.middle:
                 cut.copy(entry)
+        cut.in_backward = True
+        second_copies = [None if e is None else cut.copy(e) for e in second]
+        for entry in drawn:
+            cut.copy(entry)
         cut.add_sizes()
         inputs, feeds, slots, originals, leaves = cut.inputs()
         of_variable: dict[int, Entry | None] = dict(zip((id(v) for v in self._variables()), second_copies, strict=True))
@@ -267,16 +283,15 @@ class _Differentiation:
             recorder.is_symbolic,
             numbers,
         )
-        outputs = tuple(self.outputs)
-        differentiable = tuple(i for i, output in enumerate(outputs) if output in sources)
+        differentiable = tuple(i for i, output in enumerate(self.outputs) if output in sources)
         random = {copy.name: original for copy, original in random_originals if copy.name is not None}
         signature = Signature(
             inputs=tuple(
                 InputInfo(slot, entry.spec, leaf is not None, False)  # type: ignore[arg-type]
                 for slot, entry, leaf in zip(slots, inputs, leaves, strict=True)
             ),
-            graph_outputs=tuple(output.slot for output in outputs),
-            graph_output_specs=tuple(output.spec for output in outputs),
+            graph_outputs=(*(output.slot for output in outputs), *(Decision(d.where) for d in decided)),
+            graph_output_specs=(*(output.spec for output in outputs), *(d.entry.spec for d in decided)),  # type: ignore[arg-type]
             differentiable=differentiable,
             tangent_specs=tuple(entry.spec for entry in seeds),  # type: ignore[misc]
             gradients=tuple(entry is not None for entry in returned),
@@ -287,13 +302,17 @@ class _Differentiation:
             output_spec=None,
             reached_from=self._reached(sources, leaves),
             symbols=symbols_of_inputs(inputs, numbers),
+            decisions=tuple(
+                DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)
+            ),
+            generators=generators_drawn_from([original for _, original in random_originals]) if decided else (),
             passed=passed_through([output.fake for output in sources]),
         )
-        name = f"backward of {self.session.name}" if not _is_gradient(origin) else self.session.name
+        name = f"backward of {session.name}" if not _is_gradient(origin) else session.name
         table = recorder.decisions.numbers.table
         joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, symbols=table)
         derivable = Derivable(
-            self.session,
+            session,
             tuple(outputs[i].fake for i in differentiable),
             tuple(outputs[i].slot for i in differentiable),
             signature.tangent_specs,
@@ -302,6 +321,7 @@ class _Differentiation:
             tuple(slots),
             random,
             read_again(tape),
+            session.decisions.now_known(),
             frozenset(i for i, place in enumerate(feeds) if place.kind == "input" and place.index not in self.valued),
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
@@ -320,156 +340,6 @@ class _Differentiation:
         return [*leaves, *tangents, *(origin.outputs[i] for i in self.results)]
 
 
-class _Cut:
-    """The part of the tape between what is at hand and what is wanted, copied, with its inputs."""
-
-    def __init__(self, work: _Differentiation, seeds: list[Entry]) -> None:
-        self.work = work
-        self.numbering = work.session.numbering
-        origin = work.origin
-        self.copies: dict[int, Entry] = {}  # by number
-        self.used: set[int] = set()
-        self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
-        self.sources: list[tuple[Place, Slot, Entry, torch.Tensor | None, Entry]] = []
-        self.seeds = [self._input(entry) for entry in seeds]
-        for i in work.results:
-            value = work.recorder.value_of(origin.outputs[i])
-            entry = value.read(work.recorder.emit)
-            self.sources.append((Place("result", i), origin.output_slots[i], entry, value.fake, self._input(entry)))
-        for i in work.sinks:
-            entry = origin.inputs[i]
-            own = self._input(entry) if i in work.valued else Entry(None, spec=entry.spec)
-            self.sources.append((Place("input", i), origin.input_slots[i], entry, origin.leaves[i], own))
-        for (fake, entry), i in zip(work.tangents, work.given, strict=True):
-            leaf = fake if fake.requires_grad else None
-            self.sources.append((Place("tangent", i), Tangent(origin.output_slots[i]), entry, leaf, self._input(entry)))
-        self.saved: dict[int, tuple[Place, Slot, Entry, None, Entry]] = {}
-        for place, number in work.saved:
-            first = self.numbering.first[number]
-            if number not in self.copies:
-                slot = Saved(first.name or f"value {place.index}")
-                self.saved[number] = (place, slot, first, None, self._input(first))
-        self.undone: dict[int, tuple[Entry, int]] = {}
-        for number in list(self.saved):
-            self._undo_views(number)
-
-    def _undo_views(self, number: int) -> None:
-        """What a saved view that rearranges a whole tensor was taken of: for one, a transposed parameter."""
-        saved = number
-        while True:
-            view = self.numbering.first[number]
-            base = undone(view, self.copies[number])
-            if base is None or (number := self.numbering.of(view.args[0])) in self.copies:
-                return
-            self.copies[number] = base
-            self.undone[number] = base, saved
-
-    def _input(self, entry: Entry) -> Entry:
-        copy = Entry(None, spec=entry.spec)
-        self.copies[self.numbering.of(entry)] = copy
-        return copy
-
-    def copy(self, wanted: Entry) -> Entry:
-        """The copy of an entry and of all it needs."""
-        numbering, copies, used = self.numbering, self.copies, self.used
-        stack = [numbering.of(wanted)]
-        while stack:
-            number = stack[-1]
-            used.add(number)
-            if number in copies:
-                stack.pop()
-                continue
-            entry = numbering.first[number]
-            needed = [numbering.of(e) for e in (*entries_in(entry.args), *entries_in(entry.kwargs))]
-            used.update(needed)
-            missing = [n for n in needed if n not in copies]
-            if missing:
-                stack.extend(missing)
-                continue
-            stack.pop()
-            copies[number] = self._copied(entry)
-        return copies[numbering.of(wanted)]
-
-    def _copied(self, entry: Entry) -> Entry:
-        work = self.work
-        if entry.constant is None and (entry.target is None or (entry.has_effect and not self._is_new(entry))):
-            raise UnsupportedError(self._missing(entry))
-        copy = Entry(entry.target, map_entries(entry.args, self._of), map_entries(entry.kwargs, self._of), entry.spec)
-        copy.constant, copy.has_effect = entry.constant, entry.has_effect
-        copy.origin, copy.sequence_nr, copy.recompute = entry.origin, entry.sequence_nr, entry.recompute
-        copy.is_backward = self._position(entry) >= work.middle
-        return copy
-
-    def add_sizes(self) -> None:
-        """Inputs for the sizes that are used and that no other input has: saved ones."""
-        used = {
-            s for copy in self.copies.values() for n in _numbers_in((copy.args, copy.kwargs)) for s in symbols_in(n)
-        }
-        known = {info.symbol for info in symbols_of_inputs(self.inputs()[0], {})}
-        for place, number in self.work.sizes:
-            symbol = symbol_of(number)
-            if symbol in used - known:
-                known.add(symbol)
-                entry = Entry(None)
-                self.sizes[id(entry)] = number
-                self.sources.append((place, Saved(str(symbol)), entry, None, entry))
-
-    def numbers(self) -> dict[int, Any]:
-        """The symbolic numbers that copies are."""
-        known = self.work.recorder.decisions.numbers.by_entry
-        found = {
-            id(copy): known[id(first)]
-            for number, copy in self.copies.items()
-            if id(first := self.numbering.first[number]) in known
-        }
-        return found | self.sizes
-
-    def _of(self, entry: Entry) -> Entry:
-        return self.copies[self.numbering.of(entry)]
-
-    def _position(self, entry: Entry) -> int:
-        return self.numbering.position(self.numbering.of(entry))
-
-    def _is_new(self, entry: Entry) -> bool:
-        return self._position(entry) >= self.work.start
-
-    def _missing(self, entry: Entry) -> str:
-        origin, name = self.work.origin, self.work.session.name
-        what = "a random number"
-        for known, slot in zip(origin.inputs, origin.input_slots, strict=True):
-            if known is entry:
-                what = f"the value of {slot}"
-        return (
-            f"`{name}` was differentiated with create_graph=True, and its second derivative needs {what}, which the "
-            "partition in use does not save. Compile it with partition='default', or compute the inner gradient "
-            "inside the compiled function with torch.autograd.grad(..., create_graph=True)."
-        )
-
-    def inputs(self) -> tuple[list[Entry], list[Place], list[Slot], list[Entry], list[torch.Tensor | None]]:
-        """The graph's inputs: placeholders, where they are found, slots, entries on the tape, leaves."""
-        used = self.used | {saved for number, (_, saved) in self.undone.items() if number in self.used}
-        rows = [*self.sources, *(row for number, row in self.saved.items() if number in used)]
-        return (
-            [row[4] for row in rows],
-            [row[0] for row in rows],
-            [row[1] for row in rows],
-            [row[2] for row in rows],
-            [row[3] for row in rows],
-        )
-
-    def tape(self) -> tuple[Tape, list[tuple[Entry, Entry]]]:
-        """The copies in the order of the tape, and the random ones with what they are copies of."""
-        tape, random = Tape(self.work.session.recorder.tape.origins), []
-        for copy, _ in self.undone.values():
-            tape.append(copy)
-        for number in sorted(self.copies.keys() - self.undone.keys()):
-            copy, first = self.copies[number], self.numbering.first[number]
-            tape.append(copy)
-            if copy.has_effect:
-                random.append((copy, first))
-        return tape, random
-
-
 def read_again(tape: Tape) -> frozenset[str]:
     """The nodes made from a tape whose values only a second derivative reads."""
     return frozenset(
@@ -477,17 +347,6 @@ def read_again(tape: Tape) -> frozenset[str]:
         for entry in tape.entries
         if entry.target in _READ_AGAIN and isinstance(entry.args[0], Entry) and entry.args[0].name is not None
     )
-
-
-def _numbers_in(value: Any) -> Iterator[Any]:
-    """The symbolic numbers in arguments."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _numbers_in(item)
-    elif isinstance(value, dict):
-        yield from _numbers_in(tuple(value.values()))
-    elif is_symbolic(value):
-        yield value
 
 
 def _is_gradient(origin: Derivable) -> bool:

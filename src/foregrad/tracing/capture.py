@@ -43,7 +43,7 @@ from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import Analysis, analyze
-from .reach import passed_through, reached_from
+from .reach import passed_by, passed_through, reached_from
 from .recorder import Recorder
 from .replaced import check_sizes
 from .reshaping import reshape_view
@@ -450,6 +450,7 @@ class _Capture:
             symbols=self._signature_symbols(records),
             apart=self.inner.apart(number),
             passed=passed_through([found.fakes[i] for i in differentiable]),  # type: ignore[misc]
+            passed_aliases=passed_by([found.fakes[i] for i in differentiable], found.aliases),  # type: ignore[misc]
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
@@ -468,8 +469,9 @@ class _Capture:
                 if record.stand_in.__dict__.get(key) is value:
                     del record.stand_in.__dict__[key]
         differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
+        session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
         return Derivable(
-            Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks),
+            session,
             tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
             tuple(found.slots[i] for i in differentiable),
             joint.signature.tangent_specs,
@@ -481,6 +483,7 @@ class _Capture:
             (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
             read_again(self.recorder.tape) | self._names_of_numbers(),
+            session.decisions.of_capture,
         )
 
     def _names_of_numbers(self) -> frozenset[str]:

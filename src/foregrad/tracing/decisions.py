@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from .numbers import Numbers
     from .sizes import OpenSizes
 
-__all__ = ["Decided", "Decisions", "generators_drawn_from", "picks_by_masks", "sized_by_values"]
+__all__ = [
+    "Decided",
+    "Decisions",
+    "Prefix",
+    "UnknownValue",
+    "generators_drawn_from",
+    "picks_by_masks",
+    "sized_by_values",
+]
 
 aten = torch.ops.aten
 
@@ -62,7 +70,7 @@ class Decisions:
         self.varied = varied
         self.numbers: Numbers
         self.sizes: OpenSizes
-        self._prefix = _Prefix(tape, real_of)
+        self._prefix: Prefix = Prefix(tape, real_of)
         self._by_entry: dict[int, Decided] = {}
 
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
@@ -89,7 +97,7 @@ class Decisions:
         """What `entry` is in this very call; `UnsupportedDataDependentError` when it can't be known yet."""
         try:
             return self._prefix.value(entry)
-        except _Unknown as unknown:
+        except UnknownValue as unknown:
             raise UnsupportedDataDependentError(
                 f"the value read at {where} depends on {unknown}, which is not known while the function is captured. "
                 "Use torch.where or masking in place of the branch, or keep that part outside the compiled function."
@@ -102,7 +110,7 @@ class Decisions:
         """
         try:
             result = self._prefix.value(entry)
-        except _Unknown:
+        except UnknownValue:
             # In a backward the numbers come from outside, but the mask that picks some of them doesn't.
             picked = self.sizes.picked(entry)
             if picked is not None:
@@ -196,11 +204,11 @@ def _dtype_of(entry: Entry) -> torch.dtype | None:
     return entry.spec.dtype if isinstance(entry.spec, TensorSpec) else None
 
 
-class _Unknown(Exception):  # noqa: N818 - says what is missing, never leaves this module
-    pass
+class UnknownValue(Exception):  # noqa: N818
+    """Says what is missing; never leaves `Decisions`."""
 
 
-class _Prefix:
+class Prefix:
     """The tape, run on the real arguments as far as anybody asked."""
 
     def __init__(self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None]) -> None:
@@ -219,6 +227,10 @@ class _Prefix:
                 self.at += 1
             return self._run(entry)
 
+    def known(self, entry: Entry) -> Any:
+        """A value that need not be computed; None for others."""
+        return None
+
     def _run(self, entry: Entry) -> Any:
         values = self.values
         stack: list[tuple[Entry, bool]] = [(entry, False)]
@@ -226,7 +238,10 @@ class _Prefix:
             current, ready = stack.pop()
             if id(current) in values:
                 continue
-            if ready:
+            found = None if ready else self.known(current)
+            if found is not None:
+                values[id(current)] = found
+            elif ready:
                 values[id(current)] = self._call(current)
             elif current.target is None:
                 values[id(current)] = self._leaf(current)
@@ -241,9 +256,9 @@ class _Prefix:
             return constant
         real = self.real_of(entry)
         if real is None:
-            raise _Unknown("a gradient that comes in from outside (it is read in the backward)")
+            raise UnknownValue("a gradient that comes in from outside (it is read in the backward)")
         if isinstance(real, FakeTensor):
-            raise _Unknown("the contents of a fake tensor, which has none")
+            raise UnknownValue("the contents of a fake tensor, which has none")
         return real
 
     def _call(self, entry: Entry) -> Any:

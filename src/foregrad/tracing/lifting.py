@@ -17,6 +17,7 @@ from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_vie
 from .._torch.transforms import bottom_of
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
+from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
 from .reshaping import RESHAPERS
@@ -142,6 +143,11 @@ class Lifting(TorchFunctionMode):
         with eigenvalues_only():
             return func(*args, **kwargs)
 
+    def _determinant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
+        return result
+
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_detach(args[0])
         return func(*args, **kwargs)
@@ -181,6 +187,7 @@ def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
+    **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     torch.Tensor.backward: Lifting._backward,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,

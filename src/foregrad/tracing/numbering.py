@@ -43,6 +43,14 @@ class Numbering:
             self._by_entry[id(entry)] = number
         self._done = len(entries)
 
+    def renumber(self, entry: Entry) -> None:
+        """The number of an entry whose operator was changed since it was last numbered; nobody uses it yet."""
+        number = self._number(entry)
+        if number == len(self.first):
+            self.first.append(entry)
+            self._positions.append(next(i for i in reversed(range(self._done)) if self.tape.entries[i] is entry))
+        self._by_entry[id(entry)] = number
+
     def _number(self, entry: Entry) -> int:
         """The entry's number; that of the next new value, if it is one."""
         found = self._permuted(entry.target, entry.args, self._by_entry)

@@ -54,6 +54,7 @@ class Analysis:
     replacements: list[Replacement] = dataclasses.field(default_factory=list)
     counted: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
+    aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
@@ -113,6 +114,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     number = {id(r): i for i, r in enumerate(inputs.records)}
     for leaf, path in zip(leaves, paths, strict=True):
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
+        if isinstance(found.outputs[-1], AliasOutput):
+            found.aliases.append((len(found.outputs) - 1, leaf))
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))

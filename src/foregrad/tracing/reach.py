@@ -16,7 +16,7 @@ import torch
 from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
-__all__ = ["cut_at", "other_leaves", "passed_through", "reached_from"]
+__all__ = ["cut_at", "other_leaves", "passed_by", "passed_through", "reached_from"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -82,6 +82,15 @@ def passed_through(outputs: Sequence[torch.Tensor]) -> tuple[tuple[int, tuple[in
         return ()
     found = [reach.outputs for reach in reached_from(outputs, outputs)]
     return tuple((i, tuple(sorted(after - {i}))) for i, after in enumerate(found) if after - {i})
+
+
+def passed_by(
+    outputs: Sequence[torch.Tensor], aliases: Sequence[tuple[int, torch.Tensor]]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The same for tensors that are given with a number: (number, the positions of the outputs)."""
+    aliases = [(i, tensor) for i, tensor in aliases if tensor.requires_grad and history_of(tensor) is not None]
+    found = reached_from(outputs, [tensor for _, tensor in aliases]) if aliases else []
+    return tuple((i, tuple(sorted(r.outputs))) for (i, _), r in zip(aliases, found, strict=True) if r.outputs)
 
 
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:

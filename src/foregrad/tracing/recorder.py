@@ -295,10 +295,21 @@ class Recorder(TorchDispatchMode):
         """Where the user's program is (the backward is nowhere in it), and the autograd node: its sequence number."""
         if self.in_backward:
             node = current_autograd_node()
-            return None, None if node is None else sequence_nr_of(node)
+            number = None if node is None else sequence_nr_of(node)
+            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative of it is of its line
+                self.tape.origins.setdefault(next_sequence_nr() - 1, self.tape.origins[number])
+            return None, number
         origin, number = self.origins.here(), next_sequence_nr() - 1
         self.tape.origins.setdefault(number, origin)
         return origin, number
+
+    def where(self) -> str:
+        """The user's line that runs, or whose derivative does."""
+        origin, number = self.made()
+        if not self.in_backward:
+            return user_line(origin)
+        forward = None if number is None else self.tape.origins.get(number)
+        return f"the backward of {user_line(forward)}"
 
     def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry:
         """An operator that functionalization adds; `args` are entries and plain values."""
@@ -415,7 +426,7 @@ class Recorder(TorchDispatchMode):
 
     def _decided(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """An operator whose result's size, or number, depends on values of the inputs: what it is in this call."""
-        where = user_line(self.origins.here())
+        where = self.where()
         entry_args, entry_kwargs = self.to_entries(args), self.to_entries(kwargs)
         try:
             if func is aten._local_scalar_dense.default:
@@ -432,7 +443,7 @@ class Recorder(TorchDispatchMode):
         """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
         entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), is_random=False)
         try:
-            specs = self.decisions.sized(entry, user_line(self.origins.here()), self.emit)
+            specs = self.decisions.sized(entry, self.where(), self.emit)
         except UnsupportedDataDependentError:
             raise error from None
         return self.bind_results(entry, self._fakes_like(specs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,10 @@ from .._torch.patches import Hooks, patched
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides
 from .alias import Value
-from .decisions import Decisions, picks_by_masks, sized_by_values
+from .known import KnownDecisions
 from .lifting import Lifting
 from .numbering import Numbering
 from .recorder import Recorder
-from .sizes import OpenCall, SizedCall
 from .tape import Entry
 
 __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
@@ -54,7 +53,7 @@ class Session:
             lambda: f"the backward of `{name}`",
             recorder.decisions.numbers.ours,
         )
-        recorder.decisions = _DecidedBefore(recorder.decisions, self.numbering)
+        self.decisions = recorder.decisions = KnownDecisions(recorder.decisions, self.numbering)
         self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
         recorder.adopt = self._adopt
         recorder.writes.past_the_edges = lambda _root: None
@@ -100,52 +99,6 @@ class Session:
         """A new fake gradient for an output of this spec, and its entry."""
         fake, entry = make_tangent(self.recorder, spec)
         return fake.requires_grad_(requires_grad), entry
-
-
-class _DecidedBefore(Decisions):
-    """The decisions of a capture, for its derivatives: the real values are not kept, only what was read of them.
-
-    They hold whenever a derivative runs: the forward's runtime has looked.
-    """
-
-    def __init__(self, before: Decisions, numbering: Numbering) -> None:
-        super().__init__(numbering.tape, lambda _entry: None)
-        self.numbers, self.sizes = before.numbers, before.sizes
-        self.before = before.made
-        self.numbering = numbering
-        self.start = len(numbering.tape.entries)
-
-    def item(self, entry: Entry, where: str, emit: Any) -> Any:
-        return self._known(entry, lambda: super(_DecidedBefore, self).item(entry, where, emit))
-
-    def number(self, entry: Entry, where: str) -> Any:
-        return self._known(entry, lambda: super(_DecidedBefore, self).number(entry, where))
-
-    def _known(self, entry: Entry, otherwise: Callable[[], Any]) -> Any:
-        numbering = self.numbering
-        numbering.extend()
-        number = numbering.of(entry)
-        found = [decided.value for decided in self.before if numbering.of(decided.entry) == number]
-        return found[0] if found else otherwise()
-
-    def sized(self, entry: Entry, where: str, emit: Any) -> Any:
-        self.numbering.extend()
-        key = self._key(entry)
-        for other in self.numbering.tape.entries[: self.start]:
-            if key is not None and self._key(other) == key:
-                entry.target, entry.spec = other.target, other.spec
-                return other.spec
-        return super().sized(entry, where, emit)
-
-    def _key(self, entry: Entry) -> Any:
-        """Equal for entries that have results of the same sizes; None where there is nothing to tell."""
-        target = entry.target.op if isinstance(entry.target, (SizedCall, OpenCall)) else entry.target
-        if not sized_by_values(entry):
-            return None
-        if picks_by_masks(entry):
-            spec = entry.args[0].spec
-            return target, self.numbering.key(spec.shape), spec.dtype, self.numbering.key(entry.args[1])
-        return target, self.numbering.key(entry.args), self.numbering.key(entry.kwargs)
 
 
 def run_engine(

@@ -1,0 +1,110 @@
+"""Anomaly mode: where in the user's program a gradient comes from that is nan.
+
+To autograd a compiled function is one node, made at the line of the call. So the node looks at its gradients itself
+where anomaly mode is on; where one is nan, its backward graph is run once more, operator by operator, for the first
+that gives nan. Nothing of this runs otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import engine
+from ..errors import AnomalyError
+from ..graph.meta import TensorSpec, spec_of
+from .compiled import Compiled
+from .layout import as_captured
+
+__all__ = ["watched"]
+
+
+def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., Any]:
+    """`backward(ctx, *tangents)`, which calls this one while `is_anomaly_enabled`, with a look at what it returns."""
+
+    def watched_backward(ctx: Any, *tangents: Any) -> Any:
+        assert isinstance(backward, FunctionType)
+        plain = FunctionType(backward.__code__, {**backward.__globals__, "is_anomaly_enabled": _never})
+        if not torch.is_anomaly_check_nan_enabled():
+            return plain(ctx, *tangents)
+        values = [*getattr(ctx, "sizes", ()), *ctx.saved_tensors]
+        gradients = plain(ctx, *tangents)
+        for number, gradient in enumerate(gradients[1:]):
+            if _is_nan(gradient):
+                _raise(compiled, number, values, tangents)
+        return gradients
+
+    return watched_backward
+
+
+def _never() -> bool:
+    return False
+
+
+def _is_nan(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return False
+    return bool(value.isnan().any().item())
+
+
+def _raise(compiled: Compiled, number: int, saved: Sequence[Any], tangents: Sequence[Any]) -> None:
+    joint = compiled.partitioned.joint
+    node = _first_nan(compiled, saved, tangents)
+    said = f"Function 'CompiledFunctionBackward' returned nan values in its {number}th output: the gradient of "
+    said += f"{_slot(compiled, number)} in the backward of `{joint.name}`."
+    if node is not None:
+        said += f" The first operator that gives nan there is `{node.target}`"
+        trace = node.meta.get("stack_trace")
+        said += f", which differentiates this line:\n{trace}" if trace else "."
+    raise AnomalyError(said)
+
+
+def _slot(compiled: Compiled, number: int) -> str:
+    joint = compiled.partitioned.joint
+    return str(joint.signature.inputs[joint.inputs_taken()[number]].slot)
+
+
+def _first_nan(compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any]) -> fx.Node | None:
+    """The first node that gives nan of what the tangents flow through; None where it can't be found."""
+    partitioned = compiled.partitioned
+    given = []
+    for tangent, spec in zip(tangents, partitioned.joint.signature.tangent_specs, strict=True):
+        if tangent is not None:
+            given.append(as_captured(tangent.detach(), spec))
+        elif all(isinstance(size, int) for size in spec.shape):
+            given.append(torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device))
+        else:
+            return None
+    search = _Search(partitioned.backward)
+    with torch.no_grad(), engine.disable_autocast(), torch.autograd.set_detect_anomaly(False):
+        try:
+            search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *given)
+        except _Found as found:
+            return found.node
+    return None
+
+
+class _Found(Exception):  # noqa: N818
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(node.name)
+        self.node = node
+
+
+class _Search(fx.Interpreter):
+    """Raises `_Found` at the first node whose value is nan and computed from a tangent."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.flows = {n for n in module.graph.nodes if n.op == "placeholder" and n.name.startswith("tangents_")}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function" and not self.flows.isdisjoint(n.all_input_nodes):
+            self.flows.add(n)
+            if isinstance(spec_of(n), TensorSpec) and _is_nan(value):
+                raise _Found(n)
+        return value
