@@ -289,8 +289,8 @@ bool layouts_of(PyObject* layouts, std::vector<Layout>& into) {
 }
 
 PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "check_hook", "check_watched", "inputs",
-                                "taken", "trails", "shown", "saved", "saved_from", "tangents", "gradients",
+  static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "check_hook", "check_watched",
+                                "inputs", "taken", "trails", "shown", "saved", "saved_from", "tangents", "gradients",
                                 "autocast_off", nullptr};
   PyObject *forward, *backward, *other, *trails_of, *check_hook, *check_watched;
   PyObject *taken, *trails, *shown, *saved, *saved_from, *tangents, *gradients;

@@ -137,7 +137,8 @@ bool CompiledNode::wants_all() const {
 }
 
 bool CompiledNode::is_usual(const variable_list& tangents) const {
-  if (at::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() || !program->backward || tangents.size() != program->tangents.size()) {
+  if (at::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() || !program->backward ||
+      tangents.size() != program->tangents.size()) {
     return false;
   }
   for (size_t i = 0; i < tangents.size(); ++i) {

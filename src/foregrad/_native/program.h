@@ -100,7 +100,8 @@ struct CompiledNode : torch::autograd::Node {
 
   // From now on `check_watched` is asked where a gradient by an output is to be given to the user.
   void watch_what_is_asked();
-  void check_watched(const std::vector<size_t>& outputs, const torch::autograd::variable_list& tangents, const char* how);
+  void check_watched(
+      const std::vector<size_t>& outputs, const torch::autograd::variable_list& tangents, const char* how);
 
   std::shared_ptr<Program> program;
   std::vector<torch::autograd::SavedVariable> saved;
