@@ -185,7 +185,7 @@ class AliasOutput(OutputInfo):
     view itself has taken that tensor's memory over, by `set_` if
     `memory_is_set`, which leaves no derivative if `memory_is_barred`. `history`: the graph output that has
     the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
-    (detach, then a write in place).
+    (detach, then a write in place). `of_detached`: `detach_` is called on the graph output once this view is taken.
     """
 
     input: int | None
@@ -199,6 +199,7 @@ class AliasOutput(OutputInfo):
     memory_is_set: bool = False
     memory_is_barred: bool = False
     leaf_base: bool = False
+    of_detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

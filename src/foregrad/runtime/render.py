@@ -78,6 +78,7 @@ class _Renderer:
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
+        self.taking_over: dict[str, tuple[str, AliasOutput]] = {}  # views, the memory that each comes to have
         self.with_history: set[str] = set()  # views that have a history of their own by now
 
     def render(self) -> RunLines:
@@ -234,6 +235,10 @@ class _Renderer:
             steps = tuple(step for step in info.steps if step.when is not When.AT_LAST)
             self._view(self.outputs[info.output or 0], steps, info.path)
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
+        views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.of_detached]
+        for info in views:
+            self._view(self.outputs[info.output or 0], info.steps, info.path)
+        self.lines += [f"{name}.detach_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
 
     def _early_views(self, when: When) -> None:
         for base, steps, path in self._views_taken(when):
@@ -254,6 +259,8 @@ class _Renderer:
                 write = self.bind("write_with_history", write_with_history)
                 self.lines.append(f"{write}({name}, {self.outputs[replacement.history]})")
         values |= self._values(_is_late)
+        for name, (memory, info) in self.taking_over.items():
+            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
 
@@ -287,8 +294,7 @@ class _Renderer:
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
         if info.memory is not None:
-            memory = self._output(info.memory)
-            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
+            self.taking_over[name] = self._output(info.memory), info  # once the views of what it was are taken
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

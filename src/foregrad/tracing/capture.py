@@ -30,6 +30,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
+from .analysis import Analysis
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -42,10 +43,10 @@ from .left_behind import LeftBehind
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
-from .outputs import Analysis, analyze
+from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
-from .replaced import check_sizes
+from .replaced import check_sizes, is_moved
 from .reshaping import reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -291,7 +292,7 @@ class _Capture:
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
         self.inputs.check_detach(tensor)
-        self.recorder.value_of(tensor).storage.clock += 1
+        self.recorder.detached.note(tensor)
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
@@ -330,7 +331,9 @@ class _Capture:
         for whole, members in self.inputs.memory:
             gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
             if whole.initial.storage.clock:
-                needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
+                everyone = id(whole.initial.storage) in self.recorder.detached.storages
+                known = [r for r in members if everyone or is_moved(r)]  # so that autograd knows of it
+                needed |= {id(r.real) for r in known if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
 
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:

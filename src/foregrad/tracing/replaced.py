@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view
+from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, version_of
 from ..errors import UnsupportedMutationError
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
@@ -15,9 +15,17 @@ from .inputs import InputRecord
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from .outputs import Analysis
+    from .analysis import Analysis
 
-__all__ = ["check_sizes", "in_order", "is_barred", "is_set_again", "is_written_with_history", "replacement_of"]
+__all__ = [
+    "check_sizes",
+    "in_order",
+    "is_barred",
+    "is_moved",
+    "is_set_again",
+    "is_written_with_history",
+    "replacement_of",
+]
 
 aten = torch.ops.aten
 _RESIZES = {aten.resize_.default, aten.resize_as_.default}
@@ -89,3 +97,8 @@ def is_written_with_history(record: InputRecord) -> bool:
     if tracked.grad_fn is None:
         return False
     return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
+
+
+def is_moved(record: InputRecord) -> bool:
+    """Whether the function moved its version counter."""
+    return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version

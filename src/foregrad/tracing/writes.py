@@ -306,6 +306,9 @@ class Writes:
                 "Give `set_` a tensor, or do it outside the compiled function."
             )
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
+        if rest[0] is tensor and not (tensor.requires_grad and torch.is_grad_enabled()):
+            rec.value_of(tensor).storage.clock += 1  # nothing but its version changes
+            return out
         self.replaced_by(tensor, rest[0], is_set=True)
         return out
 
@@ -328,6 +331,7 @@ class Writes:
         spec = rec.spec_of(tensor)
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
+        self.on_resize()
         self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
         old.storage.clock += 1
         fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes

@@ -1,0 +1,67 @@
+"""Tensors that the function calls `detach_` on: views that were taken of them before keep the history they had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch.tensors import base_of, history_of, is_usable, is_view
+from ..errors import UnsupportedAliasError
+
+if TYPE_CHECKING:
+    from .inputs import InputRecord
+    from .recorder import Recorder
+
+__all__ = ["Detached", "keeps_history"]
+
+aten = torch.ops.aten
+
+
+class Detached:
+    """`twins`: by the id of the tensor, one with the history that it had until then. `storages`: by id, where it is."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.twins: dict[int, torch.Tensor] = {}
+        self.storages: set[int] = set()
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """`detach_` is about to be called."""
+        storage = self.recorder.value_of(tensor).storage
+        storage.clock += 1
+        self.storages.add(id(storage))
+        if tensor.grad_fn is not None and not is_view(tensor):
+            self.recorder.kept.append(tensor)
+            with torch.enable_grad():
+                self.twins[id(tensor)] = aten._unsafe_view.default(tensor, tensor.shape)
+
+    def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The twin of a tensor that is still detached."""
+        return None if tensor is None or tensor.requires_grad else self.twins.get(id(tensor))
+
+    def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Raise where a view goes on with a history that the function gave to an input, and took from it again."""
+        if not self.twins:
+            return
+        by_stand_in = {id(record.stand_in): record for record in records}
+        for view, path in views:
+            if not (view.requires_grad and is_view(view) and is_usable(view)):
+                continue
+            base = base_of(view)
+            record, twin = by_stand_in.get(id(base)), self.twin_of(base)
+            if record is None or twin is None or not keeps_history(view):
+                continue
+            history: Any = twin.grad_fn
+            if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
+                raise UnsupportedAliasError(
+                    f"{path} is a view of {record.slot}, which the function wrote to with gradients flowing through "
+                    "and then called `detach_` on: detach a copy, or leave it to the caller to detach it."
+                )
+
+
+def keeps_history(view: torch.Tensor) -> bool:
+    """Whether gradients of a view, of a tensor that was detached since, go anywhere."""
+    node = history_of(view)
+    return node is not None and any(following is not None for following, _ in node.next_functions)
