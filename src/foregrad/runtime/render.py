@@ -112,11 +112,12 @@ class _Renderer:
         ]
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
+        sources = self._sources()
         self._updates(differentiable=True)  # in the sizes they have after the call
         self._count_writes()
         self._early_views(When.BEFORE_MARKS)
         self.lines += marks
-        self._returns()
+        self._returns(sources)
         return RunLines(self.lines, self.globals, self.node)
 
     def bind(self, wanted: str, value: Any) -> str:
@@ -244,13 +245,27 @@ class _Renderer:
         for base, steps, path in self._views_taken(when):
             self._view(base, steps, path)
 
-    def _returns(self) -> None:
+    def _sources(self) -> dict[int, str]:
+        """The views of inputs that are to be the memory of others: autograd may bar views from use once written."""
+        views, self.views = self.views, {}
+        infos = [(r.input, r.value) for r in self.signature.replacements]
+        found = {
+            index: self._output(info)
+            for index, info in infos
+            if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement
+        }
+        self.views = views
+        return found
+
+    def _returns(self, sources: dict[int, str]) -> None:
         outputs = self.signature.outputs
         self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
         replacements = self.signature.replacements
         # Taken before any of them is replaced.
-        sources = {r.input: self._output(r.value) for r in replacements if not _is_late(r.value)}
+        sources |= {
+            r.input: self._output(r.value) for r in replacements if r.input not in sources and not _is_late(r.value)
+        }
         for replacement in replacements:
             name = self.inputs[replacement.input]
             value = sources.get(replacement.input) or self._output(replacement.value)

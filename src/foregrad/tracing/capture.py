@@ -46,7 +46,7 @@ from .origin import Origins, user_line
 from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
-from .replaced import check_sizes, is_moved
+from .replaced import check_sizes, known_as_written
 from .reshaping import reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -147,7 +147,6 @@ class _Capture:
         self.higher_order = higher_order
         self.name = name
         self.replays_views = replays_views
-        self.sizes_change = False
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
         self.inputs = Inputs(
@@ -217,8 +216,9 @@ class _Capture:
             with self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
-                except Exception:
-                    if self.replays_views and self.sizes_change:
+                except Exception as error:
+                    recorder.detached.explain(error)
+                    if self.replays_views and recorder.writes.resized:
                         self.replays_views = False
                         return None
                     raise
@@ -231,8 +231,8 @@ class _Capture:
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
-            self.sizes_change |= recorder.writes.follows_strides()
-            if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
+            changed = recorder.writes.follows_strides() or recorder.writes.resized_with_gradients()
+            if self.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
@@ -296,8 +296,7 @@ class _Capture:
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
-        self.sizes_change = True
-        if self.replays_views and any(r.stand_in.requires_grad for r in self.inputs.records):
+        if self.replays_views and self.recorder.writes.resized_with_gradients():
             self.replays_views = False
             raise CaptureAgain
 
@@ -332,7 +331,7 @@ class _Capture:
             gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
             if whole.initial.storage.clock:
                 everyone = id(whole.initial.storage) in self.recorder.detached.storages
-                known = [r for r in members if everyone or is_moved(r)]  # so that autograd knows of it
+                known = members if everyone else known_as_written(members)
                 needed |= {id(r.real) for r in known if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
 

@@ -9,6 +9,7 @@ import torch
 
 from .._torch.tensors import base_of, history_of, is_usable, is_view
 from ..errors import UnsupportedAliasError
+from .origin import line_of
 
 if TYPE_CHECKING:
     from .inputs import InputRecord
@@ -40,6 +41,14 @@ class Detached:
     def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The twin of a tensor that is still detached."""
         return None if tensor is None or tensor.requires_grad else self.twins.get(id(tensor))
+
+    def explain(self, error: Exception) -> None:
+        """Raise what to do about a view that autograd can't take again, as its base has no history by now."""
+        if self.storages and "new_fn INTERNAL ASSERT" in str(error):
+            raise UnsupportedAliasError(
+                f"a view used at {line_of(error)} is of a tensor that was written to and that `detach_` was called on "
+                "since. Take the view again after `detach_`, or detach without changing the tensor (`x = x.detach()`)."
+            ) from error
 
     def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
         """Raise where a view goes on with a history that the function gave to an input, and took from it again."""

@@ -8,6 +8,7 @@ from .._torch.tensors import history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from .inputs import InputRecord
+from .replaced import is_barred
 
 __all__ = ["input_info"]
 
@@ -33,6 +34,7 @@ def input_info(record: InputRecord, index: int, number: dict[int, int], shared_o
             f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` and then "
             "`requires_grad_`): use a detached tensor of its own instead."
         )
+    left_behind = record.is_detached and is_barred(history_of(record.stand_in))  # by a `set_` since
     return InputInfo(
         slot=record.slot,
         spec=record.spec,
@@ -41,6 +43,6 @@ def input_info(record: InputRecord, index: int, number: dict[int, int], shared_o
         argument=None if index in shared_of else record.argument,
         source=source,
         becomes_differentiable=becomes,
-        detached=detached and not record.stand_in.requires_grad,
+        detached=(detached and not record.stand_in.requires_grad) or left_behind,
         marked=marked and record.stand_in.requires_grad,
     )

@@ -61,6 +61,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
     found.replacements = in_order(found.replacements)
+    _check_histories(found, inputs, through_bases)
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
     recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return found
@@ -83,6 +84,20 @@ def _written_through_bases(inputs: Inputs) -> dict[int, int]:
         ):
             through[id(record)] = id(base)
     return through
+
+
+def _check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, int]) -> None:
+    """A new history that no write gives back: that of a tensor whose view `set_` left without a derivative."""
+    known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
+    known |= {out.input for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred}  # type: ignore[misc]
+    for index, record in enumerate(inputs.records):
+        if index in known or id(record) in through_bases or is_view(record.stand_in):
+            continue
+        if is_written_with_history(record):
+            raise UnsupportedMutationError(
+                f"`set_` is called on a view of {record.slot}, with gradients on, and the view is not returned: "
+                f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
+            )
 
 
 def _is_written(record: InputRecord) -> bool:

@@ -27,7 +27,7 @@ def check_view(source: torch.Tensor, size: Any) -> None:
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
     """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
-    if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
+    if not _is_suspicious(func, targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
         return
     replicas = Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
@@ -43,13 +43,15 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
         pass  # zeros don't suit it: about places it has nothing to say
 
 
-def _is_suspicious(targets: list[torch.Tensor], args: Any) -> bool:
+def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
     for target in targets:
         if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
             return True
         for other in _tensors_in(args):
             if other is not target and storage_key(other) == storage_key(target):
                 return True
+        if torch.Tag.pointwise not in func.tags and sum(other is target for other in _tensors_in(args)) > 1:
+            return True
     return False
 
 

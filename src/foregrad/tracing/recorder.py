@@ -188,7 +188,7 @@ class Recorder(TorchDispatchMode):
             args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
         if func is aten.view.default:
             check_view(*args)
-        elif func in CORRECTED:
+        if func in CORRECTED:
             return CORRECTED[func](self.fake_mode, args, kwargs)
         if self.is_symbolic:
             out = symbolic_fake(self.fake_mode, func, args, kwargs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, version_of
+from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, share_counters, version_of
 from ..errors import UnsupportedMutationError
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
@@ -24,6 +24,7 @@ __all__ = [
     "is_moved",
     "is_set_again",
     "is_written_with_history",
+    "known_as_written",
     "replacement_of",
 ]
 
@@ -102,3 +103,10 @@ def is_written_with_history(record: InputRecord) -> bool:
 def is_moved(record: InputRecord) -> bool:
     """Whether the function moved its version counter."""
     return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
+
+
+def known_as_written(records: list[InputRecord]) -> list[InputRecord]:
+    """Those whose version counter was moved, by a write to them or to another one that shares it."""
+    usual = [record for record in records if not record.real.is_inference()]
+    moved = [record.real for record in usual if is_moved(record)]
+    return [record for record in usual if any(share_counters(record.real, real) for real in moved)]

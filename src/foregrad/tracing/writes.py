@@ -15,7 +15,7 @@ import torch
 
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
-from .alias import Value, View
+from .alias import Storage, Value, View
 from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import user_line
@@ -44,6 +44,7 @@ class Writes:
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.has_lists = False  # some `_foreach_` operator got tensors that overlap
         self.on_resize: Callable[[], None] = lambda: None
+        self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -230,7 +231,7 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
-                self.on_resize()
+                self._resizes(value)
                 self._require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
@@ -280,7 +281,7 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self.on_resize()
+        self._resizes(old)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
@@ -288,6 +289,18 @@ class Writes:
         self._become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
+
+    def _resizes(self, value: Value) -> None:
+        self.resized.append(value.storage)
+        self.on_resize()
+
+    def resized_with_gradients(self) -> bool:
+        """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
+        where = set(map(id, self.resized))
+        if not where:
+            return False
+        values = [v for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
+        return any(value.fake is not None and value.fake.requires_grad for value in values)
 
     def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
         rec = self.recorder
@@ -331,7 +344,7 @@ class Writes:
         spec = rec.spec_of(tensor)
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
-        self.on_resize()
+        self._resizes(old)
         self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
         old.storage.clock += 1
         fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
