@@ -102,8 +102,11 @@ class _Renderer:
                 self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
             )
         if self._views_taken(When.BEFORE_WRITES):
-            self.lines += marks
-            marks = []
+            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)}
+            late -= {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
+            late_marks = [line for line in marks if line.partition(".")[0] in late]
+            self.lines += [line for line in marks if line not in late_marks]
+            marks = late_marks
         self._early_views(When.BEFORE_WRITES)
         self.lines += [
             f"{name}.{'requires_grad_(False)' if info.is_leaf else 'detach_()'}"
@@ -248,7 +251,13 @@ class _Renderer:
     def _sources(self) -> dict[int, str]:
         """The views of inputs that are to be the memory of others: autograd may bar views from use once written."""
         views, self.views = self.views, {}
-        infos = [(r.input, r.value) for r in self.signature.replacements]
+        inputs = self.signature.inputs
+        # `set_` in grad mode asks whether one of the two requires grad: after the marks, then.
+        infos = [
+            (r.input, r.value)
+            for r in self.signature.replacements
+            if inputs[r.input].requires_grad or not (r.is_set and r.grad_enabled)
+        ]
         found = {
             index: self._output(info)
             for index, info in infos

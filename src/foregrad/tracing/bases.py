@@ -23,7 +23,7 @@ from .replaced import is_barred
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
 
-__all__ = ["BaseOutput", "as_it_was", "bases_of", "is_barred_tensor", "is_replaced_view", "tensor_outputs"]
+__all__ = ["BaseOutput", "as_it_was", "bases_of", "has_been_another", "is_barred_tensor", "tensor_outputs"]
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ class BaseOutput:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Member:
-    """An output, or what it was: a view that has another tensor's memory by now stays a view to autograd."""
+    """An output, or what it was: one that has another tensor's memory by now stays to autograd what it was."""
 
     tensor: torch.Tensor
     path: str
@@ -72,14 +72,14 @@ def tensor_outputs(
         if not value.storage.is_input:
             by_storage.setdefault(id(value.storage), []).append(_Member(leaf, path, value))
         old, _ = recorder.writes.replaced.get(id(leaf), (None, False))
-        if old is not None and is_replaced_view(leaf, old) and not old.storage.is_input:
+        if old is not None and has_been_another(leaf, old) and not old.storage.is_input:
             by_storage.setdefault(id(old.storage), []).append(_Member(leaf, path, old, was=True))
     return {key: group for key, group in by_storage.items() if len(group) > 1 or not group[0].was}
 
 
-def is_replaced_view(tensor: torch.Tensor, old: Value) -> bool:
-    """Whether a tensor that has another memory than `old` is still a view of what that is a view of."""
-    return old.storage.is_input or (tensor.requires_grad and is_view(tensor) and old.parent is not None)
+def has_been_another(tensor: torch.Tensor, old: Value) -> bool:
+    """Whether a tensor that has another memory than `old` may still be to autograd what that was."""
+    return old.storage.is_input or tensor.requires_grad
 
 
 def bases_of(
@@ -114,17 +114,21 @@ def bases_of(
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [member.path for member in group if member.tensor is base.fake]
+        known = found.by_fake.get(id(base.fake))
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
         if is_barred_tensor(base.fake):
             bases[key] = _barred_base(found, slot, start, base, entry, back)
             continue
         twin = recorder.detached.twin_of(base.fake)
-        if twin is not None and any(_keeps_history(member) for member in group):
+        if twin is not None and any(_keeps_history(recorder, member) for member in group):
             bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, twin), back, detached=True)
             found.by_fake[id(base.fake)] = bases[key].output
             continue
         leaf = base.fake.requires_grad and is_usable(base.fake) and base.fake.is_leaf
         bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
+        if any(member.was and member.tensor is base.fake for member in group):
+            found.by_fake.pop(id(base.fake))  # that is what it was
+            found.by_fake |= {} if known is None else {id(base.fake): known}
     return bases
 
 
@@ -136,19 +140,22 @@ def is_barred_tensor(tensor: torch.Tensor) -> bool:
 def _barred_base(
     found: Analysis, slot: Slot, start: Value, base: Value, entry: Entry, back: tuple[ViewStep, ...]
 ) -> BaseOutput:
-    """A tensor that `set_` left without a derivative: that does not concern what else the graph gives."""
+    """A tensor that `set_` left without a derivative: its backward raises, on whatever way to an input."""
     barred = ViewStep(set_to, (True,), (), None, id(base), True)
-    return BaseOutput(start, found.add(slot, entry, base.spec, None), (barred, *back))
+    output = found.add(slot, entry, base.spec, base.fake)
+    found.by_fake.pop(id(base.fake), None)
+    return BaseOutput(start, output, (barred, *back))
 
 
-def _keeps_history(member: _Member) -> bool:
+def _keeps_history(recorder: Recorder, member: _Member) -> bool:
     """Whether this is a view taken before its base was detached in place."""
-    if not (member.tensor.requires_grad and is_usable(member.tensor)):
+    if not member.tensor.requires_grad:
         return False
-    if not keeps_history(member.tensor):
+    if not (is_usable(member.tensor) and keeps_history(member.tensor)):
         raise UnsupportedAliasError(
             f"the output {member.path} is a view of a tensor that was written to and that `detach_` was called on "
-            "since: return a copy, or detach without changing the tensor (`x = x.detach()`)."
+            f"since, at {recorder.writes.where(base_of(member.tensor))}: return a copy, or detach without changing the "
+            "tensor (`x = x.detach()`)."
         )
     return True
 

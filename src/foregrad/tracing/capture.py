@@ -253,7 +253,7 @@ class _Capture:
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
-        check_sizes(found, inputs.records, gradients)
+        check_sizes(recorder, found, inputs.records, gradients)
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
@@ -427,7 +427,7 @@ class _Capture:
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
             inputs=(
-                *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
                 *(
                     InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
                     for n in inputs.numbers

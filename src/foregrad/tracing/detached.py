@@ -33,6 +33,7 @@ class Detached:
         storage = self.recorder.value_of(tensor).storage
         storage.clock += 1
         self.storages.add(id(storage))
+        self.recorder.writes.changed_at[id(tensor)] = self.recorder.origins.here()
         if tensor.grad_fn is not None and not is_view(tensor):
             self.recorder.kept.append(tensor)
             with torch.enable_grad():
@@ -66,7 +67,8 @@ class Detached:
             if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
                 raise UnsupportedAliasError(
                     f"{path} is a view of {record.slot}, which the function wrote to with gradients flowing through "
-                    "and then called `detach_` on: detach a copy, or leave it to the caller to detach it."
+                    f"and then called `detach_` on at {self.recorder.writes.where(base)}: detach a copy, or leave it "
+                    "to the caller to detach it."
                 )
 
 

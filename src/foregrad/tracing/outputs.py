@@ -24,17 +24,23 @@ from ..graph.signature import (
 from ..graph.slots import Output, Updated
 from .alias import Value, View
 from .analysis import Analysis
-from .bases import BaseOutput, as_it_was, bases_of, is_barred_tensor, is_replaced_view, tensor_outputs
+from .bases import BaseOutput, as_it_was, bases_of, has_been_another, is_barred_tensor, tensor_outputs
 from .inputs import InputRecord, Inputs
 from .opinfo import CUTS
+from .origin import user_line
 from .recorder import Recorder
 from .replaced import in_order, is_barred, is_moved, is_set_again, is_written_with_history, replacement_of
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
+from .writes import Writes
 
 __all__ = ["analyze"]
 
 aten = torch.ops.aten
+_LISTS = (
+    "{} a view that a `_foreach_` operator at {} wrote to together with another tensor in its memory, with gradients: "
+    "PyTorch gives the view gradients of one of the writes only. Write to them one by one, or to a copy."
+)
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
@@ -61,7 +67,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
     found.replacements = in_order(found.replacements)
-    _check_histories(found, inputs, through_bases)
+    _check_histories(found, inputs, through_bases, recorder.writes)
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
     recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return found
@@ -86,16 +92,23 @@ def _written_through_bases(inputs: Inputs) -> dict[int, int]:
     return through
 
 
-def _check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, int]) -> None:
-    """A new history that no write gives back: that of a tensor whose view `set_` left without a derivative."""
+def _check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, int], writes: Writes) -> None:
+    """Histories that can't be given back: of a view that an operator on lists wrote to together with what shares its
+    memory, of a tensor whose view `set_` left without a derivative.
+    """
     known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
+    known |= {write.input for write in found.metadata_writes}
     known |= {out.input for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred}  # type: ignore[misc]
     for index, record in enumerate(inputs.records):
+        is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real) and record.real.requires_grad
+        if is_listed_view and is_written_with_history(record):
+            raise UnsupportedAliasError(_LISTS.format(f"{record.slot} is", writes.where(record.stand_in)))
         if index in known or id(record) in through_bases or is_view(record.stand_in):
             continue
         if is_written_with_history(record):
             raise UnsupportedMutationError(
-                f"`set_` is called on a view of {record.slot}, with gradients on, and the view is not returned: "
+                f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, and the view "
+                "is not returned: "
                 f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
             )
 
@@ -142,7 +155,8 @@ def _updates(
         return
     if differentiable and current.spec.numel != record.spec.numel:
         raise UnsupportedMutationError(
-            f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
+            f"{record.slot} is both resized in place, at {recorder.writes.where(stand_in)}, and written with "
+            "gradients; write to a copy and return it instead."
         )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
@@ -189,8 +203,8 @@ def _tensor_output(
 ) -> OutputInfo:
     old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.writes.replaced and leaf.requires_grad and is_view(leaf):
-        _check_memory(recorder, inputs, found, leaf, path)
-    if old is not None and id(leaf) not in inputs.by_stand_in and is_replaced_view(leaf, old):
+        _check_memory(recorder, inputs, found, bases, leaf, path)
+    if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
         if alias is None:
             return _memory(recorder, inputs, found, number, bases, leaf, path)
@@ -244,7 +258,7 @@ def _memory(
     value = recorder.value_of(leaf)
     is_input = id(leaf) in inputs.by_stand_in
     if recorder.writes.has_lists and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
-        _check_view(leaf, path)
+        _check_view(recorder, leaf, path)
     index, above = _replaced_above(recorder, inputs, found, value)
     if above is not None:
         alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
@@ -262,30 +276,34 @@ def _memory(
     return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf, of_detached=before_detach)
 
 
-def _check_memory(recorder: Recorder, inputs: Inputs, found: Analysis, leaf: torch.Tensor, path: str) -> None:
+def _check_memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    bases: dict[int, BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> None:
     """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
     base = base_of(leaf)
     if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
         return
     above = {id(value) for value in chain_of(recorder.value_of(leaf))}
     for key, (old, _) in recorder.writes.replaced.items():
-        if id(recorder.values[key]) in above and old.parent is not None and key not in inputs.by_stand_in:
+        is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
+        if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
             raise UnsupportedAliasError(
-                f"the output {path} is a view of a view that was given another tensor's memory (`.data = ...` or "
-                "`set_`), while autograd takes it for a view of the tensor that this was a view of before: return a "
-                "copy, or assign to a tensor that is no view."
+                f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
+                f"`set_`) at {user_line(recorder.writes.changed_at.get(key))}, while autograd takes it for a view of "
+                "what is in the memory that this had: return a copy."
             )
 
 
-def _check_view(leaf: torch.Tensor, path: str) -> None:
+def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
     base = base_of(leaf)
     if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
-        raise UnsupportedAliasError(
-            f"the output {path} is a view that a `_foreach_` operator wrote to together with another tensor in its "
-            "memory, with gradients: PyTorch gives the view gradients of one of the writes only. Write to them one by "
-            "one, or return a copy."
-        )
+        raise UnsupportedAliasError(_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
 
 
 def _with_own_history(
@@ -344,8 +362,9 @@ def _input_alias(
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
     steps = _steps(value, at, record)
-    # The input's own sizes have changed since: start from the memory layout it had.
-    if not is_current and (at_last or not steps or steps[0].when > When.BEFORE_WRITES):
+    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
+    moved = number[id(record)] not in found.replaced and (at_last or (steps and steps[0].when > When.BEFORE_WRITES))
+    if not is_current and (moved or not steps):
         steps = (as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
 

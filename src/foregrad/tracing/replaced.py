@@ -44,22 +44,23 @@ def replacement_of(
     if is_written_with_history(record) and not barred:
         if is_view(stand_in):
             raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory and is written with gradients flowing through; "
-                "write to a copy and return it instead."
+                f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
+                "with gradients flowing through; write to a copy and return it instead."
             )
         history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
     return Replacement(index, info, is_set, barred, history)
 
 
-def check_sizes(found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
+def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
     resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
     for index in {*found.replaced, *resized}:
         record = records[index]
         if gradients[index] is not None and (index in resized or record.stand_in.shape != record.spec.shape):
             raise UnsupportedMutationError(
-                f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`) and is made to require "
-                "grad, with gradients flowing to it; compute with a tensor of its own instead."
+                f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`), last changed at "
+                f"{recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a tensor of "
+                "its own instead."
             )
 
 
