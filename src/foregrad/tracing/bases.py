@@ -149,14 +149,10 @@ def _barred_base(
 
 def _keeps_history(recorder: Recorder, member: _Member) -> bool:
     """Whether this is a view taken before its base was detached in place."""
-    if not member.tensor.requires_grad:
+    if not (member.tensor.requires_grad and is_usable(member.tensor)):
         return False
-    if not (is_usable(member.tensor) and keeps_history(member.tensor)):
-        raise UnsupportedAliasError(
-            f"the output {member.path} is a view of a tensor that was written to and that `detach_` was called on "
-            f"since, at {recorder.writes.where(base_of(member.tensor))}: return a copy, or detach without changing the "
-            "tensor (`x = x.detach()`)."
-        )
+    if not keeps_history(member.tensor):
+        raise UnsupportedAliasError(recorder.detached.stale(member.tensor, member.path))
     return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +50,20 @@ class Detached:
                 f"a view used at {line_of(error)} is of a tensor that was written to and that `detach_` was called on "
                 "since. Take the view again after `detach_`, or detach without changing the tensor (`x = x.detach()`)."
             ) from error
+
+    def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
+        """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
+        for view, path in views if self.twins else ():
+            base = base_of(view) if is_view(view) else None
+            if id(base) in self.twins and id(base) not in inputs and view.requires_grad and not is_usable(view):
+                raise UnsupportedAliasError(self.stale(view, path))
+
+    def stale(self, view: torch.Tensor, path: str) -> str:
+        return (
+            f"the output {path} is a view of a tensor that was written to and that `detach_` was called on at "
+            f"{self.recorder.writes.where(base_of(view))}: return a copy, or detach without changing the tensor "
+            "(`x = x.detach()`)."
+        )
 
     def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
         """Raise where a view goes on with a history that the function gave to an input, and took from it again."""

@@ -46,6 +46,8 @@ _LISTS = (
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
     found = Analysis()
+    views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
+    recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = _written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
         if id(record) in through_bases:
@@ -68,7 +70,6 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
     found.replacements = in_order(found.replacements)
     _check_histories(found, inputs, through_bases, recorder.writes)
-    views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
     recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return found
 
@@ -107,8 +108,8 @@ def _check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, i
             continue
         if is_written_with_history(record):
             raise UnsupportedMutationError(
-                f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, and the view "
-                "is not returned: "
+                f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, "
+                "which can't be given back: "
                 f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
             )
 

@@ -56,7 +56,14 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
     resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
     for index in {*found.replaced, *resized}:
         record = records[index]
-        if gradients[index] is not None and (index in resized or record.stand_in.shape != record.spec.shape):
+        other_size = index in resized or record.stand_in.shape != record.spec.shape
+        # A view that was taken of it before has its gradients flow there by itself.
+        views = [
+            o for o in found.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
+        ]
+        if other_size and (
+            gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
+        ):
             raise UnsupportedMutationError(
                 f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`), last changed at "
                 f"{recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a tensor of "

@@ -350,6 +350,8 @@ class Writes:
         op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
         view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
+        if rec.value_of(source).spec.shape != rec.value_of(tensor).spec.shape:
+            self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
         self._become_view(tensor, rec.value_of(source), view)
         self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
