@@ -11,6 +11,7 @@ __all__ = [
     "ForegradWarning",
     "GraphError",
     "InternalError",
+    "LeftBehindError",
     "PartitionError",
     "UnknownLeafError",
     "UnsupportedAliasError",
@@ -62,6 +63,10 @@ class UnsupportedAliasError(UnsupportedError):
 
 class UnsupportedSideEffectError(UnsupportedError):
     """An effect other than on tensors' contents that a compiled call could not repeat."""
+
+
+class LeftBehindError(UnsupportedSideEffectError):
+    """A function filled a cache, or changed a state, that it had looked at."""
 
 
 class UnknownLeafError(ForegradError, TypeError):

@@ -130,11 +130,10 @@ at::Tensor kept(int how, PyObject* result, PyObject* const* inputs) {
 }
 
 void save(CompiledNode& node, PyObject* results, PyObject* const* inputs, const Program& program) {
-  const size_t first = program.shown.size();
   THPObjectPtr sizes;
   node.saved.reserve(program.saved.size());
   for (size_t i = 0; i < program.saved.size(); ++i) {
-    PyObject* result = PyList_GET_ITEM(results, static_cast<Py_ssize_t>(first + i));
+    PyObject* result = PyList_GET_ITEM(results, static_cast<Py_ssize_t>(program.saved_from[i]));
     if (program.saved[i] == kSize) {
       if (!sizes) {
         sizes = PyList_New(0);
@@ -287,27 +286,32 @@ bool layouts_of(PyObject* layouts, std::vector<Layout>& into) {
 }
 
 PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "inputs", "taken", "trails",
-                                "shown", "saved", "tangents", "gradients", "autocast_off", nullptr};
-  PyObject *forward, *backward, *other, *trails_of, *taken, *trails, *shown, *saved, *tangents, *gradients;
+  static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "check_hook", "check_retained", "inputs",
+                                "taken", "trails", "shown", "saved", "saved_from", "tangents", "gradients",
+                                "autocast_off", nullptr};
+  PyObject *forward, *backward, *other, *trails_of, *check_hook, *check_retained;
+  PyObject *taken, *trails, *shown, *saved, *saved_from, *tangents, *gradients;
   Py_ssize_t inputs = 0;
   int autocast_off = 0;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "$OOOOnOOOOO!Op", const_cast<char**>(names), &forward, &backward, &other, &trails_of, &inputs,
-          &taken, &trails, &shown, &saved, &PyList_Type, &tangents, &gradients, &autocast_off)) {
+          args, kwargs, "$OOOOOOnOOOOOO!Op", const_cast<char**>(names), &forward, &backward, &other, &trails_of,
+          &check_hook, &check_retained, &inputs, &taken, &trails, &shown, &saved, &saved_from, &PyList_Type, &tangents,
+          &gradients, &autocast_off)) {
     return nullptr;
   }
-  std::vector<int64_t> taken_, trails_, shown_, saved_, gradients_;
+  std::vector<int64_t> taken_, trails_, shown_, saved_, from_, gradients_;
   auto program = std::make_shared<Program>();
   if (!numbers_of(taken, taken_) || !numbers_of(trails, trails_) || !numbers_of(shown, shown_) ||
-      !numbers_of(saved, saved_) || !numbers_of(gradients, gradients_) || !layouts_of(tangents, program->tangents)) {
+      !numbers_of(saved, saved_) || !numbers_of(saved_from, from_) || !numbers_of(gradients, gradients_) || !layouts_of(tangents, program->tangents)) {
     return nullptr;
   }
   const auto outside = [&](int64_t i) { return i >= inputs; };
+  const auto no_result = [&](int64_t i) { return i < 0 || static_cast<size_t>(i) >= shown_.size() + saved_.size(); };
   const auto unknown = [](int64_t kind) { return kind < 0 || kind > static_cast<int>(Shown::carried_as_data); };
   if (inputs < 0 || std::any_of(taken_.begin(), taken_.end(), outside) ||
       std::any_of(trails_.begin(), trails_.end(), outside) || std::any_of(saved_.begin(), saved_.end(), outside) ||
-      std::any_of(shown_.begin(), shown_.end(), unknown) || gradients_.size() != taken_.size()) {
+      std::any_of(shown_.begin(), shown_.end(), unknown) || gradients_.size() != taken_.size() ||
+      from_.size() != saved_.size() || std::any_of(from_.begin(), from_.end(), no_result)) {
     PyErr_SetString(PyExc_ValueError, "a position is out of range");
     return nullptr;
   }
@@ -315,6 +319,8 @@ PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   program->backward.set(backward == Py_None ? nullptr : backward);
   program->other_backward.set(other);
   program->trails_of.set(trails_of);
+  program->check_hook.set(check_hook == Py_None ? nullptr : check_hook);
+  program->check_retained.set(check_retained == Py_None ? nullptr : check_retained);
   program->inputs = static_cast<size_t>(inputs);
   program->taken.assign(taken_.begin(), taken_.end());
   program->trails.assign(trails_.begin(), trails_.end());
@@ -322,6 +328,7 @@ PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     program->shown.push_back(static_cast<Shown>(kind));
   }
   program->saved.assign(saved_.begin(), saved_.end());
+  program->saved_from.assign(from_.begin(), from_.end());
   program->gradients.assign(gradients_.begin(), gradients_.end());
   program->autocast_off = autocast_off != 0;
   auto* self = reinterpret_cast<Function*>(type->tp_alloc(type, 0));
@@ -340,6 +347,8 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(program->backward.get());
     Py_VISIT(program->other_backward.get());
     Py_VISIT(program->trails_of.get());
+    Py_VISIT(program->check_hook.get());
+    Py_VISIT(program->check_retained.get());
   }
   return 0;
 }

@@ -157,7 +157,32 @@ variable_list CompiledNode::apply(variable_list&& tangents) {
       break;
     }
   }
+  if (program->check_retained && !retains_grad_hooks().empty()) {
+    look_at_retained(tangents);
+  }
   return is_usual(tangents) ? usual(std::move(tangents)) : other(std::move(tangents));
+}
+
+void CompiledNode::look_at_retained(const variable_list& tangents) {
+  THPObjectPtr retained(PyList_New(0));
+  THPObjectPtr given(PyTuple_New(static_cast<Py_ssize_t>(tangents.size())));
+  if (!retained || !given) {
+    throw_python();
+  }
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(tangents[i].defined()));
+  }
+  for (const auto& [number, hook] : retains_grad_hooks()) {
+    THPObjectPtr which(PyLong_FromSize_t(number));
+    if (!which || PyList_Append(retained.get(), which.get()) != 0) {
+      throw_python();
+    }
+  }
+  PyObject* arguments[] = {retained.get(), given.get()};
+  THPObjectPtr done(PyObject_Vectorcall(program->check_retained.get(), arguments, 2, nullptr));
+  if (!done) {
+    throw_python();
+  }
 }
 
 variable_list CompiledNode::usual(variable_list&& tangents) {
@@ -346,6 +371,13 @@ PyObject* set_before_hooks(PyObject*, PyObject* callable) {
 }
 
 PyObject* register_hook_dict(PyObject* self, PyObject* tensor) {
+  const Program& program = *node_of(self).program;
+  if (program.check_hook) {
+    THPObjectPtr allowed(PyObject_CallOneArg(program.check_hook.get(), tensor));
+    if (!allowed) {
+      return nullptr;
+    }
+  }
   if (before_hooks != nullptr && node_of(self).num_inputs() > 1) {
     THPObjectPtr done(PyObject_CallOneArg(before_hooks, tensor));
     if (!done) {

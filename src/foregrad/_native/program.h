@@ -67,11 +67,14 @@ struct Program {
   Held backward; // a list of (sizes, saved tensors, tangents) to a list of gradients
   Held other_backward; // (node, *tangents) to (None, *gradients): when the one above isn't right
   Held trails_of; // some inputs to what is left of their histories
+  Held check_hook; // (output) raises where a hook on it would miss what flows inside; or nothing
+  Held check_retained; // (which outputs keep their gradients, which tangents came in), the same; or nothing
   size_t inputs = 0;
   std::vector<size_t> taken; // the inputs that autograd knows about
   std::vector<size_t> trails; // those among them whose histories are kept apart
   std::vector<Shown> shown;
   std::vector<int> saved;
+  std::vector<size_t> saved_from; // which of the forward graph's results each of these is
   std::vector<Layout> tangents;
   std::vector<int> gradients; // for each taken input, which of the backward's results; -1: none
   bool autocast_off = false; // during the forward
@@ -102,6 +105,7 @@ struct CompiledNode : torch::autograd::Node {
   Held trails;
 
  private:
+  void look_at_retained(const torch::autograd::variable_list& tangents);
   bool is_usual(const torch::autograd::variable_list& tangents) const;
   torch::autograd::variable_list usual(torch::autograd::variable_list&& tangents);
   torch::autograd::variable_list other(torch::autograd::variable_list&& tangents);

@@ -38,17 +38,21 @@ def wanted_gradients(node: Any) -> tuple[bool, ...] | None:
     if hasattr(node, "wanted_gradients"):  # one of ours, in C++
         found: tuple[bool, ...] | None = node.wanted_gradients()
         return found
-    wanted = tuple(_goes_on(following) for following, _ in node.next_functions)
-    return None if all(wanted) else wanted
-
-
-def _goes_on(node: Any) -> bool:
-    if node is None:
-        return True  # nobody asks for it, but what is compiled for all gradients will do
-    try:
-        return bool(_will_run(node))
-    except RuntimeError:
-        return True  # it does not say so of a leaf that autograd.grad was called for
+    following = [following for following, _ in node.next_functions]
+    wanted = [True] * len(following)
+    # A leaf that autograd.grad was called for says so by an error, which takes as long as a hundred answers. Such are
+    # asked for together: what lies between the first and the last of them counts as wanted.
+    for positions in (range(len(following)), range(len(following) - 1, -1, -1)):
+        for position in positions:
+            if following[position] is None:
+                continue  # nobody asks for it, but what is compiled for all gradients will do
+            try:
+                wanted[position] = bool(_will_run(following[position]))
+            except RuntimeError:
+                break
+        else:
+            break
+    return None if all(wanted) else tuple(wanted)
 
 
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node

@@ -34,8 +34,8 @@ def only_defined(tensor: Any) -> None:
     tensor._backward_hooks = _OnlyDefined()
 
 
-def before_hooks(function: type[torch.autograd.Function], check: Callable[[int], None]) -> None:
-    """`check(number)` runs before the first hook is put on output `number` of the Function; it may raise.
+def before_hooks(function: type[torch.autograd.Function], check: Callable[[Any], None]) -> None:
+    """`check(output)` runs before the first hook is put on an output of the Function; it may raise.
 
     The hooks are called with gradients only.
     """
@@ -43,11 +43,7 @@ def before_hooks(function: type[torch.autograd.Function], check: Callable[[int],
     register = cls._register_hook_dict
 
     def checked(self: Any, tensor: Any) -> None:
-        try:
-            check(tensor.output_nr)
-        except Exception:
-            tensor._backward_hooks = None  # as it was
-            raise
+        check(tensor)
         only_defined(tensor)
         register(self, tensor)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._torch import engine
 from ..config import Config
-from ..errors import ForegradWarning, UnsupportedError, UnsupportedSideEffectError
+from ..errors import ForegradWarning, LeftBehindError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..graph.source import Names, compile_source, source_of
 from ..runtime.node import NodeSource
@@ -183,7 +183,7 @@ class Dispatcher:
             self._tell(reasons)
             try:
                 specialization = self.specialize(flatten_call(self.function, args, kwargs))
-            except _left_behind() as found:
+            except LeftBehindError as found:
                 return self._filling(found, args, kwargs)
             self._add(specialization)
         result = specialization.call(args, kwargs)
@@ -195,7 +195,7 @@ class Dispatcher:
             first = specialization
             try:
                 specialization = self.specialize(flatten_call(self.function, args, kwargs))
-            except _left_behind() as found:
+            except LeftBehindError as found:
                 return self._filling(found, args, kwargs)
             self._add(specialization)
         result = specialization.call(args, kwargs)
@@ -339,9 +339,3 @@ class Dispatcher:
 def _foreign_function_modes() -> bool:
     count = engine.count_function_modes()
     return count > 0 and not (count == 1 and engine.default_device_is_the_mode())
-
-
-def _left_behind() -> type[UnsupportedError]:
-    from ..tracing.left_behind import LeftBehindError  # late, as the capture is
-
-    return LeftBehindError

@@ -317,7 +317,18 @@ class _Renderer:
             targets = [inputs[i] for i in static]
             self.lines.append(f"{unpacked(targets)}{values}")
         self._arguments_reached_too(inputs)
+        if self.reads.compares_identity:
+            self._other_objects(watch)
         return watch
+
+    def _other_objects(self, watch: Watch) -> None:
+        """Where the function asks whether two objects are one: which of the tensors it found each argument is."""
+        found = self._bind("tensors_found", watch.found)
+        for i, leaf in enumerate(self.call.leaves):
+            if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i:
+                which = watch.found.get(id(leaf))
+                relation = "is" if which is None else "=="
+                self._require(f"{found}.get(id({self.leaves[i]})) {relation} {which}")
 
     def _arguments_reached_too(self, inputs: list[str]) -> None:
         """Arguments that the function also reaches by itself."""

@@ -64,6 +64,10 @@ class Watch:
             (reference, cls, table if id(table) in reads.places else None)
             for reference, cls, table in reads.shapes.values()
         ]
+        self.compared = tensors_in(self.places) if reads.compares_identity else []
+        # Those tensors by id, where the function asks whether two objects are one, and where in the list each stands.
+        self.found: dict[int, int] = {}
+        self.one_another = self._one_another()
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
         for table, key, name in SWITCHES:
@@ -121,7 +125,7 @@ class Watch:
         """Let go of everything: something the graph was made for is no more."""
         self.dead = True
         self.now = (_never, (), ())
-        self.tables, self.places, self.hook_tables, self.shapes = [], [], [], []
+        self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
 
     # ---------------------------------------------------------------- checking
 
@@ -167,6 +171,8 @@ class Watch:
                 return f"the class of a {cls.__name__}", cls.__name__, type(value).__name__
             if table is not None and table_of(value) is not table:
                 return f"the `__dict__` of a {cls.__name__}", "one", "another"
+        if self._one_another() != self.one_another:
+            return "which of the tensors it found are one", "as captured", "otherwise"
         for table in self.hook_tables:
             if table:
                 return "hooks of a module", "none", describe(list(table.values()))
@@ -181,6 +187,11 @@ class Watch:
                 place.drop_changed()
         self._rebuild(self._tensors())
         return dropped
+
+    def _one_another(self) -> list[int]:
+        """Of the tensors that may be compared by which they are: where in the list each stands first."""
+        self.found.clear()
+        return [self.found.setdefault(id(place.look(key)), number) for number, (place, key) in enumerate(self.compared)]
 
     def _tensors(self) -> tuple[Any, ...]:
         return tuple(table.get(key) for table, key, _ in self.tables)
@@ -235,6 +246,17 @@ class Watch:
         return _tensor_tree(tensors).check
 
 
+def tensors_in(places: list[Place]) -> list[tuple[Place, Any]]:
+    """Where tensors were found."""
+    return [
+        (place, key)
+        for place in places
+        if place.kind in ("dict", "list", "object")
+        for key, expected in place.items.items()
+        if expected.kind == "tensor"
+    ]
+
+
 def _item_check(places: list[Place]) -> Check:
     """By one call into C++, and where that can't tell by looking at the places from Python."""
     tree = Tree(tuple(place.holder for place in places))
@@ -278,6 +300,7 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
             if type(key) is not str or expected.kind == "tensor" or not (now is ABSENT or isinstance(now, bool)):
                 return None
             conditions.append(f"place_{number}.get({key!r}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
+        conditions += [f"{key!r} not in place_{number}" for key in sorted(place.absent, key=str)]
     if not 0 < len(conditions) <= _FEW:
         return None
     names = ", ".join(f"place_{number}" for number in range(len(places)))
@@ -298,6 +321,8 @@ def _render_place(tree: Tree, index: int, place: Place) -> bool:
     node = tree.of(index)
     if place.keys is not None:
         tree.counts(node, holder)
+    for key in () if place.keys is not None else place.absent:
+        tree.lacks(node, key)
     for key, expected in place.items.items():
         now = place.look(key)
         if now is ABSENT:

@@ -27,7 +27,8 @@ class CodeNames:
     `loaded` are globals; `others` attribute names and strings that might be such; `probed` those of them that the
     code asks for without knowing whether they are there; `imports` modules as (name, level). `made_up_of`: what it gets
     at attributes of whose names stand nowhere, a global or "" for anything. `whole_namespace`: it asks for globals by
-    other means than their name.
+    other means than their name. `compares`: where it asks whether two objects are one, by `is` or `id`:
+    the path of the global that one of them is, or none.
     """
 
     loaded: frozenset[str]
@@ -36,12 +37,13 @@ class CodeNames:
     imports: frozenset[tuple[str, int]]
     made_up_of: frozenset[str]
     whole_namespace: bool
+    compares: frozenset[tuple[str, ...]]
 
 
 @functools.lru_cache(maxsize=8192)
 def names_of(code: types.CodeType) -> CodeNames:
     """The names in a code object."""
-    loaded, imports = _loaded(code)
+    loaded, imports, compares = _loaded(code)
     named = set(code.co_names)
     others, probed = set(named), set()
     strings = list(_strings(code))
@@ -66,8 +68,15 @@ def names_of(code: types.CodeType) -> CodeNames:
             imports |= inner.imports
             made_up |= inner.made_up_of
             whole = whole or inner.whole_namespace
+            compares |= inner.compares
     return CodeNames(
-        frozenset(loaded), frozenset(others), frozenset(probed), frozenset(imports), frozenset(made_up), whole
+        frozenset(loaded),
+        frozenset(others),
+        frozenset(probed),
+        frozenset(imports),
+        frozenset(made_up),
+        whole,
+        frozenset(compares),
     )
 
 
@@ -79,17 +88,41 @@ def _strings(code: types.CodeType) -> Iterator[str]:
             yield from (item for item in constant if isinstance(item, str))
 
 
-def _loaded(code: types.CodeType) -> tuple[set[str], set[tuple[str, int]]]:
+def _loaded(code: types.CodeType) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
+    """Globals; modules that are imported; comparisons of two objects by which they are."""
     loaded, imports = set(), set()
+    compares: set[tuple[str, ...]] = set()
     before: list[dis.Instruction] = []
     for instruction in _instructions(code):
         if instruction.opname in _LOADS:
             loaded.add(instruction.argval)
+            if instruction.argval == "id":
+                compares.add(())
         elif instruction.opname == "IMPORT_NAME":  # the level and what is taken from it were pushed before
             level = before[-2].argval if len(before) > 1 else 0
             imports.add((instruction.argval, level if isinstance(level, int) else 0))
-        before = [*before[-1:], instruction]
-    return loaded, imports
+        elif instruction.opname == "IS_OP" and not _is_of_no_tensor(before):
+            compares.add(_global_path(before))
+        if instruction.opname not in _NOT_ARGUMENTS:
+            before = [*before[-4:], instruction]
+    return loaded, imports, compares
+
+
+def _is_of_no_tensor(before: list[dis.Instruction]) -> bool:
+    """Whether one of two objects, which were just loaded, is a constant or a class, however it was come by."""
+    if before[-1].opname == "LOAD_CONST":
+        return True
+    return any((i.opname in _LOADS and i.argval == "type") or i.argval == "__class__" for i in before)
+
+
+def _global_path(before: list[dis.Instruction]) -> tuple[str, ...]:
+    """The names by which a global, or an attribute of one, was just loaded; none for anything else."""
+    *earlier, last = before
+    if last.opname in _LOADS:
+        return (last.argval,)
+    if last.opname == "LOAD_ATTR" and earlier and earlier[-1].opname in _LOADS:
+        return (earlier[-1].argval, last.argval)
+    return ()
 
 
 def _instructions(code: types.CodeType) -> list[dis.Instruction]:

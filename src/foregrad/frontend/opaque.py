@@ -18,6 +18,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from .libraries import asked_of_library
+
 __all__ = ["asked_of", "is_cached_function", "is_number_of_numpy", "state_of", "used_up"]
 
 _UNKNOWN = object()  # differs from everything
@@ -35,9 +37,9 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
     if isinstance(value, _LRU):
         return functools.partial(_not_cleared, value.cache_info().misses)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-        return _numbers
-    return None
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _objects if value.dtype.hasobject else _numbers
+    return asked_of_library(value)
 
 
 def _context_value(variable: Any) -> Any:
@@ -51,6 +53,12 @@ def _not_cleared(misses: int, cached: Any) -> bool:
 def is_cached_function(value: Any) -> bool:
     """Whether it is a function under `functools.cache` or `lru_cache`."""
     return isinstance(value, _LRU)
+
+
+def _objects(values: Any) -> Any:
+    """Of an array of objects, which ones, and the value of those that are nothing but a value."""
+    plain = (int, float, str, bool, bytes, complex, type(None))
+    return (values.shape, tuple(item if type(item) in plain else id(item) for item in values.ravel().tolist()))
 
 
 def _numbers(values: Any) -> Any:

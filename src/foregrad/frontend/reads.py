@@ -15,6 +15,7 @@ import operator
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -184,7 +185,7 @@ class Place:
     is how people write it: `name.key`, `name[key]`, `key` alone, or `name` alone.
     """
 
-    __slots__ = ("ask", "copy", "holder", "items", "keys", "kind", "name", "owner", "style", "volatile")
+    __slots__ = ("absent", "ask", "copy", "holder", "items", "keys", "kind", "name", "owner", "style", "volatile")
 
     def __init__(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> None:
         self.holder = holder
@@ -193,10 +194,19 @@ class Place:
         self.style = style
         self.owner = owner  # the id of the module whose table this is
         self.items: dict[Any, Expected] = {}
+        self.absent: set[Any] = set()  # keys of a dict that were asked for and not there
         self.keys: tuple[Any, ...] | None = None  # all keys in order, where all items matter
         self.copy: list[Any] | None = None  # the items themselves, of a container too large to look into
         self.ask: Any = None
         self.volatile = 0  # how often it was written to without a difference that matters
+
+    def lacks(self, *keys: Any) -> None:
+        """Note that there is nothing under any of these, unless more was known of them."""
+        self.absent.update(key for key in keys if key not in self.items) if self.items else self.absent.update(keys)
+
+    def appeared(self) -> Any:
+        """Those of the keys that were not there which now are."""
+        return dict.keys(self.holder) & self.absent if self.absent else ()
 
     def look(self, key: Any) -> Any:
         """What is there now."""
@@ -234,6 +244,9 @@ class Place:
             now = self.look(key)
             if not expected.holds(now):
                 return self.path(key), expected.describe(), describe(now)
+        if self.keys is None and (new := self.appeared()):
+            key = min(new, key=str)
+            return self.path(key), describe(ABSENT), describe(self.look(key))
         return None
 
     def drop_changed(self) -> None:
@@ -243,7 +256,12 @@ class Place:
         elif self.copy is not None:
             self.copy = None
         else:
-            self.items.pop(next(key for key, expected in self.items.items() if not expected.holds(self.look(key))))
+            changed = (key for key, expected in self.items.items() if not expected.holds(self.look(key)))
+            key = next(changed, ABSENT)
+            if key is not ABSENT:
+                del self.items[key]
+            else:
+                self.absent.discard(min(self.appeared(), key=str))
 
 
 class Reads:
@@ -251,13 +269,13 @@ class Reads:
 
     def __init__(self) -> None:
         self.places: dict[int, Place] = {}
-        self.modules: dict[int, torch.nn.Module] = {}
         self._made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
         self._early: dict[int, tuple[Any, dict[str, Any]]] = {}  # of tables: what was in them when first met
         self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
         self.class_attributes: dict[tuple[type, str], Any] = {}
+        self.compares_identity = False  # code asks whether two objects are one
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> Place:
         found = self.places.get(id(holder))
@@ -267,7 +285,7 @@ class Reads:
 
     def add(self, place: Place, key: Any, value: Any) -> bool:
         """Note that `value` was found there; whether that is news."""
-        if key in place.items:
+        if key in place.items or key in place.absent:
             return False
         early = self._early.get(id(place.holder))
         if early is not None:
@@ -303,14 +321,19 @@ class Reads:
         for key, item in items:
             self.add(place, key, item)
 
-    def _look_into(self, value: Any, name: str) -> None:
-        ask = asked_of(value)
-        if ask is not None:
+    def ask(self, value: Any, name: str, ask: Callable[[Any], Any]) -> None:
+        """Note what `ask(value)` says."""
+        if id(value) not in self.places:
             place = self.place(value, "asked", name, "self")
             place.ask = ask
             found = ask(value)
             place.items[None] = Expected(found)
             self.contents(found, name)
+
+    def _look_into(self, value: Any, name: str) -> None:
+        ask = asked_of(value)
+        if ask is not None:
+            self.ask(value, name, ask)
             return
         if not self.watch_use(value, name):
             self.remember(value)
@@ -380,6 +403,8 @@ class Reads:
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """The attribute of a module is about to be read."""
+        if name in _HOOKS:
+            return  # see Watch: all hooks of all modules
         if (id(module), name) in self._noted or id(module) in self._made_here:
             return
         own = object.__getattribute__(module, "__dict__")
@@ -387,12 +412,9 @@ class Reads:
             self._made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
-        self.modules[id(module)] = module
         if name == "__dict__":
             self._whole_table(module, own)
             return
-        if name in _HOOKS:
-            return  # see Watch: all hooks of all modules
         place = self.place(own, "dict", type(module).__name__, "attr", id(module))
         if name in own:
             value = own[name]
@@ -409,7 +431,7 @@ class Reads:
                 self.add(self.place(table, "dict", type(module).__name__, "attr", id(module)), name, table[name])
                 return
         self.class_attributes.setdefault((type(module), name), None)
-        place.items.setdefault(name, Expected(ABSENT))
+        place.lacks(name)
 
     def _whole_table(self, module: torch.nn.Module, table: dict[str, Any]) -> None:
         place = self.place(table, "dict", type(module).__name__, "attr", id(module))

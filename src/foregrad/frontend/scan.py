@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from .code import names_of
+from .libraries import asked_of_module, keeps_options, loggers_of, referent
 from .reads import ABSENT, Expected, Place, Reads, is_plain, items_in, table_of
 
 __all__ = ["Scan"]
@@ -40,6 +41,7 @@ _LIBRARIES = (
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
+_CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 _CODE_OF_CLASSES = (
     staticmethod,
     classmethod,
@@ -51,6 +53,7 @@ _CODE_OF_CLASSES = (
 )
 _MOST_FUNCTIONS = 20_000
 _DEEPEST = 8
+_DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
 # Classes of libraries whose objects are nothing but their attributes.
 _BAGS = (
@@ -91,16 +94,25 @@ class Scan:
         self._named = 0  # how many of `modules` are in `_paths`
         self._paths: dict[int, str] = {}
         self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
+        self._slots: dict[type, frozenset[str]] = {}
 
     @property
     def module_names(self) -> dict[int, str]:
         """By id: what people call a module that was found or is part of one, `model.layers.0`."""
         if self._named < len(self.modules):
             for root, prefix in itertools.islice(self.modules.values(), self._named, None):
-                for path, module in root.named_modules(prefix=prefix):
-                    self._paths.setdefault(id(module), path)
+                self._name_parts(root, prefix)
             self._named = len(self.modules)
         return self._paths
+
+    def _name_parts(self, module: torch.nn.Module, path: str) -> None:
+        if id(module) in self._paths:
+            return
+        self._paths[id(module)] = path
+        # As they are stored: asking the module would count as the function's own reading.
+        for name, part in object.__getattribute__(module, "__dict__")["_modules"].items():
+            if part is not None:
+                self._name_parts(part, f"{path}.{name}" if path else name)
 
     # ---------------------------------------------------------------- callables
 
@@ -155,6 +167,8 @@ class Scan:
         self.makes_up_names = self.makes_up_names or any(
             not _is_library(function.__globals__.get(root)) for root in code.made_up_of
         )
+        if code.compares:
+            self._comparisons(function, code.compares)
         if self._rank <= 1:
             self._called |= code.others
         namespace, others = function.__globals__, code.others
@@ -177,6 +191,15 @@ class Scan:
         if wrapped is not None:
             self.function(wrapped, function.__name__)
 
+    def _comparisons(self, function: types.FunctionType, paths: frozenset[tuple[str, ...]]) -> None:
+        """A comparison by `is` matters where either side may be a tensor."""
+        for path in paths:
+            value: Any = function.__globals__.get(path[0], ABSENT) if path else ABSENT
+            for name in path[1:]:
+                value = vars(value).get(name, ABSENT) if isinstance(value, (type, types.ModuleType)) else ABSENT
+            if value is ABSENT or isinstance(value, torch.Tensor):
+                self.reads.compares_identity = True
+
     def _globals(self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str]) -> None:
         place = self.reads.place(namespace, "dict", "", "key")
         for name in loaded:
@@ -188,7 +211,7 @@ class Scan:
                 else:
                     self.visit(value, name)
             elif hasattr(builtins, name):
-                place.items.setdefault(name, Expected(ABSENT))  # a built-in function may be hidden later
+                place.lacks(name)  # a built-in function may be hidden later
 
     def _imported(self, namespace: dict[str, Any], name: str, level: int, others: frozenset[str]) -> None:
         """A module that code imports where it runs, and those on the way to it."""
@@ -232,6 +255,10 @@ class Scan:
         if module.__name__ == "numpy" and "random" in names:
             module = module.random
         self.reads.watch_use(module, f"`{module.__name__}`")
+        for text, ask in asked_of_module(module, names):
+            self.reads.ask(ask, text, ask)
+        if module is sys and "argv" in names:
+            self.reads.add(self.reads.place(vars(sys), "dict", "sys", "attr"), "argv", sys.argv)
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
             place = self.reads.place(table, "dict", "os.environ", "item")
@@ -263,13 +290,19 @@ class Scan:
                     self._object(value, name, depth)
         elif isinstance(value, operator.attrgetter):
             self.names.update(*(text.split(".") for text in value.__reduce__()[1]))
+        elif isinstance(value, operator.methodcaller):
+            self.names.add(value.__reduce__()[1][0])
+            self._called.add(value.__reduce__()[1][0])
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
+            if is_outside(value.__module__) and value.__module__ in sys.modules:
+                self._names_outside(sys.modules[value.__module__], frozenset({value.__name__}))
             self._class(value)
             for base in value.__mro__:  # it may be called
                 if not is_outside(base.__module__):
-                    for maker in _MAKERS & base.__dict__.keys():
+                    makers = _MAKERS | _CALLED_BY_AUTOGRAD if issubclass(base, torch.autograd.Function) else _MAKERS
+                    for maker in makers & base.__dict__.keys():
                         self.function(base.__dict__[maker], f"{name}.{maker}")
         elif isinstance(value, _BAGS) or not is_outside(type(value).__module__):
             if self._is_new(value) and depth <= _DEEPEST:
@@ -277,8 +310,28 @@ class Scan:
         else:
             if self._is_new(value):
                 self.reads.contents(value, name)
+                self._of_library(value, name, depth)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
+
+    def _of_library(self, value: Any, name: str, depth: int) -> None:
+        """An object of a library's class: its attributes, each of which may be an option."""
+        target = referent(value)
+        if target is not None:
+            self.visit(target, name, depth)
+        for logger in loggers_of(value):
+            place = self.reads.place(logger.__dict__, "dict", f"logger {logger.name}", "attr")
+            for attribute in ("level", "disabled", "parent"):
+                self.reads.add(place, attribute, logger.__dict__[attribute])
+        table = table_of(value)
+        if type(table) is not dict or depth > _DEEPEST_IN_LIBRARY or not keeps_options(value):
+            return
+        self.reads.remember(value)
+        place = self.reads.place(table, "dict", name, "attr")
+        place.keys = self.reads.keys_of(table)
+        for attribute, item in table.items():
+            self.reads.add(place, attribute, item)
+            self.visit(item, f"{name}.{attribute}", depth + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         self.reads.remember(value)
@@ -303,7 +356,7 @@ class Scan:
                     self._attribute(base, base.__name__, name)
                 return
             if not is_outside(base.__module__):
-                self._class_table(base).items.setdefault(name, Expected(ABSENT))
+                self._class_table(base).lacks(name)
 
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
@@ -311,22 +364,34 @@ class Scan:
         for value, name, depth, rank, done in list(self._objects):
             if isinstance(value, type):
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
-                new = self.names.intersection(known).union(_special_names(value))
+                new = self.names.intersection(known).union(_special_names(value)) - done
                 self._rank = rank + 1
             else:
-                new = self._names_in_object(value)
+                new = self._names_in_object(value) - done
                 self._rank = rank
-            for attribute in sorted(new - done):
-                if isinstance(value, type):
-                    if attribute not in value.__dict__:
-                        done.add(attribute)
-                        self._class_table(value).items.setdefault(attribute, Expected(ABSENT))
-                        continue
-                    if attribute not in self._called and _is_method(value, attribute):
-                        continue
+            there = self._there(value, new)
+            if len(there) < len(new):
+                missing = new - there
+                done |= missing
+                table = gc.get_referents(value.__dict__)[0] if isinstance(value, type) else table_of(value)
+                if table is not None:
+                    self.reads.place(table, "dict", name, "attr").lacks(*missing)
+            for attribute in sorted(there):
+                if isinstance(value, type) and attribute not in self._called and _is_method(value, attribute):
+                    continue
                 done.add(attribute)
                 found = self._attribute(value, name, attribute, depth) or found
         return found
+
+    def _there(self, value: Any, names: set[str]) -> set[str]:
+        """Those of the names that an object or a class has itself, in its table or in a slot."""
+        if isinstance(value, type):
+            return names & value.__dict__.keys()
+        if isinstance(value, threading.local):
+            return names
+        table = table_of(value)
+        there = names & self._slots_of(type(value))
+        return there if table is None else there | (names & table.keys())
 
     def _names_in_object(self, value: Any) -> set[str]:
         """The attributes of an object that matter by what is known of the code so far."""
@@ -351,21 +416,23 @@ class Scan:
             self._attributes[classes] = known
         return known
 
+    def _slots_of(self, cls: type) -> frozenset[str]:
+        known = self._slots.get(cls)
+        if known is None:
+            known = frozenset(name for name in self._attributes_of(cls) if _is_slot(cls, name))
+            self._slots[cls] = known
+        return known
+
     def _attribute(self, value: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
             return self._attribute_of_class(value, name, attribute)
         table = table_of(value)
-        if isinstance(value, threading.local) or (attribute not in (table or ()) and _is_slot(type(value), attribute)):
-            place = self.reads.place(value, "object", name, "attr")
-            item = place.look(attribute)
-        elif table is not None:
+        if table is not None and attribute in table and not isinstance(value, threading.local):
             place = self.reads.place(table, "dict", name, "attr")
-            if attribute not in table:
-                place.items.setdefault(attribute, Expected(ABSENT))
-                return False
             item = table[attribute]
         else:
-            return False
+            place = self.reads.place(value, "object", name, "attr")
+            item = place.look(attribute)
         self.reads.add(place, attribute, item)
         self.visit(item, f"{name}.{attribute}", depth + 1)
         return True

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.hooks import before_hooks
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
@@ -27,7 +28,7 @@ from ..graph.source import Names, compile_source, unpacked
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .layout import as_captured, in_order, laid_out, memory_order
-from .passed import check_retained, watch_hooks
+from .passed import hook_check, retained_check, retained_of
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -80,11 +81,12 @@ class _NodeRenderer:
         self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
+        self.is_native = False
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
         self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
 
     def make(self) -> NodeSource:
-        if self.compiled.native and native() is not None and not self.signature.passed:
+        if self.compiled.native and native() is not None:
             return self._native()
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
@@ -95,13 +97,14 @@ class _NodeRenderer:
             {"forward": staticmethod(forward), "backward": staticmethod(backward)},
         )
         if len(self.tangents) > 1:
-            watch_hooks(function, self.signature, self.partitioned.joint.name)
+            before_hooks(function, hook_check(self.signature, self.partitioned.joint.name))
         state = backward.__globals__
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
         return NodeSource(engine.direct_apply(function), source, self.taken, is_native=False)
 
     def _native(self) -> NodeSource:
         """The same in C++, and the backward as it is rendered for what that leaves to it."""
+        self.is_native = True
         source = "\n".join(("# forward, and backward as a rule: foregrad._native", *self._backward(), ""))
         other = compile_source(source, "backward", self.globals, label="autograd node")
         state, signature = other.__globals__, self.signature
@@ -110,18 +113,25 @@ class _NodeRenderer:
         def keep(made: Callable[..., Any]) -> None:
             state["backward_graph"] = node.backward = made
 
+        name, results = self.partitioned.joint.name, signature.num_forward_outputs
+        saved_from = list(range(results, results + len(self.partitioned.saved_nodes)))
+        for saved, output in self._outputs_saved():
+            saved_from[saved - results] = output
         failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
-            forward=self._forward_graph(),
+            forward=self.compiled.forward,
             backward=None if failed else state["backward_graph"],
             other_backward=other,
             trails_of=trails_of,
+            check_hook=hook_check(signature, name) if signature.passed else None,
+            check_retained=retained_check(signature, name) if signature.passed else None,
             inputs=len(signature.inputs),
             taken=self.taken,
             trails=needs_trail(self.compiled, self.taken),
             shown=[self._how_shown(i) for i in range(signature.num_forward_outputs)],
             saved=[self._how_kept(node) for node in self.partitioned.saved_nodes],
+            saved_from=saved_from,
             tangents=[] if failed else [_layout(spec) for spec in signature.tangent_specs],
             gradients=[i if signature.gradients and signature.gradients[i] else -1 for i in self.taken],
             autocast_off=self.compiled.disable_autocast,
@@ -135,13 +145,17 @@ class _NodeRenderer:
 
     # ---------------------------------------------------------------- forward
 
-    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
-        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
-        signature, forward = self.signature, self.compiled.forward
-        same = [
+    def _outputs_saved(self) -> list[tuple[int, int]]:
+        """Of the forward graph's results: the saved ones that are outputs as well, and which."""
+        signature = self.signature
+        return [
             (signature.num_forward_outputs + at, signature.differentiable[position])
             for position, at in self.partitioned.saved_results.items()
         ]
+
+    def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
+        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
+        forward, same = self.compiled.forward, self._outputs_saved()
         if not same:
             return forward
 
@@ -237,8 +251,9 @@ class _NodeRenderer:
             anything = " or ".join(f"{t} is not None" for t in tangents)
             lines += [f"    if {anything}:", "        eager_error()"]
             return [*lines, f"    return {', '.join(['None'] * (len(self.taken) + 1))}"]
-        if self.signature.passed:
-            self.globals["check_retained"] = check_retained(self.signature, self.partitioned.joint.name)
+        if self.signature.passed and not self.is_native:
+            check = retained_check(self.signature, self.partitioned.joint.name)
+            self.globals["check_retained"] = retained_of(check, self.signature)
             lines.append(f"    check_retained(ctx, ({', '.join(tangents)},))")
         for position, error in self.partitioned.joint.failing.items():
             raiser = self.names.fresh("eager_error")

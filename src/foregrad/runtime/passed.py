@@ -6,39 +6,52 @@ hook on the latter, or its `.grad`, would hold only what comes from outside. Eag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
-from .._torch.hooks import before_hooks
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
 
-__all__ = ["check_retained", "watch_hooks"]
+__all__ = ["hook_check", "retained_check", "retained_of"]
 
 
-def watch_hooks(function: type[torch.autograd.Function], signature: Signature, name: str) -> None:
-    """Have `register_hook` on such an output of `function` raise; hooks on others are called with gradients only."""
+def hook_check(signature: Signature, name: str) -> Callable[[Any], None]:
+    """`check(output)` raises where a hook on this output is to be refused, which then has none."""
     passed = {i for i, _ in signature.passed}
 
-    def check(position: int) -> None:
-        if position in passed:
-            raise UnsupportedError(_message(signature, name, position, "a hook on it"))
+    def check(output: Any) -> None:
+        if output.output_nr in passed:
+            output._backward_hooks = None  # as it was
+            raise UnsupportedError(_message(signature, name, output.output_nr, "a hook on it"))
 
-    before_hooks(function, check)
+    return check
 
 
-def check_retained(signature: Signature, name: str) -> Callable[[Any, tuple[Any, ...]], None]:
-    """`check(ctx, tangents)` raises where such an output is to keep its gradient and more flows through it."""
+def retained_check(signature: Signature, name: str) -> Callable[[Iterable[int], Sequence[bool]], None]:
+    """`check(retained, given)` raises where one of the `retained` outputs is to keep its gradient and more flows
+    through it: `given` says for each tangent whether it came in.
+    """
+    passed = dict(signature.passed)
 
-    def check(ctx: Any, tangents: tuple[Any, ...]) -> None:
-        for (position, after), reference in zip(signature.passed, ctx.passed, strict=True):
-            output = reference()
-            if output is not None and output.retains_grad and any(tangents[i] is not None for i in after):
+    def check(retained: Iterable[int], given: Sequence[bool]) -> None:
+        for position in retained:
+            if any(given[i] for i in passed.get(position, ())):
                 raise UnsupportedError(_message(signature, name, position, "`retain_grad()`"))
 
     return check
+
+
+def retained_of(check: Callable[[Iterable[int], Sequence[bool]], None], signature: Signature) -> Callable[..., None]:
+    """`look(ctx, tangents)`: the same for a node in Python, which keeps references to such outputs (`ctx.passed`)."""
+    positions = [position for position, _ in signature.passed]
+
+    def look(ctx: Any, tangents: tuple[Any, ...]) -> None:
+        outputs = [reference() for reference in ctx.passed]
+        retained = [at for at, out in zip(positions, outputs, strict=True) if out is not None and out.retains_grad]
+        if retained:
+            check(retained, [tangent is not None for tangent in tangents])
+
+    return look
 
 
 def _message(signature: Signature, name: str, position: int, what: str) -> str:

@@ -34,7 +34,7 @@ from .analysis import Analysis
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
-from .effects import check_containers, check_generator, check_left_behind, check_tensors, check_used_up
+from .effects import check_left_behind, check_run, check_tensors
 from .facts import Facts
 from .graph import build_module
 from .infos import input_info
@@ -126,6 +126,7 @@ def capture_call(
         if captured is None:
             replays_views = run.replays_views
             continue
+        vars(run).clear()  # its parts refer to it: they go now, and the arguments with them, not when next looked for
         return captured
     raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
 
@@ -224,9 +225,7 @@ class _Capture:
                     raise
                 finally:
                     self.origins.forget()
-            check_generator(self.name, drawn)
-            check_containers(self.name, call, (args, kwargs), leaves)
-            check_used_up(self.name, self.reads)
+            check_run(self.name, drawn, call, (args, kwargs), leaves, self.reads)
             needed = self._needs_bases()
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed

@@ -8,18 +8,31 @@ from typing import Any
 import torch
 
 from .._torch.tensors import is_usable
-from ..errors import ForegradWarning, UnsupportedSideEffectError
+from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.tree import flatten
 from .facts import Facts
 from .inputs import InputRecord
-from .left_behind import LeftBehindError
 
-__all__ = ["check_containers", "check_generator", "check_left_behind", "check_tensors", "check_used_up"]
+__all__ = ["check_left_behind", "check_run", "check_tensors"]
 
 
-def check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any]) -> None:
+def check_run(
+    name: str,
+    generator: torch.Tensor,
+    call: FlatCall,
+    arguments: tuple[Any, Any],
+    leaves: list[Any],
+    reads: Reads,
+) -> None:
+    """A run left the random generator, the containers among its arguments and what can be used up as they were."""
+    _check_generator(name, generator)
+    _check_containers(name, call, arguments, leaves)
+    _check_used_up(name, reads)
+
+
+def _check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any]) -> None:
     """The containers among the arguments are as they were."""
     after, tree = flatten(arguments)
     if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
@@ -29,7 +42,7 @@ def check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leav
         )
 
 
-def check_generator(name: str, before: torch.Tensor) -> None:
+def _check_generator(name: str, before: torch.Tensor) -> None:
     """Nothing draws for real while capturing: a generator that moved was seeded by the function."""
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
@@ -39,7 +52,7 @@ def check_generator(name: str, before: torch.Tensor) -> None:
         )
 
 
-def check_used_up(name: str, reads: Reads) -> None:
+def _check_used_up(name: str, reads: Reads) -> None:
     """No iterator, and no random generator but PyTorch's, was drawn from."""
     spent = reads.spent()
     if spent is not None:

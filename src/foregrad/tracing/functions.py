@@ -54,7 +54,12 @@ def _torch_ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
     return _ctc_loss(*args, **kwargs)
 
 
+def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].tolist()  # the fake's own: number by number
+
+
 READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    torch.Tensor.tolist: _tolist,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
     torch.ctc_loss: _torch_ctc_loss,

@@ -15,15 +15,10 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from ..errors import UnsupportedSideEffectError
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import ABSENT, Place, Reads, items_in
 
-__all__ = ["LeftBehind", "LeftBehindError"]
-
-
-class LeftBehindError(UnsupportedSideEffectError):
-    """A function filled a cache, or changed a state, that it had looked at."""
+__all__ = ["LeftBehind"]
 
 
 class LeftBehind:
@@ -69,6 +64,10 @@ def _take_back(place: Place) -> list[str]:
         if _is_ours(place.look(key)) and not _is_ours(before):
             put = _put_attribute if place.kind == "object" else _put
             put(place.holder, key, before)
+            found.append(place.path(key))
+    for key in sorted(place.appeared(), key=str):
+        if _is_ours(place.look(key)):
+            _put(place.holder, key, ABSENT)
             found.append(place.path(key))
     if place.keys is not None:
         items = items_in(place.holder)[len(place.keys) if place.kind == "list" else 0 :]

@@ -15,7 +15,7 @@ from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_view
 from .._torch.transforms import bottom_of
-from ..errors import UnsupportedSideEffectError
+from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
@@ -116,6 +116,12 @@ class Lifting(TorchFunctionMode):
             "compiled call can't repeat. Use torch.autograd.grad, or call backward outside."
         )
 
+    def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedOpError(
+            f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy, whose work is in no graph. Use PyTorch's "
+            "own functions there; `.tolist()` or `.item()` where numbers are wanted."
+        )
+
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.has_hooks = True
         return func(*args, **kwargs)
@@ -179,6 +185,8 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     torch.Tensor.backward: Lifting._backward,
+    torch.Tensor.numpy: Lifting._numpy,
+    torch.Tensor.__array__: Lifting._numpy,
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     torch.Tensor.register_hook: Lifting._hook,

@@ -1,0 +1,126 @@
+"""Options that people keep in libraries' own objects and switches: an Event, a ConfigParser, an optimizer, `sys.argv`.
+
+Code of libraries is not followed. So of an object of theirs all attributes count, and of their modules what is listed
+here, where the user's code names it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import decimal
+import io
+import logging
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["asked_of_library", "asked_of_module", "keeps_options", "loggers_of", "referent"]
+
+_OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp")
+# What their objects hold follows from how they were made, or is nobody's option.
+_FIXED = set(
+    "_frozen_importlib _frozen_importlib_external abc ast builtins contextlib contextvars dataclasses datetime decimal "
+    "enum fractions functools importlib inspect logging multiprocessing operator pathlib re string types typing uuid "
+    "warnings zipimport".split()
+)
+
+
+def keeps_options(value: Any) -> bool:
+    """Whether all attributes of an object of a library's class are looked at."""
+    module = type(value).__module__
+    if not isinstance(module, str):
+        return False
+    root = module.partition(".")[0]
+    return root in sys.stdlib_module_names and root not in _FIXED if root != "torch" else module.startswith(_OF_TORCH)
+
+
+def loggers_of(value: Any) -> Iterator[Any]:
+    """A logger and those above it, whose levels it goes by."""
+    while isinstance(value, logging.Logger):
+        yield value
+        value = value.parent
+
+
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+def referent(value: Any) -> Any:
+    """What a weak reference or proxy leads to; None: nothing (any more), or `value` is neither."""
+    if type(value) in _PROXIES:
+        try:
+            return value.__repr__.__self__
+        except ReferenceError:
+            return None
+    return value() if isinstance(value, weakref.ref) else None
+
+
+def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
+    """How to ask an object without attributes for what it holds, as a plain value or one object; None for others."""
+    if isinstance(value, weakref.ref):
+        return _referent
+    if isinstance(value, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
+        return bytes
+    if isinstance(value, (io.StringIO, io.BytesIO)):
+        return _written
+    return None
+
+
+def _referent(reference: Any) -> Any:
+    return reference()
+
+
+def _written(file: Any) -> Any:
+    return (None, 0) if file.closed else (file.getvalue(), file.tell())
+
+
+def asked_of_module(module: types.ModuleType, names: frozenset[str]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Switches of a library's module that code with these `names` may look at: what people call each, how to ask."""
+    root, *rest = module.__name__.split(".")
+    words = names.union(rest)
+    return [(text, ask) for word, text, ask in _SWITCHES.get(root, ()) if word in words]
+
+
+def _anomaly(_: Any) -> Any:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _mkldnn(_: Any) -> Any:
+    return torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic
+
+
+def _cudnn(_: Any) -> Any:
+    cudnn = torch.backends.cudnn
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+
+
+def _warn_always(_: Any) -> Any:
+    return torch.is_warn_always_enabled()
+
+
+def _precision(_: Any) -> Any:
+    context = decimal.getcontext()
+    return context.prec, context.rounding, context.Emin, context.Emax
+
+
+def _errors_of_numpy(_: Any) -> Any:
+    return tuple(sorted(sys.modules["numpy"].geterr().items()))
+
+
+_SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
+    "torch": (
+        ("is_anomaly_enabled", "torch.is_anomaly_enabled()", _anomaly),
+        ("is_anomaly_check_nan_enabled", "torch.is_anomaly_check_nan_enabled()", _anomaly),
+        ("mkldnn", "torch.backends.mkldnn", _mkldnn),
+        ("cudnn", "torch.backends.cudnn", _cudnn),
+        ("is_warn_always_enabled", "torch.is_warn_always_enabled()", _warn_always),
+    ),
+    "decimal": (
+        ("Decimal", "decimal.getcontext()", _precision),
+        ("getcontext", "decimal.getcontext()", _precision),
+    ),
+    "numpy": (("geterr", "numpy.geterr()", _errors_of_numpy),),
+}
