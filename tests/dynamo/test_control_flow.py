@@ -85,6 +85,25 @@ def test_each_way_has_one_graph_that_is_used_again():
     assert len(compiled.foregrad.specializations) == 2
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_what_only_the_other_branch_closes_over_gets_zeros(value):
+    def function(flag, x, w, b):
+        y = x * 3
+        return torch.cond(flag, lambda x: (x * w, x.sum()), lambda x: (x + b * y, x.mean()), (x,))
+
+    def gradients(call):
+        torch.manual_seed(0)
+        leaves = [torch.randn(3, requires_grad=True) for _ in range(3)]
+        return torch.autograd.grad(sum(t.sum() for t in call(torch.tensor(value), *leaves)), leaves, allow_unused=True)
+
+    torch._dynamo.reset()
+    wanted, found = gradients(function), gradients(foregrad.compile(function, backend="eager"))
+    assert [g is None for g in found] == [g is None for g in wanted] == [False] * 3
+    for one, two in zip(wanted, found, strict=True):
+        assert torch.equal(one, two)
+    assert not found[2 if value else 1].any()
+
+
 def test_a_plain_bool_is_a_constant():
     compiled = foregrad.compile(lambda x: torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (x,)), backend="eager")
     for size in (2, 3):

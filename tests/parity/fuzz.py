@@ -71,6 +71,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--examples", type=int, default=1000, help="programs of each profile")
     parser.add_argument("--profile", action="append", choices=sorted(PROFILES), help="default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--program", type=int, help="only the program of this number, as a failure shows it")
     parser.add_argument("--stand-in", help="compile with this stand-in instead of foregrad (see stand_ins.py)")
     parser.add_argument("--keep", type=int, default=1, help="programs to show for each group")
     parser.add_argument("--grad-slack", type=int, default=GRAD_SLACK, help="roundings that a gradient may be off")
@@ -85,18 +86,20 @@ def main(argv: list[str] | None = None) -> int:
     if opts.stand_in:
         os.environ["FOREGRAD_STAND_IN"] = opts.stand_in
     verdicts: collections.Counter[str] = collections.Counter()
-    groups: dict[str, list[Program]] = collections.defaultdict(list)
+    groups: dict[str, list[tuple[str, Program]]] = collections.defaultdict(list)
     started = time.monotonic()
-    for number, name in enumerate(opts.profile or PROFILES):
-        for i in range(opts.examples):
-            program = grow(RandomChooser(1_000_000 * opts.seed + 100_000 * number + i), PROFILES[name])
+    for name in opts.profile or PROFILES:
+        first = 1_000_000 * opts.seed + 100_000 * list(PROFILES).index(name)
+        for seed in range(first, first + opts.examples) if opts.program is None else [opts.program]:
+            program = grow(RandomChooser(seed), PROFILES[name])
             verdict, _ = judge(program, grad_slack=opts.grad_slack)
             verdicts[verdict] += 1
             if verdict not in ("equal", "raised"):
-                groups[verdict].append(program)
+                groups[verdict].append((f"--profile {name} --program {seed}", program))
     for verdict, programs in sorted(groups.items(), key=lambda item: -len(item[1])):
         print(f"\n=== {verdict} ({len(programs)} programs)")
-        for program in sorted(programs, key=lambda p: len(p.source()))[: opts.keep]:
+        for which, program in sorted(programs, key=lambda found: len(found[1].source()))[: opts.keep]:
+            print(which)
             if not opts.no_reduce:
                 program = smallest(program, verdict, opts.grad_slack)
             print(program)

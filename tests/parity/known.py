@@ -3,10 +3,7 @@
 The key is the case's name as the sweep prints it, the value says why the failure is not ours or not yet ours.
 """
 
-KNOWN: dict[str, str] = {
-    "op native_group_norm plain float32": "of an empty batch, when only its statistics are differentiated: eager gives "
-    "a gradient of no elements for the input, compiled None (which of the two, its formula decides by what comes in)",
-}
+KNOWN: dict[str, str] = {}
 
 # PyTorch computes these (or their derivatives) with other operators while any dispatch mode is on, whoever records:
 # `prod` divides by its factors only where it may look for zeros first, a weighted loss with smoothed labels adds up

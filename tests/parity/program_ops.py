@@ -279,7 +279,8 @@ def _assign(name: str, t: torch.Tensor, pool: Pool) -> str:
         part = eval(f"t[{where}]", {"t": t})
     except (IndexError, RuntimeError):
         part = t
-    return f"{name}[{where}] = {pool.source(part)}"
+    # As in `_fill`: a source without dimensions is filled in.
+    return f"{name}[{where}] = {pool.source(part)}{'' if _inexact(t) else '.detach()'}"
 
 
 IN_PLACE = [

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tests.parity.regressions_autograd import AUTOGRAD
 from tests.parity.regressions_memory import MEMORY
+from tests.parity.regressions_storage import STORAGE
 
-REGRESSIONS: dict[str, str] = {**AUTOGRAD, **MEMORY}
+REGRESSIONS: dict[str, str] = {**AUTOGRAD, **MEMORY, **STORAGE}
 
 
 def regression(name: str, source: str) -> None:

@@ -384,7 +384,7 @@ def f(x0):
 
 refusal(
     "a view set to another",
-    "takes over another tensor's memory and is written with gradients",
+    "takes over another tensor's memory at .* and is written with gradients",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1

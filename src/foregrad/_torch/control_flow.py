@@ -2,12 +2,14 @@
 
 While a function is captured, a branch is a Python `if` on a value and a loop is a Python `while`: what was taken is
 recorded, and what decided it becomes one of the graph's decisions. Two things differ from a plain `if`, as they do in
-eager: an operand that the branch taken does not use gets a gradient of zeros, and all results have a history as soon
-as one operand has. (A tensor that a branch closes over is no operand here; unused, it has no gradient.)
+eager: an operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only the other
+branch closes over, and all results have a history as soon as one of these has. (The parameters of a module that only
+the other branch closes over are no operands here: unused, they have no gradient.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +54,19 @@ class _Result(torch.autograd.Function):
         return None, *(torch.zeros_like(operand) for operand in ctx.saved_tensors)
 
 
+class _Unused(torch.autograd.Function):
+    """A result, with zeros as gradients of tensors that it does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *unused: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*unused)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient, *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors)
+
+
 def _differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
@@ -75,7 +90,25 @@ def _connected(run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
 
 
 def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    return _connected(true_fn if pred else false_fn, tuple(operands))
+    taken, other = (true_fn, false_fn) if pred else (false_fn, true_fn)
+    result = _connected(taken, tuple(operands))
+    known = {id(tensor) for tensor in (*operands, *_closed_over(taken))}
+    unused = [tensor for tensor in _closed_over(other) if id(tensor) not in known and tensor.requires_grad]
+    if not unused or not torch.is_grad_enabled():
+        return result
+    return tree_map(lambda value: _Unused.apply(value, *unused) if _differentiable(value) else value, result)
+
+
+def _closed_over(branch: Any) -> list[torch.Tensor]:
+    """The tensors among the variables, of the functions around it and global ones, that a branch names."""
+    code = getattr(branch, "__code__", None)
+    if code is None:
+        return []
+    variables = [branch.__globals__.get(name) for name in code.co_names]
+    for cell in branch.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not bound yet
+            variables.append(cell.cell_contents)
+    return list({id(value): value for value in variables if isinstance(value, torch.Tensor)}.values())
 
 
 def _while_loop(

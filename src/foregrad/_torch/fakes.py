@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from .symbols import has_symbolic
 from .tensors import share_memory
 
 __all__ = [
@@ -248,7 +249,20 @@ def _fake_sort(func: Any) -> Any:
 
 
 # Operators for which torch's fakes are not what its kernels give.
+def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FakeTensor leaves the strides of dimensions of size one as they were; the kernel computes them."""
+    source: Any = args[0]
+    out: Any = mode.dispatch(torch.ops.aten.view.default, (), args, kwargs)
+    if not has_symbolic((*source.shape, *source.stride(), *args[1])) and 1 in out.shape:
+        stride = torch.empty_strided(source.shape, source.stride(), device="meta").view(args[1]).stride()
+        if stride != out.stride():
+            where = (source, list(out.shape), list(stride), source.storage_offset())
+            out = mode.dispatch(torch.ops.aten.as_strided.default, (), where, {})
+    return out
+
+
 CORRECTED: dict[Any, Any] = {
+    torch.ops.aten.view.default: _fake_view,
     torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),
     torch.ops.aten.sort.stable: _fake_sort(torch.ops.aten.sort.stable),
     torch.ops.aten.masked_fill.Scalar: _fake_masked_fill(torch.ops.aten.masked_fill.Scalar),

@@ -185,7 +185,7 @@ class AliasOutput(OutputInfo):
     view itself has taken that tensor's memory over, by `set_` if
     `memory_is_set`, which leaves no derivative if `memory_is_barred`. `history`: the graph output that has
     the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
-    (detach, then a write in place).
+    (detach, then a write in place). `of_detached`: `detach_` is called on the graph output once this view is taken.
     """
 
     input: int | None
@@ -199,6 +199,7 @@ class AliasOutput(OutputInfo):
     memory_is_set: bool = False
     memory_is_barred: bool = False
     leaf_base: bool = False
+    of_detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -221,19 +222,30 @@ class Reach:
     """The outputs (positions in `differentiable`) from which autograd has a path to an input.
 
     `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
-    formulas leave out what depends on nothing that came in.
+    formulas leave out what depends on nothing that came in. `pairs`: one of each two sets has to come in for a gradient
+    to go on; `paired`: the outputs that lead there in no other way.
     """
 
     outputs: frozenset[int]
     custom: frozenset[int]
+    pairs: tuple[tuple[frozenset[int], frozenset[int]], ...] = ()
+    paired: frozenset[int] = frozenset()
+
+    def leads(self, present: frozenset[int], *, alive: bool) -> bool:
+        """Whether eager gives a gradient when what is `present` comes in; `alive`: it depends on some of that."""
+        if not present.isdisjoint(self.outputs - self.paired if alive else self.custom):
+            return True
+        return any(not (present.isdisjoint(a) or present.isdisjoint(b)) for a, b in self.pairs)
 
     def of_outputs(self, kept: list[int]) -> Reach:
         """The same where only the outputs at these positions are left."""
         number = {old: new for new, old in enumerate(kept)}
-        return Reach(
-            frozenset(number[i] for i in self.outputs if i in number),
-            frozenset(number[i] for i in self.custom if i in number),
-        )
+
+        def of(positions: frozenset[int]) -> frozenset[int]:
+            return frozenset(number[i] for i in positions if i in number)
+
+        pairs = tuple((of(a), of(b)) for a, b in self.pairs)
+        return Reach(of(self.outputs), of(self.custom), pairs, of(self.paired))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

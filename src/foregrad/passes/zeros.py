@@ -82,13 +82,13 @@ def without_tangents(
         if node.op == "placeholder" and node in zeros:
             continue
         if node.op == "output":
-            present = {i for i, is_given in enumerate(mask) if is_given}
+            present = frozenset(i for i, is_given in enumerate(mask) if is_given)
             alive = _depending(old, given)
             gradients = []
             everything = Reach(frozenset(range(len(mask))), frozenset(range(len(mask))))
             for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
-                sources = reach.outputs if gradient in alive else reach.custom
-                gradients.append(None if gradient is None or present.isdisjoint(sources) else value(gradient))
+                leads = gradient is not None and reach.leads(present, alive=gradient in alive)
+                gradients.append(value(gradient) if leads else None)
             graph.output(gradients)
         elif node not in zeros:
             survivor = _other_summand(node, depends, zeros)

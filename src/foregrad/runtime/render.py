@@ -79,6 +79,7 @@ class _Renderer:
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
+        self.taking_over: dict[str, tuple[str, AliasOutput]] = {}  # views, the memory that each comes to have
         self.with_history: set[str] = set()  # views that have a history of their own by now
 
     def render(self) -> RunLines:
@@ -102,8 +103,11 @@ class _Renderer:
                 self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
             )
         if self._views_taken(When.BEFORE_WRITES):
-            self.lines += marks
-            marks = []
+            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)}
+            late -= {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
+            late_marks = [line for line in marks if line.partition(".")[0] in late]
+            self.lines += [line for line in marks if line not in late_marks]
+            marks = late_marks
         self._early_views(When.BEFORE_WRITES)
         self.lines += [
             f"{name}.{'requires_grad_(False)' if info.is_leaf else 'detach_()'}"
@@ -112,11 +116,12 @@ class _Renderer:
         ]
         self._updates(differentiable=False)  # in the sizes the inputs came with
         self._metadata_writes()
+        sources = self._sources()
         self._updates(differentiable=True)  # in the sizes they have after the call
         self._count_writes()
         self._early_views(When.BEFORE_MARKS)
         self.lines += marks
-        self._returns()
+        self._returns(sources)
         return RunLines(self.lines, self.globals, self.node)
 
     def bind(self, wanted: str, value: Any) -> str:
@@ -247,18 +252,42 @@ class _Renderer:
             steps = tuple(step for step in info.steps if step.when is not When.AT_LAST)
             self._view(self.outputs[info.output or 0], steps, info.path)
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
+        views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.of_detached]
+        for info in views:
+            self._view(self.outputs[info.output or 0], info.steps, info.path)
+        self.lines += [f"{name}.detach_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
 
     def _early_views(self, when: When) -> None:
         for base, steps, path in self._views_taken(when):
             self._view(base, steps, path)
 
-    def _returns(self) -> None:
+    def _sources(self) -> dict[int, str]:
+        """The views of inputs that are to be the memory of others: autograd may bar views from use once written."""
+        views, self.views = self.views, {}
+        inputs = self.signature.inputs
+        # `set_` in grad mode asks whether one of the two requires grad: after the marks, then.
+        infos = [
+            (r.input, r.value)
+            for r in self.signature.replacements
+            if inputs[r.input].requires_grad or not (r.is_set and r.grad_enabled)
+        ]
+        found = {
+            index: self._output(info)
+            for index, info in infos
+            if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement
+        }
+        self.views = views
+        return found
+
+    def _returns(self, sources: dict[int, str]) -> None:
         outputs = self.signature.outputs
         self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
         replacements = self.signature.replacements
         # Taken before any of them is replaced.
-        sources = {r.input: self._output(r.value) for r in replacements if not _is_late(r.value)}
+        sources |= {
+            r.input: self._output(r.value) for r in replacements if r.input not in sources and not _is_late(r.value)
+        }
         for replacement in replacements:
             name = self.inputs[replacement.input]
             value = sources.get(replacement.input) or self._output(replacement.value)
@@ -267,6 +296,8 @@ class _Renderer:
                 write = self.bind("write_with_history", write_with_history)
                 self.lines.append(f"{write}({name}, {self.outputs[replacement.history]})")
         values |= self._values(_is_late)
+        for name, (memory, info) in self.taking_over.items():
+            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
@@ -302,8 +333,7 @@ class _Renderer:
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
         if info.memory is not None:
-            memory = self._output(info.memory)
-            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
+            self.taking_over[name] = self._output(info.memory), info  # once the views of what it was are taken
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

@@ -30,6 +30,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
 from .again import Derivable, read_again
+from .analysis import Analysis
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions, generators_drawn_from
@@ -42,10 +43,10 @@ from .left_behind import LeftBehind
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
-from .outputs import Analysis, analyze
+from .outputs import analyze
 from .reach import passed_by, passed_through, reached_from
 from .recorder import Recorder
-from .replaced import check_sizes
+from .replaced import check_sizes, known_as_written
 from .reshaping import reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -147,7 +148,6 @@ class _Capture:
         self.higher_order = higher_order
         self.name = name
         self.replays_views = replays_views
-        self.sizes_change = False
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
         self.inputs = Inputs(
@@ -217,8 +217,9 @@ class _Capture:
             with self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
-                except Exception:
-                    if self.replays_views and self.sizes_change:
+                except Exception as error:
+                    recorder.detached.explain(error)
+                    if self.replays_views and recorder.writes.resized:
                         self.replays_views = False
                         return None
                     raise
@@ -229,8 +230,8 @@ class _Capture:
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
-            self.sizes_change |= recorder.writes.follows_strides()
-            if self.replays_views and self.sizes_change and any(r.stand_in.requires_grad for r in inputs.records):
+            changed = recorder.writes.follows_strides() or recorder.writes.resized_with_gradients()
+            if self.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
@@ -251,7 +252,7 @@ class _Capture:
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
-        check_sizes(found, inputs.records, gradients)
+        check_sizes(recorder, found, inputs.records, gradients)
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
@@ -290,12 +291,11 @@ class _Capture:
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
         self.inputs.check_detach(tensor)
-        self.recorder.value_of(tensor).storage.clock += 1
+        self.recorder.detached.note(tensor)
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
-        self.sizes_change = True
-        if self.replays_views and any(r.stand_in.requires_grad for r in self.inputs.records):
+        if self.replays_views and self.recorder.writes.resized_with_gradients():
             self.replays_views = False
             raise CaptureAgain
 
@@ -329,7 +329,9 @@ class _Capture:
         for whole, members in self.inputs.memory:
             gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
             if whole.initial.storage.clock:
-                needed |= {id(r.real) for r in members if is_view(r.real) and (r.real.requires_grad or gained)}
+                everyone = id(whole.initial.storage) in self.recorder.detached.storages
+                known = members if everyone else known_as_written(members)
+                needed |= {id(r.real) for r in known if is_view(r.real) and (r.real.requires_grad or gained)}
         return needed
 
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
@@ -424,7 +426,7 @@ class _Capture:
         shared_of = {whole: members[0] for whole, members in shared}
         signature = Signature(
             inputs=(
-                *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
                 *(
                     InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
                     for n in inputs.numbers

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from .._torch.tensors import history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from .inputs import InputRecord
+from .replaced import is_barred
 
 __all__ = ["input_info"]
 
 
-def input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
+def input_info(
+    record: InputRecord,
+    index: int,
+    number: dict[int, int],
+    shared_of: dict[int, int],
+    where: Callable[[torch.Tensor], str],
+) -> InputInfo:
+    """`where` gives the line that changed a tensor in place."""
     source: Any = record.source
     if index in shared_of:
         source = MemoryOf(shared_of[index])
@@ -30,9 +41,10 @@ def input_info(record: InputRecord, index: int, number: dict[int, int], shared_o
     detached = detached and history_of(record.stand_in) is None and not is_view(record.real)
     if detached and not record.real.is_leaf and record.stand_in.requires_grad:
         raise UnsupportedMutationError(
-            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` and then "
-            "`requires_grad_`): use a detached tensor of its own instead."
+            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` at "
+            f"{where(record.stand_in)}, then `requires_grad_`): use a detached tensor of its own instead."
         )
+    left_behind = record.is_detached and is_barred(history_of(record.stand_in))  # by a `set_` since
     return InputInfo(
         slot=record.slot,
         spec=record.spec,
@@ -41,6 +53,6 @@ def input_info(record: InputRecord, index: int, number: dict[int, int], shared_o
         argument=None if index in shared_of else record.argument,
         source=source,
         becomes_differentiable=becomes,
-        detached=detached and not record.stand_in.requires_grad,
+        detached=(detached and not record.stand_in.requires_grad) or left_behind,
         marked=marked and record.stand_in.requires_grad,
     )

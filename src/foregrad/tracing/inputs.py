@@ -46,6 +46,7 @@ class InputRecord:
         "argument",
         "entry",
         "initial",
+        "is_detached",
         "is_marked",
         "leaf",
         "real",
@@ -67,6 +68,7 @@ class InputRecord:
         self.stand_in: torch.Tensor
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
+        self.is_detached = False  # `detach_` was called on it
         self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None
@@ -289,25 +291,22 @@ class Inputs:
             fake = self.recorder.run_fake(aten._neg_view.default, (fake,), {})
         return fake
 
-    def _set_stand_in(self, record: InputRecord, fake: torch.Tensor) -> None:
+    def _set_stand_in(self, record: InputRecord, fake: torch.Tensor, *, counted: bool = False) -> None:
+        """`counted`: a write to the stand-in is to move the version counter of `fake`."""
         real = record.real
         record.leaf = record.stand_in = fake
         if real.requires_grad:
             with torch.inference_mode(mode=False):
                 fake.requires_grad_()
                 if not real.is_leaf:
-                    spec = record.spec
-                    twin = new_fake_over(
-                        self.fake_mode,
-                        fake.untyped_storage(),
-                        spec.shape,
-                        spec.stride,
-                        spec.dtype,
-                        spec.device,
-                        spec.offset,
-                    )
+                    twin = fake.detach() if counted else self._twin(fake, record.spec)
                     with torch.enable_grad():
-                        record.stand_in = _StandIn.apply(fake, [self._with_bits(twin, spec)])
+                        record.stand_in = _StandIn.apply(fake, [twin])
+
+    def _twin(self, fake: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        memory = fake.untyped_storage()
+        twin = new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        return self._with_bits(twin, spec)
 
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real
@@ -339,7 +338,8 @@ class Inputs:
         whole.entry = Entry(None, spec=spec)
         whole.initial = Value(None, whole.entry, spec)
         whole.initial.storage.is_input = True
-        whole.start_version, whole.start_sequence_nr, whole.is_marked = 0, None, False
+        whole.start_version, whole.start_sequence_nr = 0, None
+        whole.is_marked = whole.is_detached = False
         self.recorder.tape.append(whole.entry)
         memory = meta_storage(storage.nbytes())
         whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
@@ -364,9 +364,10 @@ class Inputs:
             record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
         elif not hasattr(record, "stand_in"):
             fake = self._with_counter_of_others(record, bases)
+            counted = fake is not None
             if fake is None:
                 fake = self._over(memory, record)
-            self._set_stand_in(record, self._with_bits(fake, spec))
+            self._set_stand_in(record, self._with_bits(fake, spec), counted=counted)
         record.initial = _member_value(record, whole)
         self.memory[-1][1].append(record)
 
@@ -437,6 +438,8 @@ class Inputs:
         record = self.by_stand_in.get(id(stand_in))
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+        if record is not None:
+            record.is_detached = True
 
     def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""

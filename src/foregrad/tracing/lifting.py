@@ -84,7 +84,7 @@ class Lifting(TorchFunctionMode):
             if func in RESHAPERS:
                 result = self.reshape_view(func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
-            return _by_strides(func(*args, **kwargs), args)
+            return _by_strides(func(*args, **kwargs), args, func in _AS_STRIDED)
         return func(*args, **kwargs)
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -163,7 +163,7 @@ class Lifting(TorchFunctionMode):
         return result
 
 
-def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
+def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) -> Any:
     """A view as eager takes it up again once its base was written: by its place in the base's memory.
 
     Of fakes autograd remembers the operator that made the view; should the sizes of the base change in place, that
@@ -180,10 +180,13 @@ def _by_strides(result: Any, args: tuple[Any, ...]) -> Any:
         return result
     if base.is_complex() and result.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
-    if base.dtype is not result.dtype or TensorSpec.of(base).overlaps_itself or TensorSpec.of(result).overlaps_itself:
+    overlaps = TensorSpec.of(base).overlaps_itself or (TensorSpec.of(result).overlaps_itself and not is_strided)
+    if base.dtype is not result.dtype or overlaps:
         return result  # gradients of elements in one place are others then
     return base.as_strided(result.shape, result.stride(), result.storage_offset())
 
+
+_AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),

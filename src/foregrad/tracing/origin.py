@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Origin", "Origins", "stands_for", "user_line"]
+__all__ = ["Origin", "Origins", "line_of", "stands_for", "user_line"]
 
 _OURS = os.path.dirname(__file__)
 _NOT_THE_USERS = (torch.__path__[0], _OURS, os.path.join(os.path.dirname(_OURS), "_torch"), "<frozen")
@@ -110,6 +110,17 @@ def stands_for(code: CodeType, traces: Mapping[int, str]) -> None:
 
 
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)')
+
+
+def line_of(error: BaseException) -> str:
+    """`user_line` of where the user's program was when `error` was raised."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_USERS):
+            found = Origin(((code, trace.tb_lineno),), ())
+        trace = trace.tb_next
+    return user_line(found)
 
 
 def user_line(origin: Origin | None) -> str:

@@ -8,95 +8,46 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_usable, is_view, leads_to_base, share_counters, version_of
+from .._torch.tensors import base_of, history_of, is_usable, is_view, leads_to_base, share_counters
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
-from ..graph.meta import TensorSpec
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
-    DecisionInfo,
     GraphOutput,
     InputOutput,
     MetadataWrite,
     OutputInfo,
-    Replacement,
     Update,
     ViewStep,
     When,
 )
-from ..graph.slots import Base, Decision, Output, Slot, Updated
+from ..graph.slots import Output, Updated
 from .alias import Value, View
-from .decisions import Decided
+from .analysis import Analysis
+from .bases import BaseOutput, as_it_was, bases_of, has_been_another, is_barred_tensor, tensor_outputs
 from .inputs import InputRecord, Inputs
-from .opinfo import CUTS, set_to
+from .opinfo import CUTS
+from .origin import user_line
 from .recorder import Recorder
-from .replaced import in_order, is_barred, is_set_again, is_written_with_history, replacement_of
+from .replaced import in_order, is_barred, is_moved, is_set_again, is_written_with_history, replacement_of
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
+from .writes import Writes
 
-__all__ = ["Analysis", "analyze"]
+__all__ = ["analyze"]
 
 aten = torch.ops.aten
-
-
-@dataclasses.dataclass(slots=True)
-class Analysis:
-    """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients."""
-
-    slots: list[Slot] = dataclasses.field(default_factory=list)
-    entries: list[Entry] = dataclasses.field(default_factory=list)
-    specs: list[TensorSpec] = dataclasses.field(default_factory=list)
-    fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
-    updates: list[Update] = dataclasses.field(default_factory=list)
-    whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
-    metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
-    replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
-    replacements: list[Replacement] = dataclasses.field(default_factory=list)
-    counted: list[int] = dataclasses.field(default_factory=list)
-    outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
-    aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
-    decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
-    by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
-
-    def carrying_gradients(self) -> list[int]:
-        """The graph outputs that autograd has a history of."""
-        return [i for i, fake in enumerate(self.fakes) if fake is not None]
-
-    def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
-        """One more graph output."""
-        self.slots.append(slot)
-        self.entries.append(entry)
-        self.specs.append(spec)
-        self.fakes.append(fake if fake is not None and _carries_gradients(fake) else None)
-        if fake is not None:
-            self.by_fake[id(fake)] = len(self.slots) - 1
-        return len(self.slots) - 1
-
-    def add_decisions(self, made: list[Decided]) -> None:
-        """Values that the program read become graph outputs, behind all others."""
-        for decided in made:
-            out = self.add(Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
-            info = DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol)
-            self.decisions.append(info)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _BaseOutput:
-    """A value that outputs are views of, the graph output that gives it, and the steps from that to the value."""
-
-    value: Value
-    output: int
-    back: tuple[ViewStep, ...]
-    leaf: bool = False
-
-
-def _carries_gradients(fake: torch.Tensor) -> bool:
-    return fake.requires_grad and history_of(fake) is not None
+_LISTS = (
+    "{} a view that a `_foreach_` operator at {} wrote to together with another tensor in its memory, with gradients: "
+    "PyTorch gives the view gradients of one of the writes only. Write to them one by one, or to a copy."
+)
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
     found = Analysis()
+    views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
+    recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = _written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
         if id(record) in through_bases:
@@ -109,8 +60,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
             found.whole_updates.append((whole, out))
     stand_ins = [inputs.records[i].stand_in for i in found.replaced]
-    tensors = _tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
-    bases = _bases(recorder, inputs, found, tensors)
+    tensors = tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
+    bases = bases_of(recorder, inputs, found, tensors)
     number = {id(r): i for i, r in enumerate(inputs.records)}
     for leaf, path in zip(leaves, paths, strict=True):
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
@@ -120,6 +71,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
     found.replacements = in_order(found.replacements)
+    _check_histories(found, inputs, through_bases, recorder.writes)
+    recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return found
 
 
@@ -140,6 +93,27 @@ def _written_through_bases(inputs: Inputs) -> dict[int, int]:
         ):
             through[id(record)] = id(base)
     return through
+
+
+def _check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, int], writes: Writes) -> None:
+    """Histories that can't be given back: of a view that an operator on lists wrote to together with what shares its
+    memory, of a tensor whose view `set_` left without a derivative.
+    """
+    known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
+    known |= {write.input for write in found.metadata_writes}
+    known |= {out.input for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred}  # type: ignore[misc]
+    for index, record in enumerate(inputs.records):
+        is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real) and record.real.requires_grad
+        if is_listed_view and is_written_with_history(record):
+            raise UnsupportedAliasError(_LISTS.format(f"{record.slot} is", writes.where(record.stand_in)))
+        if index in known or id(record) in through_bases or is_view(record.stand_in):
+            continue
+        if is_written_with_history(record):
+            raise UnsupportedMutationError(
+                f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, "
+                "which can't be given back: "
+                f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
+            )
 
 
 def _is_written(record: InputRecord) -> bool:
@@ -172,7 +146,7 @@ def _updates(
     stand_in, initial = record.stand_in, record.initial
     current = recorder.values[id(stand_in)]
     written = _is_written(record) or is_written_through_views
-    counted = not stand_in.is_inference() and version_of(stand_in) != record.start_version
+    counted = is_moved(record)
     differentiable = written and is_written_with_history(record)
     resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
     if _metadata(recorder, found, index, record):
@@ -184,7 +158,8 @@ def _updates(
         return
     if differentiable and current.spec.numel != record.spec.numel:
         raise UnsupportedMutationError(
-            f"{record.slot} is both resized in place and written with gradients; write to a copy and return it instead."
+            f"{record.slot} is both resized in place, at {recorder.writes.where(stand_in)}, and written with "
+            "gradients; write to a copy and return it instead."
         )
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
@@ -194,131 +169,12 @@ def _updates(
 # -------------------------------------------------------------------- outputs
 
 
-def _tensor_outputs(
-    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str], replaced: list[torch.Tensor]
-) -> dict[int, list[tuple[torch.Tensor, str]]]:
-    """Outputs in memory that is no input's, by the id of their storage; each tensor once."""
-    by_storage: dict[int, list[tuple[torch.Tensor, str]]] = {}
-    seen: set[int] = set()
-    for leaf in replaced:
-        value = recorder.value_of(leaf)
-        if not value.storage.is_input:
-            by_storage.setdefault(id(value.storage), []).append((leaf, str(inputs.by_stand_in[id(leaf)].slot)))
-            seen.add(id(leaf))
-    for leaf, path in zip(leaves, paths, strict=True):
-        if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
-            continue
-        seen.add(id(leaf))
-        value = recorder.value_of(leaf)
-        if not value.storage.is_input:
-            by_storage.setdefault(id(value.storage), []).append((leaf, path))
-    return by_storage
-
-
-def _bases(
-    recorder: Recorder, inputs: Inputs, found: Analysis, by_storage: dict[int, list[tuple[torch.Tensor, str]]]
-) -> dict[int, _BaseOutput]:
-    """Graph outputs for every memory; {storage: its base} where outputs are views of one."""
-    bases: dict[int, _BaseOutput] = {}
-    for key, group in by_storage.items():
-        first, path = group[0]
-        value = recorder.value_of(first)
-        if len(group) == 1 and id(first) in inputs.by_stand_in and value.root.spec.nbytes != value.spec.nbytes:
-            root = value.root  # the input comes to own all of this memory
-            output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
-            bases[key] = _BaseOutput(root, output, ())
-            continue
-        if len(group) == 1 and _is_barred(first):
-            bases[key] = _barred_base(found, Base((Output(path),)), value, value, value.read(recorder.emit), ())
-            continue
-        is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        has_own = id(first) in recorder.writes.replaced or is_from_custom_function(value, first)
-        if len(group) == 1 and (is_plain or has_own):
-            entry = value.read(recorder.emit)
-            is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
-            if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]
-                value.generation = -1  # what was written to a view, seen where the view is
-                entry = value.read(recorder.emit)
-            found.add(Output(path), entry, value.spec, first)
-            continue
-        start, base = _common_base(recorder, [tensor for tensor, _ in group])
-        back: tuple[ViewStep, ...] = ()
-        if start is not base:
-            back = (_as_it_was(start),)
-        assert base.fake is not None
-        entry = base.read(recorder.emit)
-        own = [p for t, p in group if t is base.fake]
-        slot = Output(own[0]) if own else Base(tuple(Output(p) for _, p in group))
-        if _is_barred(base.fake):
-            bases[key] = _barred_base(found, slot, start, base, entry, back)
-            continue
-        leaf = base.fake.requires_grad and is_usable(base.fake) and base.fake.is_leaf
-        bases[key] = _BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
-    return bases
-
-
-def _is_barred(tensor: torch.Tensor) -> bool:
-    return tensor.requires_grad and is_barred(history_of(tensor))
-
-
-def _barred_base(
-    found: Analysis, slot: Slot, start: Value, base: Value, entry: Entry, back: tuple[ViewStep, ...]
-) -> _BaseOutput:
-    """A tensor that `set_` left without a derivative: that does not concern what else the graph gives."""
-    barred = ViewStep(set_to, (True,), (), None, id(base), True)
-    return _BaseOutput(start, found.add(slot, entry, base.spec, None), (barred, *back))
-
-
-def _common_base(recorder: Recorder, tensors: list[torch.Tensor]) -> tuple[Value, Value]:
-    """The nearest value that all of `tensors` are views of, and that autograd takes for a tensor of its own.
-
-    And what that tensor is by now: its sizes may have changed in place.
-    """
-    chains = []
-    for tensor in tensors:
-        chains.append(list(reversed(chain_of(recorder.value_of(tensor)))))
-    common: Value | None = None
-    for values in zip(*chains, strict=False):
-        if any(v is not values[0] for v in values):
-            break
-        fake = values[0].fake
-        if fake is not None and recorder.values.get(id(fake)) is values[0]:
-            common = values[0]
-    if common is None or common.fake is None:
-        start = chains[0][0]
-        return start, start if start.fake is not None else _after_resizing(recorder, start)
-    own = base_of(common.fake) if is_view(common.fake) else None
-    current = None if own is None else recorder.values.get(id(own))
-    if current is None or current.storage is not common.storage:
-        return common, common
-    earlier = chain_of(current)
-    return next(value for value in reversed(chains[0]) if value in earlier), current
-
-
-def _after_resizing(recorder: Recorder, value: Value) -> Value:
-    """What the tensor is now that held `value` before its sizes were changed in place."""
-    for tensor in recorder.kept:
-        current = recorder.values[id(tensor)]
-        if value in chain_of(current):
-            return current
-    raise UnsupportedAliasError(
-        "outputs share memory through a tensor that was replaced in place; return copies instead."
-    )
-
-
-def _as_it_was(value: Value) -> ViewStep:
-    """The step back to the sizes `value` had, from any tensor in the same memory."""
-    spec = value.spec
-    where = (list(spec.shape), list(spec.stride), spec.offset)
-    return ViewStep(aten.as_strided.default, where, (), None, id(value), True)
-
-
 def _output(
     recorder: Recorder,
     inputs: Inputs,
     found: Analysis,
     number: dict[int, int],
-    bases: dict[int, _BaseOutput],
+    bases: dict[int, BaseOutput],
     leaf: Any,
     path: str,
 ) -> OutputInfo:
@@ -344,18 +200,52 @@ def _tensor_output(
     inputs: Inputs,
     found: Analysis,
     number: dict[int, int],
-    bases: dict[int, _BaseOutput],
+    bases: dict[int, BaseOutput],
     leaf: torch.Tensor,
     path: str,
 ) -> OutputInfo:
     old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
-    if old is not None and old.storage.is_input and id(leaf) not in inputs.by_stand_in:
-        alias = _input_alias(recorder, inputs, found, number, old, path)
+    if old is None and recorder.writes.replaced and leaf.requires_grad and is_view(leaf):
+        _check_memory(recorder, inputs, found, bases, leaf, path)
+    if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
+        alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
+        if alias is None:
+            return _memory(recorder, inputs, found, number, bases, leaf, path)
         memory = _memory(recorder, inputs, found, number, bases, leaf, path)
         return dataclasses.replace(
-            alias, memory=memory, memory_is_set=is_set, memory_is_barred=is_set and _is_barred(leaf)
+            alias, memory=memory, memory_is_set=is_set, memory_is_barred=is_set and is_barred_tensor(leaf)
         )
     return _memory(recorder, inputs, found, number, bases, leaf, path)
+
+
+def _what_it_was(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, BaseOutput],
+    old: Value,
+    path: str,
+) -> AliasOutput | None:
+    """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
+    if old.storage.is_input:
+        return _input_alias(recorder, inputs, found, number, old, path)
+    index, above = _replaced_above(recorder, inputs, found, old)
+    if above is not None:
+        return AliasOutput(path, index, None, _steps(old, above), after_replacement=True)
+    base = bases.get(id(old.storage))
+    if base is None:
+        return None
+    return AliasOutput(path, None, base.output, (*base.back, *_steps(old, base.value)), of_detached=base.detached)
+
+
+def _replaced_above(recorder: Recorder, inputs: Inputs, found: Analysis, value: Value) -> tuple[int, Value | None]:
+    """The input that is another tensor by now and that `value` is a view of, and what it is."""
+    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
+    for above in chain_of(value)[1:] if replaced else ():
+        if id(above) in replaced:
+            return replaced[id(above)], above
+    return -1, None
 
 
 def _memory(
@@ -363,7 +253,7 @@ def _memory(
     inputs: Inputs,
     found: Analysis,
     number: dict[int, int],
-    bases: dict[int, _BaseOutput],
+    bases: dict[int, BaseOutput],
     leaf: torch.Tensor,
     path: str,
 ) -> OutputInfo:
@@ -371,13 +261,11 @@ def _memory(
     value = recorder.value_of(leaf)
     is_input = id(leaf) in inputs.by_stand_in
     if recorder.writes.has_lists and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
-        _check_view(leaf, path)
-    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
-    for above in chain_of(value)[1:]:
-        index = replaced.get(id(above))
-        if index is not None:
-            alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
-            return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
+        _check_view(recorder, leaf, path)
+    index, above = _replaced_above(recorder, inputs, found, value)
+    if above is not None:
+        alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
+        return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
         return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
@@ -387,18 +275,38 @@ def _memory(
     base = bases[id(value.storage)]
     steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
     leaf_too = leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
-    return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf)
+    before_detach = base.detached and leaf.requires_grad
+    return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf, of_detached=before_detach)
 
 
-def _check_view(leaf: torch.Tensor, path: str) -> None:
+def _check_memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    bases: dict[int, BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> None:
+    """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
+    base = base_of(leaf)
+    if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
+        return
+    above = {id(value) for value in chain_of(recorder.value_of(leaf))}
+    for key, (old, _) in recorder.writes.replaced.items():
+        is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
+        if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
+                f"`set_`) at {user_line(recorder.writes.changed_at.get(key))}, while autograd takes it for a view of "
+                "what is in the memory that this had: return a copy."
+            )
+
+
+def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
     base = base_of(leaf)
     if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
-        raise UnsupportedAliasError(
-            f"the output {path} is a view that a `_foreach_` operator wrote to together with another tensor in its "
-            "memory, with gradients: PyTorch gives the view gradients of one of the writes only. Write to them one by "
-            "one, or return a copy."
-        )
+        raise UnsupportedAliasError(_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
 
 
 def _with_own_history(
@@ -457,9 +365,10 @@ def _input_alias(
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
     steps = _steps(value, at, record)
-    # The input's own sizes have changed since: start from the memory layout it had.
-    if not is_current and (at_last or not steps or steps[0].when > When.BEFORE_WRITES):
-        steps = (_as_it_was(at), *steps)
+    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
+    moved = number[id(record)] not in found.replaced and (at_last or (steps and steps[0].when > When.BEFORE_WRITES))
+    if not is_current and (moved or not steps):
+        steps = (as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
 
 

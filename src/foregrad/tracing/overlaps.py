@@ -14,7 +14,7 @@ import torch
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import storage_key
 
-__all__ = ["Replicas", "check_view", "check_write"]
+__all__ = ["Replicas", "check_cast", "check_view", "check_write"]
 
 _LIMIT_BYTES = 1 << 26
 
@@ -27,7 +27,7 @@ def check_view(source: torch.Tensor, size: Any) -> None:
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
     """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
-    if not _is_suspicious(targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
+    if not _is_suspicious(func, targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
         return
     replicas = Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
@@ -43,13 +43,44 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
         pass  # zeros don't suit it: about places it has nothing to say
 
 
-def _is_suspicious(targets: list[torch.Tensor], args: Any) -> bool:
+def check_cast(source: torch.dtype, target: torch.dtype) -> None:
+    """Raise what kernels raise where a result does not go into the tensor that it is to be written to."""
+    if not torch.can_cast(source, target):
+        raise RuntimeError(
+            f"result type {_type_name(source)} can't be cast to the desired output type {_type_name(target)}"
+        )
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    """What C++ calls it in messages: `Float`, `Long`."""
+    return _TYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
+_TYPE_NAMES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
     for target in targets:
         if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
             return True
         for other in _tensors_in(args):
             if other is not target and storage_key(other) == storage_key(target):
                 return True
+        if torch.Tag.pointwise not in func.tags and sum(other is target for other in _tensors_in(args)) > 1:
+            return True
     return False
 
 

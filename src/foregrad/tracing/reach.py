@@ -7,7 +7,9 @@ When only some outputs are differentiated, eager gives None for an input that no
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -53,9 +55,12 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
     histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
     cuts = {(history, leaf.output_nr): leaf for leaf, history in histories if history is not None}
+    has_statistics = False
     for node in order:
         mask, custom = masks[id(node)], through_custom[id(node)]
-        if isinstance(node, torch.autograd.function.BackwardCFunction) or node.name() in _GIVE_ZEROS:
+        name = node.name()
+        has_statistics |= name in _WITH_STATISTICS
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or name in _GIVE_ZEROS:
             custom = mask
         for following, number in node.next_functions:
             cut = cuts.get((following, number))
@@ -70,10 +75,60 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
             all_of_leaf, custom_of_leaf = of_leaf[id(leaf)]
             of_leaf[id(leaf)] = all_of_leaf | mask, custom_of_leaf | custom
     nothing = Reach(frozenset(), frozenset())
-    return [
-        nothing if leaf is None else Reach(*(_positions(mask, len(roots)) for mask in of_leaf[id(leaf)]))
+    found = [
+        nothing
+        if leaf is None
+        else Reach(_positions(of_leaf[id(leaf)][0], len(roots)), _positions(of_leaf[id(leaf)][1], len(roots)))
         for leaf in leaves
     ]
+    return _with_pairs(order, outputs, leaves, cuts, found) if has_statistics else found
+
+
+# Nodes whose second and third outputs, statistics, send a gradient on where none comes in for the first: to the first
+# input alone, and only both together.
+_WITH_STATISTICS = {"NativeGroupNormBackward0"}
+
+
+def _with_pairs(
+    order: list[Any], outputs: Sequence[torch.Tensor], leaves: Sequence[Any], cuts: dict[Any, Any], found: list[Reach]
+) -> list[Reach]:
+    """The same with what leads to the leaves by pairs of statistics: a second walk."""
+    by_output: dict[Any, int] = {}  # (node, its output) -> the outputs that lead there by no pair
+    pairs: dict[int, set[tuple[int, int]]] = {id(node): set() for node in order}
+    of_leaf: dict[int, tuple[int, set[tuple[int, int]]]] = {id(leaf): (0, set()) for leaf in leaves if leaf is not None}
+    for position, output in enumerate(outputs):
+        key = output.grad_fn, output.output_nr
+        by_output[key] = by_output.get(key, 0) | 1 << position
+    arriving: dict[int, list[int]] = {id(node): [] for node in order}
+    for node, number in by_output:
+        arriving[id(node)].append(number)
+    for node in order:
+        masks = {number: by_output[node, number] for number in arriving[id(node)]}
+        sure = functools.reduce(operator.or_, masks.values(), 0)
+        is_norm = node.name() in _WITH_STATISTICS
+        edges = [*node.next_functions]
+        leaf = getattr(node, "variable", None)
+        for at, (following, number) in enumerate([*edges, (leaf, None)]):
+            going, through = (masks.get(0, 0), set()) if is_norm else (sure, pairs[id(node)])
+            if is_norm and at == 0:
+                through = pairs[id(node)] | ({(masks[1], masks[2])} if masks.get(1) and masks.get(2) else set())
+            target = following if number is None else cuts.get((following, number))
+            if target is not None and id(target) in of_leaf:
+                before, known = of_leaf[id(target)]
+                of_leaf[id(target)] = before | going, known | through
+            elif number is not None and following is not None:
+                if (following, number) not in by_output:
+                    arriving[id(following)].append(number)
+                by_output[following, number] = by_output.get((following, number), 0) | going
+                pairs[id(following)] |= through
+    result = []
+    for leaf, reach in zip(leaves, found, strict=True):
+        if leaf is not None:
+            sure, through = of_leaf[id(leaf)]
+            sets = tuple((_positions(a, len(outputs)), _positions(b, len(outputs))) for a, b in sorted(through))
+            reach = dataclasses.replace(reach, pairs=sets, paired=reach.outputs - _positions(sure, len(outputs)))
+        result.append(reach)
+    return result
 
 
 def passed_through(outputs: Sequence[torch.Tensor]) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -32,6 +32,7 @@ from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate
 from .decisions import Decisions
+from .detached import Detached
 from .formulas import FORMULAS
 from .metadata import Metadata, is_cacheable
 from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
@@ -122,6 +123,7 @@ class Recorder(TorchDispatchMode):
         self.plans: dict[int, _Plan] = {}
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)
+        self.detached = Detached(self)
         self.decisions: Decisions
 
     # ---------------------------------------------------------------- dispatch
@@ -186,7 +188,7 @@ class Recorder(TorchDispatchMode):
             args, kwargs = map_symbolic(args, numbers.plain), map_symbolic(kwargs, numbers.plain)
         if func is aten.view.default:
             check_view(*args)
-        elif func in CORRECTED:
+        if func in CORRECTED:
             return CORRECTED[func](self.fake_mode, args, kwargs)
         if self.is_symbolic:
             out = symbolic_fake(self.fake_mode, func, args, kwargs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view
+from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, share_counters, version_of
 from ..errors import UnsupportedMutationError
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
@@ -15,9 +15,18 @@ from .inputs import InputRecord
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from .outputs import Analysis
+    from .analysis import Analysis
 
-__all__ = ["check_sizes", "in_order", "is_barred", "is_set_again", "is_written_with_history", "replacement_of"]
+__all__ = [
+    "check_sizes",
+    "in_order",
+    "is_barred",
+    "is_moved",
+    "is_set_again",
+    "is_written_with_history",
+    "known_as_written",
+    "replacement_of",
+]
 
 aten = torch.ops.aten
 _RESIZES = {aten.resize_.default, aten.resize_as_.default}
@@ -35,22 +44,30 @@ def replacement_of(
     if is_written_with_history(record) and not barred:
         if is_view(stand_in):
             raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory and is written with gradients flowing through; "
-                "write to a copy and return it instead."
+                f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
+                "with gradients flowing through; write to a copy and return it instead."
             )
         history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
     return Replacement(index, info, is_set, barred, history)
 
 
-def check_sizes(found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
+def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
     resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
     for index in {*found.replaced, *resized}:
         record = records[index]
-        if gradients[index] is not None and (index in resized or record.stand_in.shape != record.spec.shape):
+        other_size = index in resized or record.stand_in.shape != record.spec.shape
+        # A view that was taken of it before has its gradients flow there by itself.
+        views = [
+            o for o in found.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
+        ]
+        if other_size and (
+            gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
+        ):
             raise UnsupportedMutationError(
-                f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`) and is made to require "
-                "grad, with gradients flowing to it; compute with a tensor of its own instead."
+                f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`), last changed at "
+                f"{recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a tensor of "
+                "its own instead."
             )
 
 
@@ -89,3 +106,15 @@ def is_written_with_history(record: InputRecord) -> bool:
     if tracked.grad_fn is None:
         return False
     return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
+
+
+def is_moved(record: InputRecord) -> bool:
+    """Whether the function moved its version counter."""
+    return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
+
+
+def known_as_written(records: list[InputRecord]) -> list[InputRecord]:
+    """Those whose version counter was moved, by a write to them or to another one that shares it."""
+    usual = [record for record in records if not record.real.is_inference()]
+    moved = [record.real for record in usual if is_moved(record)]
+    return [record for record in usual if any(share_counters(record.real, real) for real in moved)]

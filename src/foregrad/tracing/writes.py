@@ -15,11 +15,11 @@ import torch
 
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
-from .alias import Value, View
+from .alias import Storage, Value, View
 from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
-from .origin import user_line
-from .overlaps import check_write
+from .origin import Origin, user_line
+from .overlaps import check_cast, check_write
 from .tape import Entry
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class Writes:
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.has_lists = False  # some `_foreach_` operator got tensors that overlap
+        self.listed: set[int] = set()  # those tensors, by id
+        self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
         self.on_resize: Callable[[], None] = lambda: None
+        self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
         self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
 
     # ---------------------------------------------------------------- elements
@@ -63,7 +66,10 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
-            self.has_lists |= func._schema.name.startswith("aten::_foreach_")
+            if func._schema.name.startswith("aten::_foreach_"):
+                self.has_lists = True
+                self.listed |= set(map(id, targets))
+                self.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
@@ -199,11 +205,8 @@ class Writes:
         if value.storage.is_input and (_leaves_its_root(value) or value.storage.root.spec.overlaps_itself):
             self.past_the_edges(value.storage.root)
         if spec.dtype is not value.spec.dtype:
-            if checked and not torch.can_cast(spec.dtype, value.spec.dtype):
-                raise RuntimeError(
-                    f"result type {_type_name(spec.dtype)} can't be cast to the desired output type "
-                    f"{_type_name(value.spec.dtype)}"
-                )
+            if checked:
+                check_cast(spec.dtype, value.spec.dtype)
             new = rec.emit(aten._to_copy.default, new, kwargs={"dtype": value.spec.dtype})
             spec = new.spec
             assert isinstance(spec, TensorSpec)
@@ -230,7 +233,7 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
-                self.on_resize()
+                self._resizes(value)
                 self._require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
@@ -275,12 +278,13 @@ class Writes:
         rec, func = self.recorder, info.op
         tensor, rest = args[0], tuple(args[1:])
         old = rec.value_of(tensor)
+        self.changed_at[id(tensor)] = rec.origins.here()
         name = func._schema.name
         if name == "aten::set_":
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self.on_resize()
+        self._resizes(old)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
@@ -288,6 +292,31 @@ class Writes:
         self._become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
+
+    def _resizes(self, value: Value) -> None:
+        self.resized.append(value.storage)
+        self.on_resize()
+
+    def resized_with_gradients(self) -> bool:
+        """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
+        where = set(map(id, self.resized))
+        if not where:
+            return False
+        values = [v for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
+        return any(value.fake is not None and value.fake.requires_grad for value in values)
+
+    def where(self, tensor: torch.Tensor | None) -> str:
+        """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
+        return user_line(self.changed_at.get(id(tensor)))
+
+    def where_lists(self) -> str:
+        """The line of the last operator on lists that got tensors which overlap."""
+        return user_line(next((self.changed_at[key] for key in reversed(self.changed_at) if key in self.listed), None))
+
+    def where_set(self) -> str:
+        """The line of the last `set_`."""
+        done = [key for key, (_, is_set) in self.replaced.items() if is_set]
+        return user_line(self.changed_at.get(done[-1]) if done else None)
 
     def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
         rec = self.recorder
@@ -305,17 +334,24 @@ class Writes:
                 f"`set_` with a storage at {user_line(rec.origins.here())} can't be captured. "
                 "Give `set_` a tensor, or do it outside the compiled function."
             )
+        differentiable = torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad)
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
+        if rest[0] is tensor and not differentiable:
+            rec.value_of(tensor).storage.clock += 1  # nothing but its version changes
+            return out
         self.replaced_by(tensor, rest[0], is_set=True)
         return out
 
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
+        self.changed_at[id(tensor)] = rec.origins.here()
         grad_enabled = torch.is_grad_enabled()
         op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
         view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
+        if rec.value_of(source).spec.shape != rec.value_of(tensor).spec.shape:
+            self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
         self._become_view(tensor, rec.value_of(source), view)
         self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
@@ -328,6 +364,7 @@ class Writes:
         spec = rec.spec_of(tensor)
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
+        self._resizes(old)
         self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
         old.storage.clock += 1
         fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
@@ -393,27 +430,6 @@ def _leaves_its_root(value: Value) -> bool:
             return not root.spec.holds(value.spec)
         value = value.parent
     return False
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    """What C++ calls it in messages: `Float`, `Long`."""
-    return _TYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
-
-
-_TYPE_NAMES = {
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.int64: "Long",
-    torch.int32: "Int",
-    torch.int16: "Short",
-    torch.int8: "Char",
-    torch.uint8: "Byte",
-    torch.bool: "Bool",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
 
 
 def _at_start(spec: TensorSpec) -> TensorSpec:

@@ -1,0 +1,92 @@
+"""Tensors that the function calls `detach_` on: views that were taken of them before keep the history they had."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._torch.tensors import base_of, history_of, is_usable, is_view
+from ..errors import UnsupportedAliasError
+from .origin import line_of
+
+if TYPE_CHECKING:
+    from .inputs import InputRecord
+    from .recorder import Recorder
+
+__all__ = ["Detached", "keeps_history"]
+
+aten = torch.ops.aten
+
+
+class Detached:
+    """`twins`: by the id of the tensor, one with the history that it had until then. `storages`: by id, where it is."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.twins: dict[int, torch.Tensor] = {}
+        self.storages: set[int] = set()
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """`detach_` is about to be called."""
+        storage = self.recorder.value_of(tensor).storage
+        storage.clock += 1
+        self.storages.add(id(storage))
+        self.recorder.writes.changed_at[id(tensor)] = self.recorder.origins.here()
+        if tensor.grad_fn is not None and not is_view(tensor):
+            self.recorder.kept.append(tensor)
+            with torch.enable_grad():
+                self.twins[id(tensor)] = aten._unsafe_view.default(tensor, tensor.shape)
+
+    def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The twin of a tensor that is still detached."""
+        return None if tensor is None or tensor.requires_grad else self.twins.get(id(tensor))
+
+    def explain(self, error: Exception) -> None:
+        """Raise what to do about a view that autograd can't take again, as its base has no history by now."""
+        if self.storages and "new_fn INTERNAL ASSERT" in str(error):
+            raise UnsupportedAliasError(
+                f"a view used at {line_of(error)} is of a tensor that was written to and that `detach_` was called on "
+                "since. Take the view again after `detach_`, or detach without changing the tensor (`x = x.detach()`)."
+            ) from error
+
+    def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
+        """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
+        for view, path in views if self.twins else ():
+            base = base_of(view) if is_view(view) else None
+            if id(base) in self.twins and id(base) not in inputs and view.requires_grad and not is_usable(view):
+                raise UnsupportedAliasError(self.stale(view, path))
+
+    def stale(self, view: torch.Tensor, path: str) -> str:
+        return (
+            f"the output {path} is a view of a tensor that was written to and that `detach_` was called on at "
+            f"{self.recorder.writes.where(base_of(view))}: return a copy, or detach without changing the tensor "
+            "(`x = x.detach()`)."
+        )
+
+    def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
+        """Raise where a view goes on with a history that the function gave to an input, and took from it again."""
+        if not self.twins:
+            return
+        by_stand_in = {id(record.stand_in): record for record in records}
+        for view, path in views:
+            if not (view.requires_grad and is_view(view) and is_usable(view)):
+                continue
+            base = base_of(view)
+            record, twin = by_stand_in.get(id(base)), self.twin_of(base)
+            if record is None or twin is None or not keeps_history(view):
+                continue
+            history: Any = twin.grad_fn
+            if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
+                raise UnsupportedAliasError(
+                    f"{path} is a view of {record.slot}, which the function wrote to with gradients flowing through "
+                    f"and then called `detach_` on at {self.recorder.writes.where(base)}: detach a copy, or leave it "
+                    "to the caller to detach it."
+                )
+
+
+def keeps_history(view: torch.Tensor) -> bool:
+    """Whether gradients of a view, of a tensor that was detached since, go anywhere."""
+    node = history_of(view)
+    return node is not None and any(following is not None for following, _ in node.next_functions)

@@ -1,0 +1,419 @@
+"""More programs that once told compiled from eager, or that are refused: memory given away, detach_ and lists."""
+
+from __future__ import annotations
+
+STORAGE: dict[str, str] = {}
+REFUSED_STORAGE: dict[str, tuple[str, str]] = {}
+
+
+def regression(name: str, source: str) -> None:
+    STORAGE[name] = source.strip() + "\n"
+
+
+def refused(name: str, message: str, source: str) -> None:
+    """`message`: a pattern that is found in what the refusal says."""
+    REFUSED_STORAGE[name] = message, source.strip() + "\n"
+
+
+regression(
+    "a view is squeezed whose base changed its sizes and was marked",
+    """
+def make_args():
+    a0 = torch.randn((2, 1, 2), dtype=torch.complex64)
+    return (a0, a0)
+
+
+def f(x0, x1):
+    v0 = x1.unsqueeze(3)
+    x0.resize_(3)
+    x1.requires_grad_()
+    v7 = v0.squeeze()
+    return ()
+""",
+)
+
+regression(
+    "set_ of a view made without gradients to itself",
+    """
+def make_args():
+    a0 = (torch.randn((3, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0[-1]
+    return (a0, a1, a1)
+
+
+def f(x0, x1, x2):
+    with torch.no_grad():
+        x2.set_(x1)
+    return ()
+""",
+)
+
+regression(
+    "a view of an argument with other memory is given other memory too",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
+    return (a0,)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    v2 = x0[...]
+    v2.data = v2.data.clone()
+    return (v2, x0)
+""",
+)
+
+regression(
+    "a write through an alias that autograd does not know, beside a view",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
+    a1 = a0[1:]
+    a3 = a1.data
+    return (a1, a3)
+
+
+def f(x0, x1):
+    v5 = x1.sigmoid()
+    v6 = v5.as_strided((2,), (1,), 0)
+    v8 = x0.sum()
+    x1[[0]] = 0.5
+    v6[0:2:2] = v8
+    v13 = v6[0]
+    return v13
+""",
+)
+
+regression(
+    "a base is zeroed under a view that is an argument too",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.unsqueeze(0)
+    return (a1, a1, a0)
+
+
+def f(x0, x1, x2):
+    x2.zero_()
+    v1 = x0 * 2
+    return v1
+""",
+)
+
+regression(
+    "a leaf is detached in place, then takes over a tensor that requires grad",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_()
+    a1 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_()
+    return (a0, a0, a1)
+
+
+def f(x0, x1, x2):
+    x2.detach_()
+    x2.set_(x0)
+    return x2
+""",
+)
+
+regression(
+    "an argument is written that shares its version counter with a leaf saved for backward",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.detach().requires_grad_()
+    return (a1, a0)
+
+
+def f(x0, x1):
+    v1 = x1.data
+    x1.mul_(x0)
+    return v1
+""",
+)
+
+regression(
+    "one of several views made at once, and its base, take over one another",
+    """
+def make_args():
+    a0 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float32).copy_(torch.randn((2, 3), dtype=torch.float32))).detach().requires_grad_() * 1
+    a1 = a0.unbind(0)[0]
+    a2 = a0[..., 1:2]
+    a3 = a0
+    return (a0, a3, a1, a2)
+
+
+def f(x0, x1, x2, x3):
+    x0.set_(x2)
+    with torch.no_grad():
+        x2.set_(x3)
+    x1.unsqueeze_(0)
+    return ()
+""",
+)
+
+regression(
+    "a squeezed dimension that is none, under a view made with others, beside a write",
+    """
+def make_args():
+    a0 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float32).copy_(torch.randn((2, 3), dtype=torch.float32))).detach().requires_grad_() * 1
+    a1 = a0.narrow(-2, 0, 1)
+    a2 = a1.detach()
+    a3 = torch.randn((6,), dtype=torch.float32)
+    return (a2, a0, a3, a1)
+
+
+def f(x0, x1, x2, x3):
+    v2 = x3.to(torch.float64)
+    v6 = v2.squeeze(1)
+    v7 = v6.unbind(1)
+    v8 = v7[0].to(torch.float64)
+    v7[2].detach().add_(0)
+    return v8
+""",
+)
+
+regression(
+    "windows that leave the view they are of, whose base is written later",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0.tensor_split(2, -1)
+    x0.detach().add_(0.5)
+    v6 = x0[None]
+    v9 = v1[1].as_strided((3, 3), (1, 0), 1)
+    v6.unfold(0, v6.shape[0], 1).mul_(0.5)
+    return v9
+""",
+)
+
+regression(
+    "sizes changed in place of what has no part in the gradients",
+    """
+def make_args():
+    a0 = (torch.empty_strided((2, 2), (1, 2), dtype=torch.complex64).copy_(torch.randn((2, 2), dtype=torch.complex64))).detach().requires_grad_()
+    a1 = (torch.randint(0, 2, (4,)) > 0)
+    a3 = torch.empty_strided((2, 1, 2), (1, 2, 2), dtype=torch.int64).copy_(torch.randint(-3, 4, (2, 1, 2), dtype=torch.int64))
+    return (a3, a0, a1)
+
+
+def f(x0, x1, x2):
+    x2.unsqueeze_(1)
+    v4 = x1.narrow(0, 0, 2)
+    v6 = v4 * v4.shape[0]
+    return v6
+""",
+)
+
+regression(
+    "scatter_ of a tensor into itself",
+    """
+def make_args():
+    a0 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float64).copy_(torch.randn((2, 3), dtype=torch.float64))).detach().requires_grad_()
+    a1 = a0.unsqueeze(2)
+    a2 = a0[None]
+    a3 = torch.randn((1, 3), dtype=torch.float64)
+    return (a0, a1, a2, a3)
+
+
+def f(x0, x1, x2, x3):
+    v0 = torch.where(x3 > 0, x3, x3)
+    v0.scatter_(0, torch.full((1, 3), 0), v0)
+    return ()
+""",
+)
+
+regression(
+    "an expanded leaf is given memory of its own, and a view of the old is returned",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.complex64).expand((2, 3))).detach().requires_grad_()
+    return (a0, a0)
+
+
+def f(x0, x1):
+    v2 = x1.movedim(1, 0)
+    x1.data = x1.data.clone()
+    return v2
+""",
+)
+
+regression(
+    "a tensor is given other memory, and a view of the old is returned beside it",
+    """
+def make_args():
+    a0 = (torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.float32).copy_(torch.randn((3, 2, 2), dtype=torch.float32))).detach().requires_grad_() * 1
+    a1 = a0.mT
+    return (a1,)
+
+
+def f(x0):
+    v2 = x0 * x0.shape[0]
+    v4 = v2.tensor_split(2, 2)
+    v2.data = v2.data.clone()
+    return [v2, v4[0]]
+""",
+)
+
+regression(
+    "set_ gives a tensor without a history one that can't be differentiated",
+    """
+def make_args():
+    a0 = torch.randn((2, 3), dtype=torch.float32)
+    a1 = a0.view((1, 2, 3))
+    return (a0, a1, a1)
+
+
+def f(x0, x1, x2):
+    v0 = x2.abs()
+    x1.requires_grad_()
+    v3 = x1.flip(2)
+    v0.set_(v3)
+    return v0
+""",
+)
+
+regression(
+    "a view taken before its base is marked, beside one taken before a write",
+    """
+def make_args():
+    a0 = torch.randn((6,), dtype=torch.float32)
+    a1 = a0.unfold(0, 5, 2)
+    return (a0, a1)
+
+
+def f(x0, x1):
+    v0 = x0.view((6,))
+    v0.masked_fill_(v0 == 2, 2)
+    v2 = x1.chunk(2, 1)
+    x1.requires_grad_()
+    return (v0, v2)
+""",
+)
+
+regression(
+    "an argument with a history is transposed in place and nothing else",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    x0.t_()
+    return ()
+""",
+)
+
+regression(
+    "set_ of an intermediate to itself",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0 * x0
+    v0.set_(v0)
+    return v0
+""",
+)
+
+refused(
+    "a view that was written is returned, and its base detached",
+    "is a view of",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.flatten()
+    return (a1, a0, a0)
+
+
+def f(x0, x1, x2):
+    v0 = x2.contiguous()
+    v2 = x0.tensor_split(2, -1)
+    x1.set_(x0)
+    v2[0].cumsum_(0)
+    v0.detach_()
+    return v2
+""",
+)
+
+refused(
+    "a view is stacked whose base was written and detached",
+    "a view used at",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.transpose(0, 0)
+    return (a1, a1, a0, a0)
+
+
+def f(x0, x1, x2, x3):
+    x2.zero_()
+    x3.detach_()
+    v2 = torch.stack([x0, x3.expand_as(x0)])
+    return ()
+""",
+)
+
+refused(
+    "set_ of a view that requires grad to itself",
+    "`set_` at",
+    """
+def make_args():
+    a0 = (torch.empty_strided((2, 1, 2), (1, 2, 2), dtype=torch.float32).copy_(torch.randn((2, 1, 2), dtype=torch.float32))).detach().requires_grad_() * 1
+    a1 = torch.randn((), dtype=torch.float32)
+    a2 = a0.mT
+    a3 = torch.randint(-3, 4, (1, 3), dtype=torch.int64)
+    return (a3, a1, a0, a2)
+
+
+def f(x0, x1, x2, x3):
+    v1 = x3.transpose(1, 1)
+    v1.set_(v1)
+    return ()
+""",
+)
+
+refused(
+    "a view is twice in one list that is written",
+    "`_foreach_` operator at",
+    """
+def make_args():
+    a0 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    a1 = a0[...]
+    a2 = (torch.randn((2, 3), dtype=torch.float64)).detach().requires_grad_()
+    return (a0, a2, a1, a1)
+
+
+def f(x0, x1, x2, x3):
+    torch._foreach_add_([x2, x2], [x3, x3])
+    return ()
+""",
+)
+
+refused(
+    "set_ gives an argument other sizes under a view of it",
+    "takes on another size",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.unsqueeze(1)
+    v4 = v0.sum()
+    with torch.no_grad():
+        x0.set_(v4)
+    return v0
+""",
+)

@@ -1,0 +1,116 @@
+"""Each row of docs/limits.md: the error that it names rises, and says at which line of the program."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+import torch
+
+import foregrad
+from tests.parity.programs import load
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "limits.md"
+ROWS = re.findall(r"^\| (.+?) \| `(Unsupported\w+)` \| .+ \|$", PAGE.read_text(), flags=re.MULTILINE)
+
+LEAF = "torch.randn(2, 3, requires_grad=True)"
+
+PAIR = f"*(lambda a: (a, a[0]))({LEAF} * 1),"
+
+# The beginning of the row, the arguments, the body, and the line that the message is to show.
+PROGRAMS = [
+    ("`set_` with a storage", f"{LEAF},", ["x.detach().set_(x.untyped_storage(), 0, (2,), (1,))"], 0),
+    (
+        "`set_` or `.data = ...` on an argument that is a view, and a write",
+        PAIR,
+        ["v.data = v.data.clone()", "x.sin_()"],
+        0,
+    ),
+    (
+        "`resize_`, `set_` or `.data = ...` gives an argument another size",
+        "torch.randn(2, 3),",
+        ["x.resize_(2)", "x.requires_grad_()", "return x * 2"],
+        0,
+    ),
+    (
+        "an argument with a history is detached in place",
+        f"{LEAF} * 1,",
+        ["x.detach_()", "x.requires_grad_()", "return x * 2"],
+        0,
+    ),
+    ("an argument is resized in place", f"torch.randn(6), {LEAF}", ["x.resize_(3)", "x.mul_(v[0])"], 0),
+    ("`resize_` makes a tensor larger", "torch.randn(6),", ["y = x * 2", "z = y[1:]", "y.resize_(9)", "return z"], 2),
+    ("`set_` on a view of an argument", f"{LEAF} * 1,", ["v = x[0]", "v.set_(v)"], 1),
+    (
+        "one `_foreach_` call writes to a view",
+        f"({LEAF} * 1)[0],",
+        ["torch._foreach_add_([x, x], [x, x])"],
+        0,
+    ),
+    (
+        "one `_foreach_` call writes to a view",
+        f"{LEAF} * 1,",
+        ["v = x[0]", "torch._foreach_add_([v, v], [v, v])", "return v"],
+        1,
+    ),
+    (
+        "an argument is written with gradients and then detached",
+        f"{LEAF} * 1,",
+        ["v = x[0]", "v.sin_()", "x.detach_()", "return v"],
+        2,
+    ),
+    (
+        "a tensor is written after `detach_`",
+        f"{LEAF},",
+        ["y = x * 2", "v = y[0]", "w = v.sin()", "y.detach_()", "y.mul_(2)", "return v, w"],
+        3,
+    ),
+    (
+        "an argument is written and then detached in place, and a view",
+        PAIR,
+        ["x.zero_()", "x.detach_()", "return v.sin()"],
+        2,
+    ),
+    (
+        "`set_` or `.data = ...` on a view, and a view of that",
+        f"{LEAF},",
+        ["v = x[0]", "v.data = v.data.clone()", "return v[:1], x"],
+        1,
+    ),
+]
+
+
+def error_of(beginning):
+    (found,) = [error for row, error in ROWS if row.startswith(beginning)]
+    return getattr(foregrad.errors, found)
+
+
+def test_every_row_has_a_program():
+    """The page and the programs here name the same things."""
+    beginnings = [beginning for beginning, *_ in PROGRAMS]
+    assert len(ROWS) == PAGE.read_text().count("`Unsupported")
+    assert [row for row, _ in ROWS if not any(row.startswith(beginning) for beginning in beginnings)] == []
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_what_the_page_says_is_refused_is_refused_with_the_line(number):
+    beginning, arguments, body, line = PROGRAMS[number]
+    source = f"def make_args():\n    return ({arguments})\n\n\ndef f(x, v=None):\n" + "".join(
+        f"    {step}\n" for step in body
+    )
+    f, make_args = load(source)
+    with pytest.raises(error_of(beginning)) as refusal:
+        foregrad.compile(f, backend="eager")(*make_args())
+    assert f":{6 + line} in f: {body[line]}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_eager_does_what_is_refused(number):
+    """These are no errors of the program's own, but for a view that PyTorch itself lets nobody use."""
+    _, arguments, body, _ = PROGRAMS[number]
+    f, make_args = load(
+        f"def make_args():\n    return ({arguments})\n\n\ndef f(x, v=None):\n" + "".join(f"    {s}\n" for s in body)
+    )
+    torch.manual_seed(0)
+    f(*make_args())
