@@ -51,6 +51,10 @@ def item(holder, key, value):
     return lambda: operator.setitem(holder, key, value)
 
 
+def switched(context):
+    return [context.__enter__, lambda: context.__exit__(None, None, None)]
+
+
 @program
 def an_event():
     event = threading.Event()
@@ -185,20 +189,14 @@ def anomaly_mode():
 
 @program
 def a_switch_of_a_kernel_library():
-    before = torch.backends.mkldnn.enabled
-    return (
-        lambda x: x * 2 if torch.backends.mkldnn.enabled else x * 3,
-        [put(torch.backends.mkldnn, enabled=not before), put(torch.backends.mkldnn, enabled=before)],
-    )
+    other = torch.backends.mkldnn.flags(enabled=not torch.backends.mkldnn.enabled)
+    return (lambda x: x * 2 if torch.backends.mkldnn.enabled else x * 3), switched(other)
 
 
 @program
 def a_switch_of_cudnn():
-    before = torch.backends.cudnn.benchmark
-    return (
-        lambda x: x * 2 if torch.backends.cudnn.benchmark else x * 3,
-        [put(torch.backends.cudnn, benchmark=not before), put(torch.backends.cudnn, benchmark=before)],
-    )
+    other = torch.backends.cudnn.flags(benchmark=not torch.backends.cudnn.benchmark)
+    return (lambda x: x * 2 if torch.backends.cudnn.benchmark else x * 3), switched(other)
 
 
 @program
