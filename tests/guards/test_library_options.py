@@ -270,6 +270,7 @@ def play(name, compiled):
     return seen
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_call_is_the_same_as_eager(name):
     eager, compiled = play(name, False), play(name, True)
