@@ -23,9 +23,21 @@ from .replaced import is_barred
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
 
-__all__ = ["BaseOutput", "as_it_was", "bases_of", "has_been_another", "is_barred_tensor", "tensor_outputs"]
+__all__ = [
+    "SHARED_THROUGH_REPLACED",
+    "BaseOutput",
+    "as_it_was",
+    "bases_of",
+    "has_been_another",
+    "is_barred_tensor",
+    "tensor_outputs",
+]
 
 aten = torch.ops.aten
+
+SHARED_THROUGH_REPLACED = (
+    "outputs share memory through a tensor that was replaced in place (`.data = ...`, `set_`); return copies instead."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,9 +198,7 @@ def _after_resizing(recorder: Recorder, value: Value) -> Value:
         current = recorder.values[id(tensor)]
         if value in chain_of(current):
             return current
-    raise UnsupportedAliasError(
-        "outputs share memory through a tensor that was replaced in place; return copies instead."
-    )
+    raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
 
 
 def as_it_was(value: Value) -> ViewStep:

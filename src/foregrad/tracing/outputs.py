@@ -24,7 +24,15 @@ from ..graph.signature import (
 from ..graph.slots import Output, Updated
 from .alias import Value, View
 from .analysis import Analysis
-from .bases import BaseOutput, as_it_was, bases_of, has_been_another, is_barred_tensor, tensor_outputs
+from .bases import (
+    SHARED_THROUGH_REPLACED,
+    BaseOutput,
+    as_it_was,
+    bases_of,
+    has_been_another,
+    is_barred_tensor,
+    tensor_outputs,
+)
 from .inputs import InputRecord, Inputs
 from .opinfo import CUTS
 from .origin import user_line
@@ -383,8 +391,8 @@ def _steps(
     steps = []
     while value is not base:
         view = value.view
-        assert isinstance(view, View)
-        assert value.parent is not None
+        if not isinstance(view, View) or value.parent is None:
+            raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
         steps.append(
             ViewStep(
                 view.op,
