@@ -248,7 +248,6 @@ def _fake_sort(func: Any) -> Any:
     return run
 
 
-# Operators for which torch's fakes are not what its kernels give.
 def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """FakeTensor leaves the strides of dimensions of size one as they were; the kernel computes them."""
     source: Any = args[0]
@@ -261,6 +260,7 @@ def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, An
     return out
 
 
+# Operators for which torch's fakes are not what its kernels give.
 CORRECTED: dict[Any, Any] = {
     torch.ops.aten.view.default: _fake_view,
     torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),

@@ -97,9 +97,7 @@ _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
     """In a hook: what is differentiated, where that is by `tensor`; nothing where it is not."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not _ENGINE:
-        frame = frame.f_back
+    frame = _engine_of(sys._getframe(1))
     # A thread of the engine, for another device: the one that waits for it is one of the others.
     frames = [frame] if frame is not None else list(filter(None, map(_engine_of, sys._current_frames().values())))
     for found in frames:

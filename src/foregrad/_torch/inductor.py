@@ -17,6 +17,7 @@ from torch import fx
 
 from .fakes import FakeTensor, FakeTensorMode
 from .kernels import kernels_together
+from .symbols import is_symbolic
 
 __all__ = [
     "compile_graph",
@@ -177,7 +178,7 @@ def compile_graph(
     if is_backward and _lays_out_convolutions(gm):
         settings["force_layout_optimization"] = True
     # Its cache of graphs does not go by what Inductor fixes symbolic sizes to.
-    if any(_is_symbolic(value) for value in inputs):
+    if any(_has_open_sizes(value) for value in inputs):
         settings["fx_graph_cache"] = False
     cache = contextlib.ExitStack()
     cache.enter_context(patched_config(settings))
@@ -244,10 +245,10 @@ def _cached_apart(mode: FakeTensorMode | None, visible: Sequence[int]) -> Iterat
             mode.shape_env = None  # type: ignore[union-attr]
 
 
-def _is_symbolic(value: Any) -> bool:
+def _has_open_sizes(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value._has_symbolic_sizes_strides)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return is_symbolic(value)
 
 
 def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[Any]], Any]:
