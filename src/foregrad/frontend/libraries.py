@@ -61,16 +61,12 @@ def referent(value: Any) -> Any:
 def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
     """How to ask an object without attributes for what it holds, as a plain value or one object; None for others."""
     if isinstance(value, weakref.ref):
-        return _referent
+        return referent
     if isinstance(value, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
         return bytes
     if isinstance(value, (io.StringIO, io.BytesIO)):
         return _written
     return None
-
-
-def _referent(reference: Any) -> Any:
-    return reference()
 
 
 def _written(file: Any) -> Any:

@@ -374,8 +374,9 @@ class Scan:
             if len(there) < len(new):
                 missing = new - there
                 done |= missing
-                table = gc.get_referents(value.__dict__)[0] if isinstance(value, type) else table_of(value)
-                if table is not None:
+                if isinstance(value, type):
+                    self._class_table(value).lacks(*missing)
+                elif (table := table_of(value)) is not None:
                     self.reads.place(table, "dict", name, "attr").lacks(*missing)
             for attribute in sorted(there):
                 if isinstance(value, type) and attribute not in self._called and _is_method(value, attribute):
