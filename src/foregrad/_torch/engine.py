@@ -16,12 +16,14 @@ __all__ = [
     "forward_ad",
     "is_any_autocast_enabled",
     "keeps_graph",
+    "keeps_versions",
     "transforms_active",
     "wanted_gradients",
 ]
 
 disable_autocast: Any = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+keeps_versions: Any = torch.autograd._unsafe_preserve_version_counter
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

@@ -103,7 +103,7 @@ def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
     for found in frames:
         values = found.f_locals
         inputs = values["args"][3] if len(values["args"]) > 3 else ()
-        if not values["kwargs"].get("accumulate_grad") and any(t is tensor for t in inputs):
+        if any(t is tensor for t in inputs):
             return tuple(values["t_outputs"])
     return ()
 

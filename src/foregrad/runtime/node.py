@@ -11,7 +11,7 @@ same decisions (`_how_kept`, the specs of tangents); the rendered backward is th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -66,14 +66,18 @@ class NodeSource:
         return before, f"{target} = {apply}({box}, {arguments})", [f"{unpacked(plain)}{box}"] if plain else []
 
 
-def make_node(compiled: Compiled, taken: list[int]) -> NodeSource:
-    """The node for `compiled`; `taken` are the inputs that autograd is to know about."""
-    return _NodeRenderer(compiled, taken).make()
+def make_node(compiled: Compiled, taken: list[int], unmarked: Collection[int] = ()) -> NodeSource:
+    """The node for `compiled`; `taken` are the inputs that autograd is to know about.
+
+    The differentiable outputs at positions `unmarked` are left for the caller to mark.
+    """
+    return _NodeRenderer(compiled, taken, unmarked).make()
 
 
 class _NodeRenderer:
-    def __init__(self, compiled: Compiled, taken: list[int]) -> None:
+    def __init__(self, compiled: Compiled, taken: list[int], unmarked: Collection[int]) -> None:
         self.compiled = compiled
+        self.unmarked = unmarked
         self.partitioned = compiled.partitioned
         self.signature = compiled.partitioned.joint.signature
         self.taken = taken
@@ -109,7 +113,8 @@ class _NodeRenderer:
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
         apply = engine.direct_apply(function)
         if self.has_marks:
-            apply = marked(apply, self.signature, self.partitioned.joint.name, self.results)
+            name = self.partitioned.joint.name
+            apply = marked(apply, self.signature, name, self.results, self.unmarked)
         return NodeSource(apply, source, self.taken, is_native=False)
 
     def _native(self) -> NodeSource:

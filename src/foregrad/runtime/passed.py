@@ -5,24 +5,25 @@ hook on the latter, its `.grad`, or the gradient by it that `torch.autograd.grad
 comes from outside. Eager's hold all: so these raise. A node in C++ sees to that for its own outputs. Where views of
 them or of inputs, or inputs that were written to, are such outputs too, all of them are marked as they are returned.
 
-Known weakness: a view, or an input that was written to, is not on the way from the node's outputs, so that
-`torch.autograd.grad` of these by the view alone finds no way, and with `allow_unused=True` gives None.
+No way leads from the node's outputs to such views and inputs, so that a gradient by them alone would be none. The
+outputs are `join`ed to them, that the engine comes by.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from .._torch.engine import keeps_versions
 from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
 
-__all__ = ["check_marked", "hook_check", "marked", "marking", "refuse_watched_results", "watched_check"]
+__all__ = ["check_marked", "hook_check", "join", "marked", "marking", "refuse_watched_results", "watched_check"]
 
 Mark = Callable[[torch.Tensor, Any], None]
 
@@ -98,11 +99,37 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
     return mark
 
 
-def marked(apply: Callable[..., Any], signature: Signature, name: str, results: Sequence[int]) -> Callable[..., Any]:
-    """A node's `apply` that marks its outputs; `node.results` will have references to those at positions `results`."""
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(output)  # so that it stays the object that it is
+        ctx.set_materialize_grads(False)
+        ctx.num_tensors = len(tensors)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient, *[None] * ctx.num_tensors
+
+
+def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
+    """Put an edge from the history of `output` to each of the tensors, for no gradient to flow along."""
+    if output.grad_fn is not None:
+        with torch.enable_grad(), keeps_versions(output):
+            _Join.apply(output, *tensors)  # type: ignore[no-untyped-call]
+
+
+def marked(
+    apply: Callable[..., Any], signature: Signature, name: str, results: Sequence[int], later: Collection[int]
+) -> Callable[..., Any]:
+    """A node's `apply` that marks its outputs, apart from those at positions `later`.
+
+    `node.results` will have references to those at positions `results`.
+    """
     marks = [
         (position, marking(signature, name, str(signature.graph_outputs[signature.differentiable[position]]), after))
         for position, after in signature.passed
+        if position not in later
     ]
 
     def apply_marked(*arguments: Any) -> Any:

@@ -33,7 +33,7 @@ from .compiled import Compiled
 from .decisions import decision_lines, open_sizes
 from .node import NodeSource, make_node
 from .pack import pack_expression
-from .passed import marking
+from .passed import join, marking
 from .writes import with_history, write_overlapping, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
@@ -81,6 +81,10 @@ class _Renderer:
         self.views: dict[tuple[Any, ...], str] = {}
         self.taking_over: dict[str, tuple[str, AliasOutput]] = {}  # views, the memory that each comes to have
         self.with_history: set[str] = set()  # views that have a history of their own by now
+        self.joins = self._joins()
+        self.made_by = names.fresh("node") if self.joins else ""
+        self.returning = False
+        self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
 
     def render(self) -> RunLines:
         signature = self.signature
@@ -114,10 +118,11 @@ class _Renderer:
             for name, info in zip(self.inputs, signature.inputs, strict=True)
             if info.detached
         ]
-        self._updates(differentiable=False)  # in the sizes the inputs came with
+        self._updates()  # in the sizes the inputs came with
         self._metadata_writes()
         sources = self._sources()
-        self._updates(differentiable=True)  # in the sizes they have after the call
+        for index in list(self.unwritten):  # in the sizes they have after the call
+            self._differentiable_update(index)
         self._count_writes()
         self._early_views(When.BEFORE_MARKS)
         self.lines += marks
@@ -171,13 +176,16 @@ class _Renderer:
 
     def _training(self, taken: list[int]) -> None:
         signature = self.signature
-        self.node = node = make_node(self.compiled, taken)
+        joined = {self._position(output) for output in self.joins}
+        self.node = node = make_node(self.compiled, taken, joined)
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
         self.lines += before
         self._under(guards, [call])
         self.lines += after
+        if self.joins:
+            self.lines.append(f"{self.made_by} = {self.outputs[signature.differentiable[0]]}.grad_fn")
 
     def _under(self, guards: list[str], body: list[str]) -> None:
         if guards:
@@ -202,34 +210,75 @@ class _Renderer:
                 f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({self.inputs[index]})"
             )
 
-    def _updates(self, *, differentiable: bool) -> None:
+    def _updates(self) -> None:
         for update in self.signature.updates:
-            if update.differentiable != differentiable:
+            if update.differentiable:
                 continue
             target, value = self.inputs[update.input], self.outputs[update.output]
-            overlaps = self.signature.inputs[update.input].spec.overlaps_itself
-            if update.differentiable:
-                write = write_overlapping_with_history if overlaps else write_with_history
-                self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
-                after = dict(self.signature.passed).get(self._position(update.output))
-                self._mark(target, after, str(self.signature.inputs[update.input].slot))
+            # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
+            hidden = f"{target}.{'detach()' if update.counted else 'data'}"
+            if self.signature.inputs[update.input].spec.overlaps_itself:
+                self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
             else:
-                # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
-                hidden = f"{target}.{'detach()' if update.counted else 'data'}"
-                if overlaps:
-                    self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
-                else:
-                    self.lines.append(f"{hidden}.copy_({value})")
+                self.lines.append(f"{hidden}.copy_({value})")
+
+    def _differentiable_update(self, index: int) -> None:
+        """Write to an input what it is to be, with its history, unless that was done."""
+        update = self.unwritten.pop(index, None)
+        if update is None:
+            return
+        info = self.signature.inputs[index]
+        target, value = self.inputs[index], self._result(update.output)
+        write = write_overlapping_with_history if info.spec.overlaps_itself else write_with_history
+        self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
+        self._mark(target, dict(self.signature.passed).get(self._position(update.output)), str(info.slot))
+
+    def _joins(self) -> dict[int, list[tuple[str, int]]]:
+        """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
+
+        ("input", its number) for inputs that were written to; ("output", its position) for views.
+        """
+        signature, passed = self.signature, dict(self.signature.passed)
+        joins: dict[int, list[tuple[str, int]]] = {}
+        for update in signature.updates:
+            for position in passed.get(self._position(update.output), ()) if update.differentiable else ():
+                joins.setdefault(signature.differentiable[position], []).append(("input", update.input))
+        for at, after in signature.passed_aliases:
+            for position in after:
+                joins.setdefault(signature.differentiable[position], []).append(("output", at))
+        return joins
+
+    def _result(self, output: int) -> str:
+        """A result of the node: gradients by what it was computed from are to be looked for behind it."""
+        name, position = self.outputs[output], self._position(output)
+        joins = self.joins.pop(output, ())
+        tensors = []
+        for kind, number in joins:
+            if kind == "input":
+                self._differentiable_update(number)
+                tensors.append(self.inputs[number])
+            elif self._is_there(self.signature.outputs[number]):
+                tensors.append(self._output(self.signature.outputs[number]))
+        if tensors:
+            self.lines.append(f"{self.bind('join', join)}({name}, {', '.join(dict.fromkeys(tensors))})")
+            slot = str(self.signature.graph_outputs[output])
+            self._mark(name, dict(self.signature.passed).get(position), slot)
+        return name
 
     def _position(self, output: int) -> int:
         differentiable = self.signature.differentiable
         return differentiable.index(output) if output in differentiable else -1
 
+    def _is_there(self, info: OutputInfo) -> bool:
+        """Whether an output that is a view can be taken by now."""
+        of_result = isinstance(info, AliasOutput) and info.input is None
+        return of_result or (self.returning and not _is_late(info))
+
     def _mark(self, name: str, after: tuple[int, ...] | None, what: str) -> None:
         """Mark a tensor that outputs at the positions `after` were computed from, inside."""
         if after is not None and self.node is not None:
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
-            self.lines.append(f"{mark}({name}, {self.outputs[self.signature.differentiable[0]]}.grad_fn)")
+            self.lines.append(f"{mark}({name}, {self.made_by})")
 
     def _values(self, chosen: Callable[[OutputInfo], bool]) -> dict[int, str]:
         """An expression for each of the chosen outputs."""
@@ -281,6 +330,7 @@ class _Renderer:
 
     def _returns(self, sources: dict[int, str]) -> None:
         outputs = self.signature.outputs
+        self.returning = True
         self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
         replacements = self.signature.replacements
@@ -294,7 +344,7 @@ class _Renderer:
             self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
             if replacement.history is not None:
                 write = self.bind("write_with_history", write_with_history)
-                self.lines.append(f"{write}({name}, {self.outputs[replacement.history]})")
+                self.lines.append(f"{write}({name}, {self._result(replacement.history)})")
         values |= self._values(_is_late)
         for name, (memory, info) in self.taking_over.items():
             self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
@@ -317,18 +367,18 @@ class _Renderer:
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, GraphOutput):
-            name = self.outputs[info.output]
+            name = self._result(info.output)
             if info.leaf:
                 self.lines.append(f"{name}.requires_grad_()")
             return name
         assert isinstance(info, AliasOutput)
-        base = self.inputs[info.input] if info.input is not None else self.outputs[info.output or 0]
+        base = self.inputs[info.input] if info.input is not None else self._result(info.output or 0)
         if info.history is not None:
             owner = self._view(base, info.steps[: info.history_at], info.path)
             if owner not in self.with_history:
                 self.with_history.add(owner)
                 write = self.bind("write_with_history", write_with_history)
-                self.lines.append(f"{write}({owner}, {self.outputs[info.history]})")
+                self.lines.append(f"{write}({owner}, {self._result(info.history)})")
         name = self._view(base, info.steps, info.path)
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")

@@ -306,7 +306,7 @@ class Differentiation:
                 DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)
             ),
             generators=generators_drawn_from([original for _, original in random_originals]) if decided else (),
-            passed=passed_through([output.fake for output in sources]),
+            passed=passed_through([output.fake for output in sources])[0],
         )
         name = f"backward of {session.name}" if not _is_gradient(origin) else session.name
         table = recorder.decisions.numbers.table

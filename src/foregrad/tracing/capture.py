@@ -44,7 +44,7 @@ from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import analyze
-from .reach import passed_by, passed_through, reached_from
+from .reach import passed_through, reached_from
 from .recorder import Recorder
 from .replaced import check_sizes, known_as_written
 from .reshaping import reshape_view
@@ -413,17 +413,16 @@ class _Capture:
             self.fake_mode,
             "JointGraph",
             table is not None,
-            {
-                **decisions.numbers.by_entry,
-                **decisions.sizes.made,
-                **{id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
-            },
+            decisions.numbers.by_entry
+            | decisions.sizes.made
+            | {id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
         )
         number = {id(r): i for i, r in enumerate(records)}
         found.updates += [
             Update(number[id(whole)], out, differentiable=False, counted=False) for whole, out in found.whole_updates
         ]
         shared_of = {whole: members[0] for whole, members in shared}
+        passed = passed_through([found.fakes[i] for i in differentiable], found.aliases)  # type: ignore[misc]
         signature = Signature(
             inputs=(
                 *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
@@ -451,8 +450,8 @@ class _Capture:
             generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
             apart=self.inner.apart(number),
-            passed=passed_through([found.fakes[i] for i in differentiable]),  # type: ignore[misc]
-            passed_aliases=passed_by([found.fakes[i] for i in differentiable], found.aliases),  # type: ignore[misc]
+            passed=passed[0],
+            passed_aliases=passed[1],
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)

@@ -18,7 +18,7 @@ import torch
 from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
-__all__ = ["cut_at", "other_leaves", "passed_by", "passed_through", "reached_from"]
+__all__ = ["cut_at", "other_leaves", "passed_through", "reached_from"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -131,21 +131,38 @@ def _with_pairs(
     return result
 
 
-def passed_through(outputs: Sequence[torch.Tensor]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """(position of an output that others were computed from, the positions of these)."""
-    if len(outputs) < 2:
-        return ()
-    found = [reach.outputs for reach in reached_from(outputs, outputs)]
-    return tuple((i, tuple(sorted(after - {i}))) for i, after in enumerate(found) if after - {i})
+Passed = tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def passed_by(
-    outputs: Sequence[torch.Tensor], aliases: Sequence[tuple[int, torch.Tensor]]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The same for tensors that are given with a number: (number, the positions of the outputs)."""
+def passed_through(
+    outputs: Sequence[torch.Tensor], aliases: Sequence[tuple[int, torch.Tensor]] = ()
+) -> tuple[Passed, Passed]:
+    """(position of an output that others were computed from, the positions of these), and the same for `aliases`:
+    tensors that are given with a number, which stands for the position.
+    """
     aliases = [(i, tensor) for i, tensor in aliases if tensor.requires_grad and history_of(tensor) is not None]
-    found = reached_from(outputs, [tensor for _, tensor in aliases]) if aliases else []
-    return tuple((i, tuple(sorted(r.outputs))) for (i, _), r in zip(aliases, found, strict=True) if r.outputs)
+    if len(outputs) + len(aliases) < 2:
+        return (), ()
+    targets = [*outputs, *(tensor for _, tensor in aliases)]
+    edges = [(history_of(tensor), tensor.output_nr) for tensor in targets]
+    after = dict.fromkeys(edges, 0)  # the outputs whose gradients arrive there
+    roots: list[Any] = [output.grad_fn for output in outputs]
+    order = _consumers_first(roots)
+    masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    for position, root in enumerate(roots):
+        masks[id(root)] |= 1 << position
+    for node in order:
+        mask = masks[id(node)]
+        for edge in node.next_functions:
+            if edge[0] is not None:
+                masks[id(edge[0])] |= mask
+                if edge in after:
+                    after[edge] |= mask
+    found = [tuple(sorted(_positions(after[edge], len(outputs)))) for edge in edges]
+    numbers = [*range(len(outputs)), *(i for i, _ in aliases)]
+    passed = list(zip(numbers, found, strict=True))
+    of_outputs, of_aliases = passed[: len(outputs)], passed[len(outputs) :]
+    return tuple(p for p in of_outputs if p[1]), tuple(p for p in of_aliases if p[1])
 
 
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
