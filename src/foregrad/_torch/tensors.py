@@ -11,6 +11,7 @@ from .transforms import bottom_of
 
 __all__ = [
     "allows_writes",
+    "as_dtype",
     "base_of",
     "copy_creation_meta",
     "exchange",
@@ -57,6 +58,16 @@ def is_view(tensor: torch.Tensor) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written to in place."""
     return tensor._version
+
+
+def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A view of another dtype, for more views to be taken of; None where the memory is no whole number of elements."""
+    if tensor.dtype is dtype:
+        return tensor
+    size = tensor.untyped_storage().nbytes()
+    if size % dtype.itemsize or size % tensor.dtype.itemsize:
+        return None
+    return tensor.as_strided((size // tensor.dtype.itemsize,), (1,), 0).view(dtype)
 
 
 def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:

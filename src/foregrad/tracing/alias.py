@@ -294,7 +294,7 @@ class Value:
     def _laid_out(self, emit: Emit, new: Entry) -> Entry:
         spec = new.spec
         assert isinstance(spec, TensorSpec)
-        if spec.same_layout(self.spec):
+        if spec.same_layout(self.spec) and (spec.conj, spec.neg) == (self.spec.conj, self.spec.neg):
             return new
         assert self.original is not None
         return emit(aten.copy.default, self.original, new, spec=self.spec)

@@ -11,6 +11,7 @@ import torch
 from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
 from .._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from .._torch.tensors import (
+    as_dtype,
     base_of,
     copy_creation_meta,
     is_usable,
@@ -383,10 +384,11 @@ class Inputs:
         if record.real.is_inference():
             return None
         for other in [*self.memory[-1][1], *bases.values()]:
-            alike = other.spec.dtype is spec.dtype and not (other.spec.conj or other.spec.neg)
-            if alike and not other.real.is_inference() and share_counters(other.real, record.real):
+            seen_as_it_is = not (other.spec.conj or other.spec.neg)
+            if seen_as_it_is and not other.real.is_inference() and share_counters(other.real, record.real):
                 with torch.inference_mode(mode=False), torch.no_grad():
-                    return other.stand_in.as_strided(spec.shape, spec.stride, spec.offset).detach()
+                    fake = as_dtype(other.stand_in, spec.dtype)
+                    return None if fake is None else fake.as_strided(spec.shape, spec.stride, spec.offset).detach()
         return None
 
     def _common_bases(self, group: list[InputRecord], memory: torch.UntypedStorage) -> dict[int, InputRecord]:

@@ -188,7 +188,7 @@ class Metadata:
                     recipe = self._recipe(out, tensors)
                 except _Uncacheable:
                     return out, None
-                if not info.is_random and not info.writes:
+                if not info.writes:
                     specs = [self.known(id(t)).spec for t in tensors]
                     recipe = as_kernels_have_it(recipe, info.op, specs, args, kwargs)
             if len(_recipes) >= _LIMIT:

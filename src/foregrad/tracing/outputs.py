@@ -143,8 +143,10 @@ def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputReco
 
 
 def _counted_with_another(found: Analysis, records: list[InputRecord], index: int) -> bool:
-    """Whether writing to another input moves this one's version, too."""
-    writes = (records[update.input].real for update in found.updates if update.counted)
+    """Whether writing to another input, or changing its sizes in place, moves this one's version, too."""
+    moved = {update.input for update in found.updates if update.counted}
+    moved |= {write.input for write in found.metadata_writes if write.input != index}
+    writes = (records[i].real for i in moved)
     return any(share_counters(real, records[index].real) for real in writes if not real.is_inference())
 
 

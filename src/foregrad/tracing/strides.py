@@ -26,7 +26,7 @@ def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any,
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
     if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
         return recipe
-    if _takes_opaque(op):
+    if _takes_opaque(op) or kwargs.get("generator") is not None:
         return recipe
     if all(s.stride == contiguous_strides(s.shape) for s in given) or any(s.device.type != "cpu" for s in given):
         return recipe
@@ -34,7 +34,7 @@ def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any,
         return recipe
     replicas = Replicas()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=()):  # some kernels draw
             out = op(*replicas.of(args), **replicas.of(kwargs))
     except Exception:
         return recipe  # zeros don't suit it

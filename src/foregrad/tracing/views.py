@@ -124,7 +124,8 @@ def _view_dtype(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec,
 
 
 def _as_complex(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
-    return emit(aten.view_as_real.default, new)
+    assert isinstance(new.spec, TensorSpec)
+    return emit(aten.view_as_real.default, emit(aten.clone.default, new) if new.spec.conj else new)
 
 
 def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
