@@ -23,7 +23,7 @@ __all__ = [
 
 disable_autocast: Any = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-keeps_versions: Any = torch.autograd._unsafe_preserve_version_counter
+keeps_versions: Any = torch.autograd.grad_mode._unsafe_preserve_version_counter
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

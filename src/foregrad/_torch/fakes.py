@@ -248,6 +248,11 @@ def _fake_sort(func: Any) -> Any:
     return run
 
 
+def _fake_uniform(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The kernel draws into a clone."""
+    return mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {})
+
+
 def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """FakeTensor leaves the strides of dimensions of size one as they were; the kernel computes them."""
     source: Any = args[0]
@@ -267,6 +272,7 @@ CORRECTED: dict[Any, Any] = {
     torch.ops.aten.sort.stable: _fake_sort(torch.ops.aten.sort.stable),
     torch.ops.aten.masked_fill.Scalar: _fake_masked_fill(torch.ops.aten.masked_fill.Scalar),
     torch.ops.aten.masked_fill.Tensor: _fake_masked_fill(torch.ops.aten.masked_fill.Tensor),
+    torch.ops.aten.uniform.default: _fake_uniform,
     torch.ops.aten._grouped_mm.default: fake_grouped_mm,
     torch.ops.aten.multilabel_margin_loss_forward.default: fake_multilabel_margin_loss,
 }

@@ -116,7 +116,7 @@ def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
     """Put an edge from the history of `output` to each of the tensors, for no gradient to flow along."""
     if output.grad_fn is not None:
         with torch.enable_grad(), keeps_versions(output):
-            _Join.apply(output, *tensors)  # type: ignore[no-untyped-call]
+            _Join.apply(output, *tensors)
 
 
 def marked(

@@ -23,6 +23,7 @@ from ..graph.signature import (
     ConstantOutput,
     GraphOutput,
     InputOutput,
+    MetadataWrite,
     OutputInfo,
     Signature,
     ViewStep,
@@ -119,10 +120,15 @@ class _Renderer:
             if info.detached
         ]
         self._updates()  # in the sizes the inputs came with
-        self._metadata_writes()
+        updated = {update.input for update in signature.updates}
+        # A view whose sizes change takes up the history that its base has: what was written to that comes first.
+        has_late = bool(self.unwritten) and not signature.replacements
+        after = [write for write in signature.metadata_writes if has_late and write.input not in updated]
+        self._metadata_writes([write for write in signature.metadata_writes if write not in after])
         sources = self._sources()
         for index in list(self.unwritten):  # in the sizes they have after the call
             self._differentiable_update(index)
+        self._metadata_writes(after)
         self._count_writes()
         self._early_views(When.BEFORE_MARKS)
         self.lines += marks
@@ -195,8 +201,8 @@ class _Renderer:
 
     # ---------------------------------------------------------------- after it
 
-    def _metadata_writes(self) -> None:
-        for write in self.signature.metadata_writes:
+    def _metadata_writes(self, writes: list[MetadataWrite]) -> None:
+        for write in writes:
             op = self.bind(_op_name(write.op), write.op)
             arguments = self._arguments(write.args, write.kwargs)
             grad_enabled = write.grad_enabled and not self.signature.inputs[write.input].becomes_differentiable

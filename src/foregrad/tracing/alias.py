@@ -25,9 +25,15 @@ from .origin import Origin
 from .tape import Entry
 from .views import Emit, is_bijection, write_back, write_memory
 
-__all__ = ["Storage", "Value", "View"]
+__all__ = ["PAST_THE_EDGES", "Storage", "Value", "View", "member_of"]
 
 aten = torch.ops.aten
+
+
+PAST_THE_EDGES = (
+    "a view that goes past the memory of the tensor it is a view of, once that was replaced or resized in place "
+    "(`.data = ...`, `set_`, `resize_`), can't be captured; take it of a copy instead."
+)
 
 
 class View:
@@ -179,12 +185,10 @@ class Value:
             return source
         assert isinstance(source.spec, TensorSpec)
         shift = source.spec.offset - parent.spec.offset
-        spec = self.spec
+        spec, args = self.spec, view.args
         if shift:
-            spec = TensorSpec(
-                spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + shift, spec.conj, spec.neg
-            )
-        args = view.args
+            step = shift * parent.spec.dtype.itemsize // spec.dtype.itemsize
+            spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + step, spec.conj, spec.neg)
         if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
             args = (args[0], args[1], args[2] + shift)
         if view.index is None:
@@ -298,6 +302,30 @@ class Value:
             return new
         assert self.original is not None
         return emit(aten.copy.default, self.original, new, spec=self.spec)
+
+
+def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) -> Value:
+    """An input's tensor as a view of the whole memory that it shares; `entry` stands for it until a write."""
+    parent = whole
+    call = object()
+    if spec.dtype is not whole.spec.dtype:
+        size = whole.spec.shape[0] // spec.dtype.itemsize
+        cut = size * spec.dtype.itemsize
+        if cut != whole.spec.shape[0]:
+            cut_spec = TensorSpec((cut,), (1,), whole.spec.dtype, spec.device)
+            parent = Value(None, None, cut_spec, parent, View(aten.slice.Tensor, (0, 0, cut), {}, None, call, False))
+            parent.generation = -1
+        typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
+        parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
+        parent.generation = -1
+    layout = (list(spec.shape), list(spec.stride), spec.offset)
+    view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
+    value = Value(fake, entry, spec, parent, view)
+    for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
+        if bit:
+            value.entry, value.generation = None, -1
+            value = Value(fake, entry, spec, value, View(op, (), {}, None, call, False))
+    return value
 
 
 def _same_view(a: View, b: View) -> bool:

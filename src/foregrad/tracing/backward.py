@@ -67,6 +67,18 @@ def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[A
     return failing
 
 
+def _named(error: RuntimeError) -> Exception:
+    """An assertion of PyTorch's own says nothing to anybody, and eager, which sees other tensors, may do without."""
+    text = str(error)
+    if "INTERNAL ASSERT FAILED" not in text:
+        return error
+    return UnsupportedError(
+        f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} One cause is an operator on "
+        "lists (`torch._foreach_...`) that writes to a tensor twice, or to one in whose memory another argument is; "
+        "write to them one by one, or to a copy."
+    )
+
+
 class Backward:
     """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
 
@@ -95,7 +107,7 @@ class Backward:
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.error = error
+            self.error = _named(error)
         return found
 
     def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:

@@ -23,13 +23,13 @@ from .._torch.tensors import (
     view_again,
     whole_memory,
 )
-from ..errors import ForegradWarning
+from ..errors import ForegradWarning, UnsupportedMutationError
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.reads import Reads
 from ..frontend.sources import Source, find_sources
 from ..graph.meta import TensorSpec
 from ..graph.slots import Closure, Input, SharedMemory, Slot
-from .alias import Value, View
+from .alias import PAST_THE_EDGES, Value, member_of
 from .recorder import Recorder
 from .symbols import SizeSymbols
 from .tape import Entry
@@ -369,7 +369,7 @@ class Inputs:
             if fake is None:
                 fake = self._over(memory, record)
             self._set_stand_in(record, self._with_bits(fake, spec), counted=counted)
-        record.initial = _member_value(record, whole)
+        record.initial = member_of(whole.initial, record.spec, record.stand_in, record.entry)
         self.memory[-1][1].append(record)
 
     def _over(self, memory: torch.UntypedStorage, record: InputRecord) -> torch.Tensor:
@@ -407,7 +407,7 @@ class Inputs:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
                 self._add(found)
                 self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
-                found.initial = _member_value(found, self.memory[-1][0])
+                found.initial = member_of(self.memory[-1][0].initial, found.spec, found.stand_in, found.entry)
                 self.memory[-1][1].append(found)
                 self._register(found)
             else:
@@ -417,7 +417,9 @@ class Inputs:
 
     def whole_memory_needed(self, root: Value) -> None:
         """A write went past the edges of the input that `root` is: capture again with all of its memory."""
-        record = next(r for r in self.records if r.initial is root)
+        record = next((r for r in self.records if r.initial is root), None)
+        if record is None:
+            raise UnsupportedMutationError(PAST_THE_EDGES)
         self.whole.add(id(record.real))
         raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
@@ -459,31 +461,6 @@ class SharedClosureFound(CaptureAgain):
         super().__init__("closed-over tensor shares memory with an input")
         self.tensor = tensor
         self.source = source
-
-
-def _member_value(record: InputRecord, whole: InputRecord) -> Value:
-    """The record's tensor as a view of the whole memory; its own input stands for it until a write."""
-    parent = whole.initial
-    spec = record.spec
-    call = object()
-    if spec.dtype is not whole.spec.dtype:
-        size = whole.spec.shape[0] // spec.dtype.itemsize
-        cut = size * spec.dtype.itemsize
-        if cut != whole.spec.shape[0]:
-            cut_spec = TensorSpec((cut,), (1,), whole.spec.dtype, spec.device)
-            parent = Value(None, None, cut_spec, parent, View(aten.slice.Tensor, (0, 0, cut), {}, None, call, False))
-            parent.generation = -1
-        typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
-        parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
-        parent.generation = -1
-    layout = (list(spec.shape), list(spec.stride), spec.offset)
-    view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
-    value = Value(record.stand_in, record.entry, spec, parent, view)
-    for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
-        if bit:
-            value.entry, value.generation = None, -1
-            value = Value(record.stand_in, record.entry, spec, value, View(op, (), {}, None, call, False))
-    return value
 
 
 def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

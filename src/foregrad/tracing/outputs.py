@@ -223,9 +223,18 @@ def _tensor_output(
             return _memory(recorder, inputs, found, number, bases, leaf, path)
         memory = _memory(recorder, inputs, found, number, bases, leaf, path)
         return dataclasses.replace(
-            alias, memory=memory, memory_is_set=is_set, memory_is_barred=is_set and is_barred_tensor(leaf)
+            alias,
+            leaf=_is_marked(leaf),
+            memory=memory,
+            memory_is_set=is_set,
+            memory_is_barred=is_set and is_barred_tensor(leaf),
         )
     return _memory(recorder, inputs, found, number, bases, leaf, path)
+
+
+def _is_marked(tensor: torch.Tensor) -> bool:
+    """Whether an output is a leaf that requires grad."""
+    return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 def _what_it_was(
@@ -281,12 +290,13 @@ def _memory(
         return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
-        return GraphOutput(path, existing, leaf=leaf.requires_grad and is_usable(leaf) and leaf.is_leaf)
+        return GraphOutput(path, existing, leaf=_is_marked(leaf))
     base = bases[id(value.storage)]
     steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
-    leaf_too = leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
     before_detach = base.detached and leaf.requires_grad
-    return AliasOutput(path, None, base.output, steps, leaf=leaf_too, leaf_base=base.leaf, of_detached=before_detach)
+    return AliasOutput(
+        path, None, base.output, steps, leaf=_is_marked(leaf), leaf_base=base.leaf, of_detached=before_detach
+    )
 
 
 def _check_memory(
@@ -390,6 +400,7 @@ def _steps(
     `marked`: the function calls `requires_grad_()` on the base.
     """
     marked = marked or (record is not None and record.stand_in.requires_grad and not record.real.requires_grad)
+    at_start = record is not None and base is record.initial
     steps = []
     while value is not base:
         view = value.view
@@ -403,14 +414,15 @@ def _steps(
                 view.index,
                 id(view.call),
                 view.grad_enabled,
-                When.AT_LAST if record is None and not marked else _when(value, marked=marked),
+                When.AT_LAST if record is None and not marked else _when(value, at_start, marked=marked),
             )
         )
         value = value.parent
     return tuple(reversed(steps))
 
 
-def _when(value: Value, *, marked: bool) -> When:
+def _when(value: Value, at_start: bool, *, marked: bool) -> When:
     if marked and not value.of_differentiable:
-        return When.BEFORE_MARKS if value.born else When.AT_FIRST
+        is_written_later = at_start and value.born < value.storage.clock
+        return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
     return When.BEFORE_WRITES if value.born < min(value.storage.clock, 1) else When.AT_LAST

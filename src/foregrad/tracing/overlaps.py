@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from .._torch.symbols import has_symbolic
-from .._torch.tensors import storage_key
+from .._torch.tensors import is_view, storage_key
+from ..errors import UnsupportedAliasError
+from .origin import Origins, user_line
 
-__all__ = ["Replicas", "check_cast", "check_view", "check_write"]
+__all__ = ["Replicas", "check_cast", "check_lists", "check_view", "check_write"]
 
 _LIMIT_BYTES = 1 << 26
 
@@ -23,6 +25,16 @@ def check_view(source: torch.Tensor, size: Any) -> None:
     """Raise what `source.view(size)` raises for a tensor of these strides."""
     if not source.is_contiguous() and not _is_symbolic(source) and not has_symbolic(size):
         torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
+
+
+def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
+    """Refuse an operator on lists that writes to one view twice, with gradients."""
+    views = [id(tensor) for tensor in targets if is_view(tensor) and tensor.requires_grad]
+    if len(set(views)) < len(views):
+        raise UnsupportedAliasError(
+            f"the `_foreach_` operator at {user_line(origins.here())} writes to a view twice, with gradients: PyTorch "
+            "gives the view gradients of one of the writes only. Write to it twice, or to a copy."
+        )
 
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:

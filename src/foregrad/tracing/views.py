@@ -132,12 +132,19 @@ def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new:
     return emit(aten.view_as_complex.default, _contiguous(emit, new))
 
 
-def _conj(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
-    return emit(aten._conj.default, new)
+def _with_bits_of(base: TensorSpec, emit: Emit, new: Entry) -> Entry:
+    """Without the conjugate and negative bits that the base does not have: what is written comes to be the base."""
+    spec = new.spec
+    assert isinstance(spec, TensorSpec)
+    return emit(aten.clone.default, new) if (spec.conj, spec.neg) > (base.conj, base.neg) else new
 
 
-def _neg(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
-    return emit(aten._neg_view.default, new)
+def _conj(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return _with_bits_of(spec, emit, emit(aten._conj.default, new))
+
+
+def _neg(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return _with_bits_of(spec, emit, emit(aten._neg_view.default, new))
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:

@@ -19,7 +19,7 @@ from .alias import Storage, Value, View
 from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import Origin, user_line
-from .overlaps import check_cast, check_write
+from .overlaps import check_cast, check_lists, check_write
 from .tape import Entry
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Writes:
         beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
             if func._schema.name.startswith("aten::_foreach_"):
+                check_lists(targets, rec.origins)
                 self.has_lists = True
                 self.listed |= set(map(id, targets))
                 self.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
