@@ -7,10 +7,11 @@ was wrong.
 from __future__ import annotations
 
 from tests.parity.regressions_autograd import AUTOGRAD
+from tests.parity.regressions_dtypes import DTYPES
 from tests.parity.regressions_memory import MEMORY
 from tests.parity.regressions_storage import STORAGE
 
-REGRESSIONS: dict[str, str] = {**AUTOGRAD, **MEMORY, **STORAGE}
+REGRESSIONS: dict[str, str] = {**AUTOGRAD, **DTYPES, **MEMORY, **STORAGE}
 
 
 def regression(name: str, source: str) -> None:

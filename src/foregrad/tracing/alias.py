@@ -164,6 +164,14 @@ class Value:
                 entry.sequence_nr = made[1]
         return entry
 
+    def separate(self, emit: Emit) -> None:
+        """A copy in place of what was another tensor's value too: the root's own memory."""
+        assert self.entry is not None
+        self.entry = emit(aten.copy.default, self.entry, self.entry, spec=self.spec)  # unlike clone, keeps the strides
+        self.storage.generation += 1
+        self.generation = self.storage.generation
+        self.storage.last_scatter = None
+
     def _seen(self) -> Value:
         """What this is a view of; for one by strides, the nearest that has all of its elements."""
         parent = self.parent

@@ -20,7 +20,7 @@ from .inputs import Inputs
 from .opinfo import set_to
 from .recorder import Recorder
 from .replaced import is_barred
-from .roots import chain_of, is_from_custom_function
+from .roots import chain_of, is_from_custom_function, memory_root
 from .tape import Entry
 
 __all__ = [
@@ -101,6 +101,7 @@ def bases_of(
     bases: dict[int, BaseOutput] = {}
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value
+        _separate(recorder, value.root)
         if len(group) == 1 and id(first) in inputs.by_stand_in and value.root.spec.nbytes != value.spec.nbytes:
             root = value.root  # the input comes to own all of this memory
             output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
@@ -147,6 +148,13 @@ def bases_of(
 def is_barred_tensor(tensor: torch.Tensor) -> bool:
     """Whether `set_` left it without a derivative."""
     return tensor.requires_grad and is_barred(history_of(tensor))
+
+
+def _separate(recorder: Recorder, root: Value) -> None:
+    """What `copy_` gave a tensor as it is stays another's, which may be saved, and the user may write to this one."""
+    sources = {id(memory_root(entry)) for entry in recorder.writes.copied.get(id(root), ())}
+    if sources and id(memory_root(root.read(recorder.emit))) in sources:
+        root.separate(recorder.emit)
 
 
 def _barred_base(

@@ -42,6 +42,7 @@ class Writes:
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
+        self.copied: dict[int, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
         self.has_lists = False  # some `_foreach_` operator got tensors that overlap
         self.listed: set[int] = set()  # those tensors, by id
         self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
@@ -192,6 +193,7 @@ class Writes:
             and spec.neg == from_spec.neg
         )
         if same and (value.parent is not None or spec.stride == from_spec.stride):
+            self.copied.setdefault(id(value.root), []).append(source_entry)
             return source_entry
         return rec.emit(aten.copy.default, value.read(rec.emit), source_entry, spec=_plain(spec, value))
 
