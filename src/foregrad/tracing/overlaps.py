@@ -16,14 +16,23 @@ from .._torch.tensors import is_view, storage_key
 from ..errors import UnsupportedAliasError
 from .origin import Origins, user_line
 
-__all__ = ["Replicas", "check_cast", "check_lists", "check_view", "check_write"]
+__all__ = [
+    "LIMIT_BYTES",
+    "Replicas",
+    "check_cast",
+    "check_lists",
+    "check_view",
+    "check_write",
+    "is_symbolic_tensor",
+    "tensors_in",
+]
 
-_LIMIT_BYTES = 1 << 26
+LIMIT_BYTES = 1 << 26
 
 
 def check_view(source: torch.Tensor, size: Any) -> None:
     """Raise what `source.view(size)` raises for a tensor of these strides."""
-    if not source.is_contiguous() and not _is_symbolic(source) and not has_symbolic(size):
+    if not source.is_contiguous() and not is_symbolic_tensor(source) and not has_symbolic(size):
         torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
 
 
@@ -39,11 +48,11 @@ def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
     """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
-    if not _is_suspicious(func, targets, args) or any(map(_is_symbolic, (*targets, *_tensors_in(args)))):
+    if not _is_suspicious(func, targets, args) or any(map(is_symbolic_tensor, (*targets, *tensors_in(args)))):
         return
     replicas = Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
-    if replicas.nbytes > _LIMIT_BYTES:
+    if replicas.nbytes > LIMIT_BYTES:
         return
     try:
         with torch.no_grad():
@@ -88,23 +97,25 @@ def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
     for target in targets:
         if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
             return True
-        for other in _tensors_in(args):
+        for other in tensors_in(args):
             if other is not target and storage_key(other) == storage_key(target):
                 return True
-        if torch.Tag.pointwise not in func.tags and sum(other is target for other in _tensors_in(args)) > 1:
+        if torch.Tag.pointwise not in func.tags and sum(other is target for other in tensors_in(args)) > 1:
             return True
     return False
 
 
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, and in lists among them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors_in(value)
+            yield from tensors_in(value)
 
 
-def _is_symbolic(value: Any) -> bool:
+def is_symbolic_tensor(value: Any) -> bool:
+    """Whether it is a tensor with a symbolic size or stride."""
     return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
 
@@ -130,9 +141,9 @@ class Replicas:
         if memory is None:
             size = fake.untyped_storage().nbytes()
             self.nbytes += size
-            small = size if self.nbytes <= _LIMIT_BYTES else 0
+            small = size if self.nbytes <= LIMIT_BYTES else 0
             memory = self.memory[key] = torch.zeros(small, dtype=torch.uint8).untyped_storage()
         empty = torch.empty(0, dtype=fake.dtype)
-        if self.nbytes > _LIMIT_BYTES:
+        if self.nbytes > LIMIT_BYTES:
             return empty
         return empty.set_(memory, fake.storage_offset(), fake.size(), fake.stride())

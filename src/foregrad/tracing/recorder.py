@@ -34,6 +34,7 @@ from .constants import evaluate
 from .decisions import Decisions
 from .detached import Detached
 from .formulas import FORMULAS
+from .kernel_errors import as_kernels_say
 from .metadata import Metadata, is_cacheable
 from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
 from .origin import Origin, Origins, user_line
@@ -194,7 +195,13 @@ class Recorder(TorchDispatchMode):
             out = symbolic_fake(self.fake_mode, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        return self.fake_mode.dispatch(func, (), args, kwargs)
+        try:
+            return self.fake_mode.dispatch(func, (), args, kwargs)
+        except Exception as error:
+            said = as_kernels_say(func, args, kwargs, error)
+            if said is error:
+                raise
+            raise said from None
 
     def pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
         """An operator that writes to nothing."""

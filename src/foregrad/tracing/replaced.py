@@ -54,7 +54,8 @@ def replacement_of(
 def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
     resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
-    for index in {*found.replaced, *resized}:
+    marked = {write.input for write in found.metadata_writes if not records[write.input].real.requires_grad}
+    for index in {*found.replaced, *resized, *marked}:
         record = records[index]
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
@@ -65,9 +66,9 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
             gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
         ):
             raise UnsupportedMutationError(
-                f"{record.slot} takes on another size (`resize_`, `set_` or `.data = ...`), last changed at "
-                f"{recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a tensor of "
-                "its own instead."
+                f"{record.slot} takes on another size in place (`resize_`, `squeeze_`, `set_`, `.data = ...`), last "
+                f"changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a "
+                "tensor of its own instead."
             )
 
 

@@ -15,7 +15,7 @@ import torch
 from ..graph.meta import TensorSpec, contiguous_strides
 from .overlaps import Replicas
 
-__all__ = ["as_kernels_have_it"]
+__all__ = ["as_kernels_have_it", "takes_opaque"]
 
 _LIMIT_BYTES = 1 << 16
 _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
@@ -26,7 +26,7 @@ def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any,
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
     if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
         return recipe
-    if _takes_opaque(op) or kwargs.get("generator") is not None:
+    if takes_opaque(op) or kwargs.get("generator") is not None:
         return recipe
     if all(s.stride == contiguous_strides(s.shape) for s in given) or any(s.device.type != "cpu" for s in given):
         return recipe
@@ -44,7 +44,7 @@ def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any,
 
 
 @functools.cache
-def _takes_opaque(op: Any) -> bool:
+def takes_opaque(op: Any) -> bool:
     """Whether an argument is memory of a kernel library's own, which it trusts: of zeros it makes a crash."""
     return any(argument.name in _OPAQUE for argument in op._schema.arguments)
 

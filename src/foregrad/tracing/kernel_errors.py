@@ -1,0 +1,35 @@
+"""What kernels say of arguments that they don't take: FakeTensor raises other errors, with other words.
+
+The kernel is asked, on zeros laid out like the fakes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .overlaps import LIMIT_BYTES, Replicas, is_symbolic_tensor, tensors_in
+from .strides import takes_opaque
+
+__all__ = ["as_kernels_say"]
+
+_PLAIN = {RuntimeError, IndexError, ValueError, TypeError}
+
+
+def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """The error of the kernel where it has one, else `error`, which FakeTensor raised."""
+    tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+    foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
+    if type(error) not in _PLAIN or foreign or takes_opaque(op):
+        return error
+    replicas = Replicas()
+    try:
+        args, kwargs = replicas.of(args), replicas.of(kwargs)
+        if replicas.nbytes > LIMIT_BYTES:
+            return error
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            op(*args, **kwargs)
+    except Exception as said:
+        return said.with_traceback(None)
+    return error

@@ -1,0 +1,30 @@
+"""A call that a kernel refuses raises the kernel's own error, where FakeTensor has another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import foregrad
+
+CALLS = {
+    "scatter": lambda x: torch.zeros(3).scatter_(0, torch.full((1, 3), 0), x),
+    "matmul": lambda x: x @ torch.ones(4, 2),
+    "cat": lambda x: torch.cat([x, x[None]]),
+    "index": lambda x: x.index_select(2, torch.tensor([0])),
+    "reshape": lambda x: x.reshape(2, 5),
+    "squeeze": lambda x: x.squeeze(4),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_refused_call_raises_what_eager_raises(name, requires_grad):
+    x = torch.randn(3, requires_grad=requires_grad)
+    before = torch.get_rng_state()
+    with pytest.raises(Exception) as wanted:  # noqa: PT011
+        CALLS[name](x)
+    with pytest.raises(type(wanted.value)) as found:
+        foregrad.compile(CALLS[name], backend="eager")(x)
+    assert str(found.value).splitlines()[0] == str(wanted.value).splitlines()[0]
+    assert torch.equal(before, torch.get_rng_state())
