@@ -286,3 +286,21 @@ def f(x0, x1, x2, x3):
     return ()
 """,
 )
+
+refused(
+    "a view of an expanded leaf is read, and the leaf is written",
+    "has several elements in one place",
+    """
+def make_args():
+    a0 = (torch.randn((1, 2), dtype=torch.float32).expand((2, 2))).detach().requires_grad_()
+    a1 = a0.movedim(-2, -1)
+    return (a1, a0)
+
+
+def f(x0, x1):
+    v2 = x0.contiguous()
+    with torch.no_grad():
+        x1.index_fill_(0, torch.tensor([0]), 0)
+    return v2
+""",
+)

@@ -78,6 +78,7 @@ def test_a_stored_program_is_the_same_as_itself(name):
     check(f, make_args, compile=identity, strict_view=True, exact_versions=True)
 
 
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_program_that_can_not_be_compiled_is_refused_by_name(name):
     message, source = REFUSED[name]

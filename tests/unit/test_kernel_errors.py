@@ -22,7 +22,7 @@ CALLS = {
 def test_a_refused_call_raises_what_eager_raises(name, requires_grad):
     x = torch.randn(3, requires_grad=requires_grad)
     before = torch.get_rng_state()
-    with pytest.raises(Exception) as wanted:  # noqa: PT011
+    with pytest.raises(Exception) as wanted:
         CALLS[name](x)
     with pytest.raises(type(wanted.value)) as found:
         foregrad.compile(CALLS[name], backend="eager")(x)
