@@ -304,3 +304,17 @@ def f(x0, x1):
     return v2
 """,
 )
+
+regression(
+    "a saved argument is in one memory with another whose sizes change",
+    """
+def make_args():
+    a0 = torch.randn(4)
+    return (a0[:2], a0[2:], torch.randn(2).requires_grad_())
+
+
+def f(x0, x1, x2):
+    x0.unsqueeze_(0)
+    return (x2 * x1).sum()
+""",
+)

@@ -268,7 +268,8 @@ class Signature:
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
-    * `counted`: inputs whose version counter moves although `updates` writes none of their elements.
+    * `counted`: inputs whose version counter moves although `updates` writes none of their elements. `counted_along`:
+      those that `metadata_writes` of another input move.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
 
@@ -285,6 +286,7 @@ class Signature:
     output_spec: Any
     replacements: tuple[Replacement, ...] = ()
     counted: tuple[int, ...] = ()
+    counted_along: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
     reached_from: tuple[Reach, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)

@@ -83,7 +83,7 @@ class _NodeRenderer:
         self.taken = taken
         signature = self.signature
         self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
-        self.moved |= {r.input for r in signature.replacements} | set(signature.counted)
+        self.moved |= {r.input for r in signature.replacements} | {*signature.counted, *signature.counted_along}
         self.results = list(self.partitioned.saved_results) if compiled.hooked else []
         passed = {signature.differentiable[position] for position, _ in signature.passed}
         self.has_marks = bool(signature.passed_aliases or self.results)

@@ -31,6 +31,7 @@ class Analysis:
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     replacements: list[Replacement] = dataclasses.field(default_factory=list)
     counted: list[int] = dataclasses.field(default_factory=list)
+    counted_along: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)

@@ -445,6 +445,7 @@ class _Capture:
             output_spec=out_tree,
             replacements=tuple(found.replacements),
             counted=tuple(found.counted),
+            counted_along=tuple(found.counted_along),
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),

@@ -62,7 +62,11 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _metadata(recorder, found, index, record)
         else:
             _updates(recorder, found, index, record, id(record) in through_bases.values())
-    found.counted = [i for i in found.counted if not _counted_with_another(found, inputs.records, i)]
+    written = {update.input for update in found.updates if update.counted}
+    found.counted = [i for i in found.counted if not _counted_with(written, inputs.records, i)]
+    resized = {write.input for write in found.metadata_writes}
+    found.counted_along = [i for i in found.counted if _counted_with(resized - {i}, inputs.records, i)]
+    found.counted = [i for i in found.counted if i not in found.counted_along]
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
@@ -142,12 +146,10 @@ def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputReco
     return False
 
 
-def _counted_with_another(found: Analysis, records: list[InputRecord], index: int) -> bool:
-    """Whether writing to another input, or changing its sizes in place, moves this one's version, too."""
-    moved = {update.input for update in found.updates if update.counted}
-    moved |= {write.input for write in found.metadata_writes if write.input != index}
-    writes = (records[i].real for i in moved)
-    return any(share_counters(real, records[index].real) for real in writes if not real.is_inference())
+def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
+    """Whether moving the version of one of the others moves this one's, too."""
+    moved = (records[i].real for i in others)
+    return any(share_counters(real, records[index].real) for real in moved if not real.is_inference())
 
 
 def _updates(
