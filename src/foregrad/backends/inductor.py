@@ -164,6 +164,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in example_inputs):
             _say_once("CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
                       "is not on a CUDA device; it is compiled without")  # fmt: skip
+    # Memory of CUDA graphs is theirs.
+    donated = () if inductor.uses_cudagraphs() else role.donated
     compiled, strides = inductor.compile_graph(
         copy,
         example_inputs,
@@ -171,8 +173,10 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         is_inference=role.phase == "inference",
         static_inputs=static,
         visible_outputs=role.visible_outputs,
+        donated=donated,
     )
     compiled.output_strides = strides  # type: ignore[attr-defined]
+    compiled.writes_into = donated  # type: ignore[attr-defined]
     return compiled
 
 
