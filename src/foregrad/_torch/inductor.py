@@ -26,6 +26,7 @@ __all__ = [
     "decompositions",
     "draws_as_eager",
     "joint_passes",
+    "lays_out_convolutions",
     "patched_config",
     "propagate",
     "setting_names",
@@ -149,6 +150,14 @@ def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     with torch.no_grad(), V.set_fake_mode(mode) if mode is not None else contextlib.nullcontext():
         result: fx.GraphModule = joint_graph_passes(gm, device)
     return result
+
+
+def lays_out_convolutions() -> bool:
+    """Whether Inductor runs whatever convolution on a CPU channels last."""
+    from torch._inductor import config
+
+    with_mkldnn = torch._C._get_mkldnn_enabled() and torch.backends.mkldnn.is_available()
+    return bool(config.layout_optimization and (config.force_layout_optimization or with_mkldnn))
 
 
 def compile_graph(

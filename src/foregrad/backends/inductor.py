@@ -33,8 +33,10 @@ from .._torch.modules import make_graph_module
 from .._torch.ops import depends_on_values
 from ..errors import BackendError
 from ..graph.meta import respecify
+from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole, role_of
 from ..passes.decompose import decompose
+from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .segments import compile_around
 
@@ -103,6 +105,11 @@ class InductorCompiler:
                 log.warning("Inductor's passes failed on a joint graph, which stays as it is: %s", _first_line(error))
                 return gm
             raise _failure("joint", error) from error
+
+    def prepare_halves(self, partitioned: Partitioned) -> Partitioned:
+        """Halves that share what Inductor would make in each."""
+        with inductor.patched_config(self.settings):
+            return with_weights_laid_out(partitioned) if inductor.lays_out_convolutions() else partitioned
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""

@@ -77,6 +77,7 @@ class Pipeline:
     keep_inference_input_mutations: bool = False
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None  # a copy, after a backend's own passes
 
+    prepare_halves: Callable[[Partitioned], Partitioned] | None = None
 
     def with_lifted(self, lifted: Sequence[Source]) -> Pipeline:
         return dataclasses.replace(self, lifted=lifted)
@@ -109,6 +110,8 @@ class Pipeline:
             partitioned = with_mutations_inside(partitioned)
         if captured.derivable is not None:
             partitioned = also_saved(partitioned, captured.derivable.read_again | results_read(joint))
+        if self.prepare_halves is not None and not joint.signature.is_inference:
+            partitioned = self.prepare_halves(partitioned)
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned, captured.derivable, config))
 
@@ -285,8 +288,10 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs)
-        # Of an input that is saved it is the very input that is kept, whatever the graph returns.
-        inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder"]
+        # Of an input that is saved it is the very input that is kept, whatever the graph returns; unless an alias of it
+        # is saved as well, which may be a copy in another layout.
+        aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
+        inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return GraphRole("forward", role.static_inputs, (*role.visible_outputs, *inputs))
 
     def inference(self) -> GraphRole:
