@@ -121,7 +121,25 @@ def of_transformers(name):
     return WithLoss(), args
 
 
+def resnet50():
+    """Full width and depth, on small images."""
+    from transformers import ResNetConfig, ResNetModel
+
+    model = ResNetModel(ResNetConfig())
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x)[0].square().mean()
+
+    return WithLoss(), (torch.randn(8, 3, 64, 64),)
+
+
 MODELS = {
+    "resnet-50": resnet50,
     "transformers-gpt2": lambda: of_transformers("gpt2-2"),
     "transformers-bert": lambda: of_transformers("bert-2"),
     "gpt2": lambda: (GPT2(), (torch.randint(0, 1000, (4, 128)),)),

@@ -116,6 +116,7 @@ def pipeline_for(
         _partition_fn(partition if partition is not None else chosen.partition),
         decompositions if decompositions is not None else chosen.decompositions,
         prepare_joint=chosen.prepare_joint,
+        prepare_halves=chosen.prepare_halves,
     )
 
 

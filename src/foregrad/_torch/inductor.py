@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import shutil
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "decompositions",
     "draws_as_eager",
     "joint_passes",
+    "lays_out_convolutions",
     "patched_config",
     "propagate",
     "setting_names",
@@ -150,6 +152,14 @@ def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     return result
 
 
+def lays_out_convolutions() -> bool:
+    """Whether Inductor runs whatever convolution on a CPU channels last."""
+    from torch._inductor import config
+
+    with_mkldnn = torch._C._get_mkldnn_enabled() and torch.backends.mkldnn.is_available()
+    return bool(config.layout_optimization and (config.force_layout_optimization or with_mkldnn))
+
+
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -158,12 +168,13 @@ def compile_graph(
     is_inference: bool = False,
     static_inputs: Sequence[int] = (),
     visible_outputs: Sequence[int] = (),
+    donated: Sequence[int] = (),
 ) -> tuple[Callable[[list[Any]], Any], Strides]:
     """Compile a functional graph (it is changed meanwhile): (boxed callable, the strides of its outputs, None for
     those that are no tensors).
 
     `visible_outputs` are those whose strides must be the graph's; `static_inputs` keep their address from call to
-    call.
+    call. Kernels may write into the `donated` inputs of a backward.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
@@ -182,8 +193,8 @@ def compile_graph(
         settings["fx_graph_cache"] = False
     cache = contextlib.ExitStack()
     cache.enter_context(patched_config(settings))
-    cache.enter_context(_cached_apart(mode, output.meta["user_visible_output_idxs"]))
-    tracing_context, constants = tracing(_context(mode)), _real_constants(mode)
+    cache.enter_context(_cached_apart(mode, output.meta["user_visible_output_idxs"], donated))
+    tracing_context, constants = tracing(_context(mode, donated)), _real_constants(mode)
     with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
             gm,
@@ -225,15 +236,15 @@ def _lays_out_convolutions(gm: fx.GraphModule) -> bool:
 
 
 @contextlib.contextmanager
-def _cached_apart(mode: FakeTensorMode | None, visible: Sequence[int]) -> Iterator[None]:
-    """Context: graphs go to Inductor's cache, and come from there, by the outputs that are `visible` too.
+def _cached_apart(mode: FakeTensorMode | None, visible: Sequence[int], donated: Sequence[int]) -> Iterator[None]:
+    """Context: graphs go to Inductor's cache, and come from there, by what is `visible` and what is `donated` too.
 
     Its own key leaves them out. In another function the same outputs may be saved values, in any layout.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings: Any = torch.compiler.config
-    tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))}"
+    tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))};{','.join(map(str, donated))}"
     lent = mode is not None and mode.shape_env is None
     try:
         if lent:
@@ -260,12 +271,14 @@ def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[A
     return call
 
 
-def _context(mode: FakeTensorMode | None) -> Any:
+def _context(mode: FakeTensorMode | None, donated: Sequence[int]) -> Any:
     """A tracing context of our own: one of Dynamo's would describe the graph that it captured, not this one."""
     from torch._guards import TracingContext
 
-    context = TracingContext(mode)
+    context: Any = TracingContext(mode)
     context.fakify_first_call = True  # strides are to be reported as symbols where they are, not as this call's numbers
+    if donated:
+        context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(donated))  # all that is read of it here
     return context
 
 

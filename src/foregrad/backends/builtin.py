@@ -37,6 +37,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         "fused",
         compiler.prepare_joint,
         functools.partial(inductor_backend, name=name),
+        compiler.prepare_halves,
     )
 
 

@@ -33,8 +33,10 @@ from .._torch.modules import make_graph_module
 from .._torch.ops import depends_on_values
 from ..errors import BackendError
 from ..graph.meta import respecify
+from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole, role_of
 from ..passes.decompose import decompose
+from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .segments import compile_around
 
@@ -104,6 +106,11 @@ class InductorCompiler:
                 return gm
             raise _failure("joint", error) from error
 
+    def prepare_halves(self, partitioned: Partitioned) -> Partitioned:
+        """Halves that share what Inductor would make in each."""
+        with inductor.patched_config(self.settings):
+            return with_weights_laid_out(partitioned) if inductor.lays_out_convolutions() else partitioned
+
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""
         nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
@@ -164,6 +171,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in example_inputs):
             _say_once("CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
                       "is not on a CUDA device; it is compiled without")  # fmt: skip
+    # Memory of CUDA graphs is theirs.
+    donated = () if inductor.uses_cudagraphs() else role.donated
     compiled, strides = inductor.compile_graph(
         copy,
         example_inputs,
@@ -171,8 +180,10 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         is_inference=role.phase == "inference",
         static_inputs=static,
         visible_outputs=role.visible_outputs,
+        donated=donated,
     )
     compiled.output_strides = strides  # type: ignore[attr-defined]
+    compiled.writes_into = donated  # type: ignore[attr-defined]
     return compiled
 
 

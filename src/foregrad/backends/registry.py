@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from ..errors import BackendError
+from ..graph.partitioned import Partitioned
 
 __all__ = [
     "Backend",
@@ -40,7 +41,8 @@ class Backend:
     `decompositions` maps operators to functions that replace them, or is a function that returns such a mapping, for
     those that are slow to import; None asks for the graph as it was captured. `partition` is the policy to split by
     when the user names none. `prepare_joint` gives a changed copy of a joint graph before it is split: for passes
-    that see forward and backward at once. `with_settings` makes the same backend with a compiler's own settings.
+    that see forward and backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the same
+    backend with a compiler's own settings.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Backend:
     partition: str | None = None
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None
     with_settings: Callable[[Mapping[str, Any]], Backend] | None = None
+    prepare_halves: Callable[[Partitioned], Partitioned] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""

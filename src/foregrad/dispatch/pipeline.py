@@ -30,11 +30,13 @@ from ..graph.role import GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
 from ..partitioners import default_partition
+from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.wanted import only_gradients
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Partial, Wanted
+from ..runtime.donated import overwriting, owned_among
 from ..tracing.collection import paused_collection
 from .naming import graph_being_compiled
 from .numbers import check_numbers
@@ -75,6 +77,8 @@ class Pipeline:
     keep_inference_input_mutations: bool = False
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None  # a copy, after a backend's own passes
 
+    prepare_halves: Callable[[Partitioned], Partitioned] | None = None
+
     def with_lifted(self, lifted: Sequence[Source]) -> Pipeline:
         return dataclasses.replace(self, lifted=lifted)
 
@@ -106,6 +110,8 @@ class Pipeline:
             partitioned = with_mutations_inside(partitioned)
         if captured.derivable is not None:
             partitioned = also_saved(partitioned, captured.derivable.read_again | results_read(joint))
+        if self.prepare_halves is not None and not joint.signature.is_inference:
+            partitioned = self.prepare_halves(partitioned)
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned, captured.derivable, config))
 
@@ -138,15 +144,17 @@ class Pipeline:
         backward = partitioned.backward
         num_saved = len(partitioned.saved_nodes)
         roles = _Roles(joint.signature, partitioned.saved_nodes)
-        forward, strides = _compile(
-            compiler, partitioned.forward, joint.name, roles.inference() if inference else roles.forward()
-        )
-        if strides is not None:
-            _lay_out_saved(partitioned, strides)
+        made = _compile(compiler, partitioned.forward, joint.name, roles.inference() if inference else roles.forward())
+        if made.output_strides is not None:
+            _lay_out_saved(partitioned, made.output_strides)
 
-        @functools.cache
-        def make_backward() -> Boxed:
-            return _compile_late(self.bw_compiler, backward, joint, roles.backward())
+        found: list[Boxed] = []
+
+        def make_backward(values: list[Any] | None = None) -> Boxed:
+            if not found:
+                donated = owned_among(donated_inputs(partitioned), values) if values else ()
+                found.append(_compile_late(self.bw_compiler, backward, joint, roles.backward(donated)))
+            return found[0]
 
         @functools.cache
         def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Partial:
@@ -170,7 +178,7 @@ class Pipeline:
 
         return Compiled(
             partitioned,
-            forward,
+            made.run,
             _one_at_a_time(make_backward),
             _one_at_a_time(make_partial_backward),
             disable_autocast=engine.is_any_autocast_enabled(),
@@ -280,8 +288,10 @@ class _Roles:
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs)
-        # Of an input that is saved it is the very input that is kept, whatever the graph returns.
-        inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder"]
+        # Of an input that is saved it is the very input that is kept, whatever the graph returns; unless an alias of it
+        # is saved as well, which may be a copy in another layout.
+        aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
+        inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return GraphRole("forward", role.static_inputs, (*role.visible_outputs, *inputs))
 
     def inference(self) -> GraphRole:
@@ -289,9 +299,9 @@ class _Roles:
         visible = [i for i, slot in enumerate(self.signature.graph_outputs) if not isinstance(slot, Updated)]
         return GraphRole("inference", tuple(static), tuple(visible))
 
-    def backward(self) -> GraphRole:
+    def backward(self, donated: tuple[int, ...] = ()) -> GraphRole:
         visible = [i for i, has in enumerate(self.signature.gradients) if has]
-        return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible))
+        return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible), donated)
 
 
 def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] | None]) -> None:
@@ -317,13 +327,18 @@ def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph,
     A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
     """
     known = joint.num_guards()
-    compiled = _compile(compiler, module, joint.name, role)[0]
+    made = _compile(compiler, module, joint.name, role)
+    compiled = made.run
     if compiler is eager_compiler:
         return compiled
+    if made.writes_into:
+        careful = dataclasses.replace(role, donated=())
+        make_careful = functools.cache(lambda: _compile(compiler, module, joint.name, careful).run)
+        compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful))
 
     @functools.cache
     def in_operators() -> Boxed:
-        return _compile(eager_compiler, module, joint.name, role)[0]
+        return _compile(eager_compiler, module, joint.name, role).run
 
     if joint.num_guards() > known:
         return in_operators()
@@ -342,8 +357,16 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
     return backward
 
 
-def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> tuple[Boxed, Any]:
-    """(the compiled graph, the strides of its outputs where the compiler says them)."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Made:
+    """A compiled graph, and what its compiler says of it: the strides of its outputs, the inputs it writes into."""
+
+    run: Boxed
+    output_strides: Any
+    writes_into: tuple[int, ...]
+
+
+def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> _Made:
     phase = role.phase
     if not str(getattr(compiler, "__module__", "")).startswith("foregrad."):
         # Others may need its class, or its code, as they are: TorchScript can't read a module that makes them late.
@@ -364,4 +387,5 @@ def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphR
             raise BackendError(
                 f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
             )
-        return as_boxed(result), getattr(result, "output_strides", None)
+        strides, written = getattr(result, "output_strides", None), getattr(result, "writes_into", ())
+        return _Made(as_boxed(result), strides, tuple(written))

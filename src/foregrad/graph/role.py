@@ -24,11 +24,14 @@ class GraphRole:
     * `visible_outputs`: positions of outputs whose strides must be those of the graph. Others are saved for the
       backward or copied into an input, and may have any; what they have is to be said by the compiled function's
       attribute `output_strides` (a list with a tuple or None for each output), if it isn't what the graph says.
+    * `donated`: positions of a backward's inputs that nobody reads afterwards. A compiled function that writes there
+      says so by its attribute `writes_into` (their positions), and is only called while nobody else has those.
     """
 
     phase: str
     static_inputs: tuple[int, ...] = ()
     visible_outputs: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
 
     def put_on(self, gm: fx.GraphModule) -> None:
         gm.meta[_KEY] = self

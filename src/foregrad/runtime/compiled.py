@@ -30,7 +30,8 @@ class Partial:
 class Compiled:
     """`forward` and `backward` take one list, which they empty, and return a list.
 
-    `make_backward` compiles the backward; it runs on first use. `make_partial_backward(mask, wanted)` gives the
+    `make_backward(values)` compiles the backward, on first use; what nobody else has of that call's values may be
+    overwritten in calls to come, if nobody else has it then. `make_partial_backward(mask, wanted)` gives the
     backward for the case that only the tangents at True positions of `mask` came in, and only the gradients of the
     inputs in `wanted` are asked for (None: all): it takes only those tangents, and returns None for other gradients.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
@@ -43,7 +44,7 @@ class Compiled:
 
     partitioned: Partitioned
     forward: Boxed
-    make_backward: Callable[[], Boxed]
+    make_backward: Callable[..., Boxed]
     make_partial_backward: Callable[[tuple[bool, ...], Wanted], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False

@@ -348,7 +348,7 @@ def _compile_on_first_use(
     compiled: Compiled, keep: Callable[[Callable[..., Any]], None]
 ) -> Callable[[list[Any]], list[Any]]:
     def backward_graph(values: list[Any]) -> list[Any]:
-        backward = compiled.make_backward()
+        backward = compiled.make_backward(values)
         keep(backward)
         return backward(values)
 

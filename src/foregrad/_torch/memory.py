@@ -1,0 +1,49 @@
+"""Whether a tensor's memory is nobody else's at the moment. Checked on torch 2.13.0.
+
+Counts say so: of Python's references to the tensor and to its storage, of PyTorch's to either.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .native import native
+
+__all__ = ["owned", "owned_in_python"]
+
+Owned = Callable[[list[Any], tuple[int, ...]], bool]
+
+
+def owned() -> Owned:
+    """`owned()(values, positions)`: whether the list `values` alone leads to the memory of its tensors at these."""
+    module = native()
+    return owned_in_python if module is None else module.owned
+
+
+def owned_in_python(values: list[Any], positions: Sequence[int]) -> bool:
+    """What the C++ part does, where it was not built."""
+    alone = _alone()
+    return all(_is_plain(values[i]) and _counts(values, i) == alone for i in positions)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Memory that can't grow is another library's (NumPy's, another process's), which does not count who uses it."""
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.untyped_storage().resizable()
+
+
+def _counts(values: list[Any], i: int) -> tuple[int, ...]:
+    references = sys.getrefcount(values[i])
+    storage = values[i].untyped_storage()
+    users = torch._C._storage_Use_Count(storage._cdata)
+    return references, values[i]._use_count(), sys.getrefcount(storage), users
+
+
+@functools.cache
+def _alone() -> tuple[int, ...]:
+    """The counts of a tensor that a list alone holds: looking at it adds some, other ones in each version."""
+    return _counts([torch.empty(1)], 0)

@@ -1,0 +1,95 @@
+"""Weights of convolutions are laid out in the forward alone, and the backward reads the copy."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad._torch import inductor as door
+from foregrad.graph.meta import spec_of
+
+pytestmark = [
+    pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),
+    pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="convolutions have no layout of their own"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def network():
+    torch.manual_seed(0)
+    first, second, third = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, bias=False), nn.Conv2d(8, 4, 1)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), third, nn.Tanh())
+
+
+def compared(use):
+    """What `use(model, call)` gives, eager and compiled; and the compiled call."""
+    model = network()
+    twin = copy.deepcopy(model)
+    call = foregrad.compile(twin, backend="inductor")
+    expected, actual = use(model, model), use(twin, call)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    return call
+
+
+def image():
+    return torch.randn(2, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_backward_takes_the_forwards_copy_of_a_weight():
+    def train(model, call):
+        for _ in range(3):
+            out = call(image())
+            assert out.is_contiguous()
+            out.sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad.stride() == parameter.stride()
+                    parameter.sub_(parameter.grad, alpha=0.1)
+        return [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
+
+    call = compared(train)
+    backward = call.foregrad.specializations[0].product.compiled.partitioned.backward
+    read = [n.args[2] for n in backward.graph.nodes if n.target is torch.ops.aten.convolution_backward.default]
+    copies = [node for node in read if "alias" in node.name]
+    assert [spec_of(node).stride for node in copies] == [
+        (72, 1, 24, 8)
+    ]  # not of 1x1, nor where the image is the user's
+
+
+def test_a_weight_written_to_between_forward_and_backward_is_noticed():
+    def use(model, call):
+        out = call(image()).sum()
+        with torch.no_grad():
+            model[2].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.backward()
+        return ()
+
+    compared(use)
+
+
+def test_its_second_derivative():
+    def use(model, call):
+        x = image().requires_grad_()
+        (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return [gradient, x.grad, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+    compared(use)
+
+
+def test_a_graph_that_is_kept_and_some_of_the_gradients():
+    def use(model, call):
+        out = call(image()).sum()
+        weights = [model[0].weight, model[2].weight]
+        found = [torch.autograd.grad(out, weights[:count], retain_graph=True) for count in (1, 2, 1)]
+        out.backward()
+        return [*(g for gradients in found for g in gradients), *(p.grad for p in model.parameters())]
+
+    compared(use)
