@@ -332,10 +332,11 @@ class Writes:
 
     def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
         rec = self.recorder
-        if len(rest) != 1 or not isinstance(rest[0], torch.Tensor):
+        is_tensor = len(rest) == 1 and isinstance(rest[0], torch.Tensor)
+        if not is_tensor or (tensor.is_conj(), tensor.is_neg()) != (rest[0].is_conj(), rest[0].is_neg()):
             raise UnsupportedMutationError(
-                f"`set_` with a storage at {user_line(rec.origins.here())} can't be captured. "
-                "Give `set_` a tensor, or do it outside the compiled function."
+                f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
+                "Give `set_` a plain tensor, or do it outside the compiled function."
             )
         differentiable = torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad)
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
