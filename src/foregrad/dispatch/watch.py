@@ -15,6 +15,7 @@ objects it knows by identity is gone: nothing can bring that back.
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
 from .._torch.native import make_tensor_check, make_version_check
+from ..frontend.opaque import is_cached_function
 from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
 from ..graph.source import compile_source
 
@@ -286,7 +288,11 @@ def _quick_look(place: Place) -> Callable[[], bool] | None:
     holder = place.holder
     if place.kind == "set" and type(holder) is set and all(e.kind == "equal" for e in place.items.values()):
         items = tuple(holder)  # as they are as long as nothing is written
+        if all(type(item) is str for item in items):  # which are as good as one another where they are equal
+            return lambda: tuple(holder) == items
         return lambda: len(holder) == len(items) and all(map(operator.is_, holder, items))
+    if place.kind == "asked" and is_cached_function(holder):
+        return functools.partial(place.ask, holder)
     if place.kind == "dict" and place.keys is not None and isinstance(holder, collections.OrderedDict):
         version, keys = dict_version(holder), place.keys  # a version says all but the order
         return lambda: dict_version(holder) == version and tuple(_KEYS(holder)) == keys
