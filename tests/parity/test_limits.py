@@ -11,6 +11,7 @@ import torch
 import foregrad
 from tests.parity.programs import load
 
+pytestmark = pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "limits.md"
 ROWS = re.findall(r"^\| (.+?) \| `(Unsupported\w+)` \| .+ \|$", PAGE.read_text(), flags=re.MULTILINE)
 
@@ -28,7 +29,7 @@ PROGRAMS = [
         0,
     ),
     (
-        "`resize_`, `set_` or `.data = ...` gives an argument another size",
+        "`resize_`, `squeeze_`, `set_` or `.data = ...` gives an argument another size",
         "torch.randn(2, 3),",
         ["x.resize_(2)", "x.requires_grad_()", "return x * 2"],
         0,
@@ -52,6 +53,12 @@ PROGRAMS = [
         "one `_foreach_` call writes to a view",
         f"{LEAF} * 1,",
         ["v = x[0]", "torch._foreach_add_([v, v], [v, v])", "return v"],
+        1,
+    ),
+    (
+        "an expanded leaf is written",
+        "*(lambda a: (a, a.t()))(torch.randn(1, 3).expand(3, 3).detach().requires_grad_()),",
+        ["y = v * 1", "x.detach().index_fill_(0, torch.tensor([0]), 0)", "return y"],
         1,
     ),
     (

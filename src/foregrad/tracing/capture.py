@@ -19,7 +19,6 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
-from .._torch.tensors import is_view
 from ..errors import InternalError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
@@ -46,7 +45,7 @@ from .origin import Origins, user_line
 from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
-from .replaced import check_sizes, known_as_written
+from .replaced import check_sizes, views_of_written
 from .reshaping import reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -226,7 +225,7 @@ class _Capture:
                 finally:
                     self.origins.forget()
             check_run(self.name, drawn, call, (args, kwargs), leaves, self.reads)
-            needed = self._needs_bases()
+            needed = views_of_written(inputs.memory, recorder)
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
@@ -322,17 +321,6 @@ class _Capture:
         scan.finish()
 
     # ---------------------------------------------------------------- afterwards
-
-    def _needs_bases(self) -> set[int]:
-        """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
-        needed: set[int] = set()
-        for whole, members in self.inputs.memory:
-            gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-            if whole.initial.storage.clock:
-                everyone = id(whole.initial.storage) in self.recorder.detached.storages
-                known = members if everyone else known_as_written(members)
-                needed |= {id(r.real) for r in known if is_view(r.real) and (r.real.requires_grad or gained)}
-        return needed
 
     def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""

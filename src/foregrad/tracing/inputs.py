@@ -14,7 +14,6 @@ from .._torch.tensors import (
     as_dtype,
     base_of,
     copy_creation_meta,
-    history_of,
     is_usable,
     is_view,
     leads_to_base,
@@ -24,7 +23,7 @@ from .._torch.tensors import (
     view_again,
     whole_memory,
 )
-from ..errors import ForegradWarning, UnsupportedAliasError, UnsupportedMutationError
+from ..errors import ForegradWarning, UnsupportedMutationError
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.reads import Reads
 from ..frontend.sources import Source, find_sources
@@ -356,7 +355,6 @@ class Inputs:
         spec = record.spec
         base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
         if base is not None and base is not record:
-            _check_base(record, base)
             # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
             with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
@@ -463,16 +461,6 @@ class SharedClosureFound(CaptureAgain):
         super().__init__("closed-over tensor shares memory with an input")
         self.tensor = tensor
         self.source = source
-
-
-def _check_base(record: InputRecord, base: InputRecord) -> None:
-    """By strides, as views are taken again here, gradients go alike to all elements that are in one place."""
-    taken_by_strides = not record.real.requires_grad or type(history_of(record.real)).__name__.startswith("AsStrided")
-    if base.spec.overlaps_itself and base.real.requires_grad and not taken_by_strides:
-        raise UnsupportedAliasError(
-            f"{record.slot} is a view of {base.slot}, which has several elements in one place (`expand`) and is "
-            "written to: the gradient of the view can't be captured. Write to a copy, or pass the view of one."
-        )
 
 
 def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

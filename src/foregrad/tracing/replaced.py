@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, share_counters, version_of
-from ..errors import UnsupportedMutationError
+from ..errors import UnsupportedAliasError, UnsupportedMutationError
+from ..graph.meta import TensorSpec
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
 from .inputs import InputRecord
+from .origin import Origin, user_line
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -24,8 +26,8 @@ __all__ = [
     "is_moved",
     "is_set_again",
     "is_written_with_history",
-    "known_as_written",
     "replacement_of",
+    "views_of_written",
 ]
 
 aten = torch.ops.aten
@@ -72,6 +74,34 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
             )
 
 
+def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
+    """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
+    found: set[int] = set()
+    for whole, members in memory:
+        gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
+        if whole.initial.storage.clock:
+            everyone = id(whole.initial.storage) in recorder.detached.storages
+            known = members if everyone else _known_as_written(members)
+            views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
+            changed = recorder.writes.changed_at
+            resized = [changed[id(r.stand_in)] for r in members if id(r.stand_in) in changed]
+            _check_views(views, next(iter(resized), whole.initial.read(recorder.emit).origin))
+            found |= {id(r.real) for r in views}
+    return found
+
+
+def _check_views(records: list[InputRecord], origin: Origin | None) -> None:
+    """Views are taken again by strides, and by those gradients go alike to all elements that are in one place."""
+    for record in records:
+        base = base_of(record.real)
+        by_strides = type(history_of(record.real)).__name__.startswith("AsStrided")
+        if base is not None and base.requires_grad and TensorSpec.of(base).overlaps_itself and not by_strides:
+            raise UnsupportedAliasError(
+                f"{record.slot} is a view of a tensor that has several elements in one place (`expand`), and that "
+                f"memory is written to at {user_line(origin)}: its gradient can't be captured. Pass a view of a copy."
+            )
+
+
 def in_order(replacements: list[Replacement]) -> list[Replacement]:
     """What comes to view an input that is replaced itself comes after that one."""
     done: list[Replacement] = []
@@ -114,7 +144,7 @@ def is_moved(record: InputRecord) -> bool:
     return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
 
 
-def known_as_written(records: list[InputRecord]) -> list[InputRecord]:
+def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
     """Those whose version counter was moved, by a write to them or to another one that shares it."""
     usual = [record for record in records if not record.real.is_inference()]
     moved = [record.real for record in usual if is_moved(record)]
