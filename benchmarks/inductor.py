@@ -256,18 +256,18 @@ def main():
         return
     from benchmarks.common import Section, write_results
 
-    section = Section(
-        "Inductor inside foregrad against torch.compile(backend='inductor')",
-        "Compile: CPU seconds to the end of the first backward, C++ compiler included, cold caches. Step: CPU "
-        "milliseconds of forward and backward, median of turns, one thread. Peak: MB over the start of a step. In "
-        "brackets the ratio to PyTorch's.",
-        ["model", "way", "compile, s", "step, ms", "peak, MB"],
-    )
     for name in arguments.models:
+        section = Section(
+            "Inductor inside foregrad against torch.compile(backend='inductor')",
+            "Compile: CPU seconds to the end of the first backward, C++ compiler included, cold caches. Step: CPU "
+            "milliseconds of forward and backward, median of turns, one thread. Peak: MB over the start of a step. In "
+            "brackets the ratio to PyTorch's.",
+            ["model", "way", "compile, s", "step, ms", "peak, MB"],
+        )
         compare(name, arguments, section)
-    if arguments.write:
-        keep_others(section, Path(__file__).parent / "RESULTS.json")
-        write_results([section], Path(__file__).parent)
+        if arguments.write:  # model by model, as one takes minutes
+            keep_others(section, Path(__file__).parent / "RESULTS.json")
+            write_results([section], Path(__file__).parent)
 
 
 def keep_others(section, path):
