@@ -318,3 +318,56 @@ def f(x0, x1, x2):
     return (x2 * x1).sum()
 """,
 )
+
+regression(
+    "an argument changes its sizes before it is written, beside a leaf in its memory",
+    """
+def make_args():
+    a0 = torch.randn((1, 3), dtype=torch.float32).expand((1, 3))
+    a1 = a0.movedim(1, 1)
+    a2 = a0.detach().requires_grad_()
+    return (a1, a2, a0)
+
+
+def f(x0, x1, x2):
+    x2.unsqueeze_(1)
+    x2.fill_(x1.sum())
+    return ()
+""",
+)
+
+regression(
+    "what was saved moves its version with a part that has no elements",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_()
+    a1 = a0[1:1:2]
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.detach().add_(2)
+    v6 = x1 ** 2
+    return v6
+""",
+)
+
+regression(
+    "the imaginary part of a conjugate is read after a write to a part of that",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.complex64)).detach().requires_grad_()
+    a1 = a0.detach()
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0.conj()
+    v2 = v0.imag
+    v4 = v0.unbind(1)
+    v4[0].index_add_(0, torch.tensor([1]), torch.ones((1, 2), dtype=torch.complex64))
+    v12 = v2.flatten()
+    v12.mul_(0.5)
+    return ()
+""",
+)

@@ -120,10 +120,13 @@ class _Renderer:
             if info.detached
         ]
         self._updates()  # in the sizes the inputs came with
-        updated = {update.input for update in signature.updates}
-        # A view whose sizes change takes up the history that its base has: what was written to that comes first.
-        has_late = bool(self.unwritten) and not signature.replacements
-        after = [write for write in signature.metadata_writes if has_late and write.input not in updated]
+        # A view of another dtype takes up the history of its base as it was taken: it changes its sizes after that.
+        written = set() if signature.replacements else {signature.inputs[i].spec.dtype for i in self.unwritten}
+        after = [
+            write
+            for write in signature.metadata_writes
+            if written and signature.inputs[write.input].spec.dtype not in written
+        ]
         self._metadata_writes([write for write in signature.metadata_writes if write not in after])
         sources = self._sources()
         for index in list(self.unwritten):  # in the sizes they have after the call

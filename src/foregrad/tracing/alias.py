@@ -226,7 +226,7 @@ class Value:
         assert isinstance(new.spec, TensorSpec)
         if self.parent is not None and self.spec.overlaps_itself:
             self.generation = -1  # other elements of it may have changed with those written
-        elif self.parent is None or (new.spec.stride == self.spec.stride and new.spec.shape == self.spec.shape):
+        elif self.parent is None or _is_like(new.spec, self.spec):
             self.entry = new
             self.generation = storage.generation
 
@@ -310,6 +310,12 @@ class Value:
             return new
         assert self.original is not None
         return emit(aten.copy.default, self.original, new, spec=self.spec)
+
+
+def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
+    """Whether views of the one are those of the other."""
+    bits = (spec.conj, spec.neg) == (other.conj, other.neg)
+    return bits and spec.stride == other.stride and spec.shape == other.shape
 
 
 def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) -> Value:

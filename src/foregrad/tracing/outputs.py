@@ -62,11 +62,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _metadata(recorder, found, index, record)
         else:
             _updates(recorder, found, index, record, id(record) in through_bases.values())
-    written = {update.input for update in found.updates if update.counted}
-    found.counted = [i for i in found.counted if not _counted_with(written, inputs.records, i)]
-    resized = {write.input for write in found.metadata_writes}
-    found.counted_along = [i for i in found.counted if _counted_with(resized - {i}, inputs.records, i)]
-    found.counted = [i for i in found.counted if i not in found.counted_along]
+    _count(found, inputs.records)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
@@ -144,6 +140,21 @@ def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputReco
     for _, op, args, kwargs, grad_enabled in writes:
         found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
     return False
+
+
+def _count(found: Analysis, records: list[InputRecord]) -> None:
+    """Leave of those whose version moves one for each counter; the others move along with it."""
+    counted = {update.input for update in found.updates if update.counted}
+    written = {i for i in counted if records[i].spec.numel}
+    unwritten = {write.input for write in found.metadata_writes} | (counted - written)
+    candidates = [i for i in found.counted if not _counted_with(written, records, i)]
+    found.counted = []
+    for index in candidates:
+        if not _counted_with({*unwritten, *found.counted} - {index}, records, index):
+            found.counted.append(index)
+    moving = {*unwritten, *found.counted}
+    rest = [i for i, r in enumerate(records) if i not in {*written, *moving} and not r.real.is_inference()]
+    found.counted_along = [i for i in rest if moving and _counted_with(moving, records, i)]
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:

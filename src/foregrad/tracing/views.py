@@ -229,6 +229,8 @@ def write_back(
         return write_memory(emit, base, base_spec, view_spec, new)
     if isinstance(base.spec, TensorSpec):  # scatters keep the place in memory that their base has
         base_spec = _moved(base_spec, base.spec.offset)
+    if rule in _SELECTIONS and (base_spec.conj or base_spec.neg):
+        base_spec = _without_bits(base_spec)  # they resolve them
     return rule(emit, args, base, base_spec, new, index)
 
 
