@@ -371,3 +371,19 @@ def f(x0):
     return ()
 """,
 )
+
+regression(
+    "a row of an expanded argument is written, which begins late in its memory",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (5, 2, 2), dtype=torch.int32)[1:-1]
+    a1 = a0[..., 0:2:2]
+    return (a1, a1)
+
+
+def f(x0, x1):
+    v2 = x1.expand((2, 3, 2, 1))
+    v2[1] = x1.detach()
+    return ()
+""",
+)

@@ -272,8 +272,9 @@ class Value:
     def _write_past(self, emit: Emit, parent: Value, new: Entry) -> None:
         """Write to the nearest tensor up the chain that holds these elements, each in a place of its own."""
         parent.is_written_through = True
-        parent.generation = -1
         above = parent.parent
+        if above is not None:
+            parent.generation = -1
         if above is None or above.spec.dtype is not self.spec.dtype:
             self._write_in_memory(emit, new)
             return
