@@ -387,3 +387,22 @@ def f(x0, x1):
     return ()
 """,
 )
+
+refused(
+    "a view by strides of one that overlaps is read, and the leaf is written",
+    "has several elements in one place",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.complex64)).detach().requires_grad_()
+    a1 = a0.as_strided((2, 2), (1, 0), 2)
+    a2 = a1.as_strided((3, 3), (1, 0), 0)
+    return (a2, a0)
+
+
+def f(x0, x1):
+    v3 = x0 * x0.shape[0]
+    with torch.no_grad():
+        x1.fill_(x1.sum())
+    return v3
+""",
+)

@@ -94,12 +94,32 @@ def _check_views(records: list[InputRecord], origin: Origin | None) -> None:
     """Views are taken again by strides, and by those gradients go alike to all elements that are in one place."""
     for record in records:
         base = base_of(record.real)
-        by_strides = type(history_of(record.real)).__name__.startswith("AsStrided")
-        if base is not None and base.requires_grad and TensorSpec.of(base).overlaps_itself and not by_strides:
+        if base is not None and base.requires_grad and _spreads_otherwise(record.real, base):
             raise UnsupportedAliasError(
                 f"{record.slot} is a view of a tensor that has several elements in one place (`expand`), and that "
                 f"memory is written to at {user_line(origin)}: its gradient can't be captured. Pass a view of a copy."
             )
+
+
+def _spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a gradient of the view goes to other elements of the base than by the strides of the two."""
+    steps: list[Any] = []
+    node = history_of(view)
+    while node is not None and node is not history_of(base) and not hasattr(node, "variable"):
+        steps.append(node)
+        node = node.next_functions[0][0] if node.next_functions else None
+    by_strides = [step.name().startswith("AsStrided") for step in steps]
+    if TensorSpec.of(base).overlaps_itself and by_strides != [True]:
+        return True
+    return any(outer and _overlaps(inner) for outer, inner in zip(by_strides, steps[1:], strict=False))
+
+
+def _overlaps(step: Any) -> bool:
+    """Whether the view that this node is of has several elements in one place."""
+    if not step.name().startswith("AsStrided"):
+        return bool(step.name().startswith(("Expand", "Unfold")))
+    size, stride = step._saved_size, step._saved_stride
+    return TensorSpec(tuple(size), tuple(stride), torch.uint8, torch.device("cpu")).overlaps_itself
 
 
 def in_order(replacements: list[Replacement]) -> list[Replacement]:
