@@ -269,7 +269,7 @@ class Signature:
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements. `counted_along`:
-      those that `metadata_writes` of another input move.
+      those that move along with another input, which is counted, or changes its sizes, or has no elements to write.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
     """
 

@@ -82,6 +82,7 @@ class _Renderer:
         self.views: dict[tuple[Any, ...], str] = {}
         self.taking_over: dict[str, tuple[str, AliasOutput]] = {}  # views, the memory that each comes to have
         self.with_history: set[str] = set()  # views that have a history of their own by now
+        self.passed = dict(self.signature.passed)
         self.joins = self._joins()
         self.made_by = names.fresh("node") if self.joins else ""
         self.returning = False
@@ -240,14 +241,14 @@ class _Renderer:
         target, value = self.inputs[index], self._result(update.output)
         write = write_overlapping_with_history if info.spec.overlaps_itself else write_with_history
         self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
-        self._mark(target, dict(self.signature.passed).get(self._position(update.output)), str(info.slot))
+        self._mark(target, self.passed.get(self._position(update.output)), str(info.slot))
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
 
         ("input", its number) for inputs that were written to; ("output", its position) for views.
         """
-        signature, passed = self.signature, dict(self.signature.passed)
+        signature, passed = self.signature, self.passed
         joins: dict[int, list[tuple[str, int]]] = {}
         for update in signature.updates:
             for position in passed.get(self._position(update.output), ()) if update.differentiable else ():
@@ -259,10 +260,8 @@ class _Renderer:
 
     def _result(self, output: int) -> str:
         """A result of the node: gradients by what it was computed from are to be looked for behind it."""
-        name, position = self.outputs[output], self._position(output)
-        joins = self.joins.pop(output, ())
-        tensors = []
-        for kind, number in joins:
+        name, tensors = self.outputs[output], []
+        for kind, number in self.joins.pop(output, ()):
             if kind == "input":
                 self._differentiable_update(number)
                 tensors.append(self.inputs[number])
@@ -270,8 +269,7 @@ class _Renderer:
                 tensors.append(self._output(self.signature.outputs[number]))
         if tensors:
             self.lines.append(f"{self.bind('join', join)}({name}, {', '.join(dict.fromkeys(tensors))})")
-            slot = str(self.signature.graph_outputs[output])
-            self._mark(name, dict(self.signature.passed).get(position), slot)
+            self._mark(name, self.passed.get(self._position(output)), str(self.signature.graph_outputs[output]))
         return name
 
     def _position(self, output: int) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "bases_of",
     "has_been_another",
     "is_barred_tensor",
+    "is_marked",
     "tensor_outputs",
 ]
 
@@ -137,7 +138,7 @@ def bases_of(
             bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, twin), back, detached=True)
             found.by_fake[id(base.fake)] = bases[key].output
             continue
-        leaf = base.fake.requires_grad and is_usable(base.fake) and base.fake.is_leaf
+        leaf = is_marked(base.fake)
         bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
         if any(member.was and member.tensor is base.fake for member in group):
             found.by_fake.pop(id(base.fake))  # that is what it was
@@ -148,6 +149,11 @@ def bases_of(
 def is_barred_tensor(tensor: torch.Tensor) -> bool:
     """Whether `set_` left it without a derivative."""
     return tensor.requires_grad and is_barred(history_of(tensor))
+
+
+def is_marked(tensor: torch.Tensor) -> bool:
+    """Whether an output is a leaf that requires grad."""
+    return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 def _separate(recorder: Recorder, root: Value) -> None:

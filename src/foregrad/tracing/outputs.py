@@ -31,6 +31,7 @@ from .bases import (
     bases_of,
     has_been_another,
     is_barred_tensor,
+    is_marked,
     tensor_outputs,
 )
 from .inputs import InputRecord, Inputs
@@ -154,7 +155,7 @@ def _count(found: Analysis, records: list[InputRecord]) -> None:
             found.counted.append(index)
     moving = {*unwritten, *found.counted}
     rest = [i for i, r in enumerate(records) if i not in {*written, *moving} and not r.real.is_inference()]
-    found.counted_along = [i for i in rest if moving and _counted_with(moving, records, i)]
+    found.counted_along = [i for i in rest if _counted_with(moving, records, i)]
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
@@ -237,17 +238,12 @@ def _tensor_output(
         memory = _memory(recorder, inputs, found, number, bases, leaf, path)
         return dataclasses.replace(
             alias,
-            leaf=_is_marked(leaf),
+            leaf=is_marked(leaf),
             memory=memory,
             memory_is_set=is_set,
             memory_is_barred=is_set and is_barred_tensor(leaf),
         )
     return _memory(recorder, inputs, found, number, bases, leaf, path)
-
-
-def _is_marked(tensor: torch.Tensor) -> bool:
-    """Whether an output is a leaf that requires grad."""
-    return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 def _what_it_was(
@@ -303,12 +299,12 @@ def _memory(
         return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
-        return GraphOutput(path, existing, leaf=_is_marked(leaf))
+        return GraphOutput(path, existing, leaf=is_marked(leaf))
     base = bases[id(value.storage)]
     steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
     before_detach = base.detached and leaf.requires_grad
     return AliasOutput(
-        path, None, base.output, steps, leaf=_is_marked(leaf), leaf_base=base.leaf, of_detached=before_detach
+        path, None, base.output, steps, leaf=is_marked(leaf), leaf_base=base.leaf, of_detached=before_detach
     )
 
 
