@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -143,3 +145,31 @@ def test_a_capture_in_one_thread_leaves_others_alone():
     results = together(lambda i: compiled(x) if i == 0 else other(), 2)
     assert torch.equal(results[0], results[1][0])
     assert results[1][1] is torch.Tensor
+
+
+LEAVES_SHARED = """
+import sys, threading, torch, foregrad
+from torch.autograd.graph import get_gradient_edge
+
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-5)
+p, x = torch.randn(4, requires_grad=True), torch.randn(4)
+held = get_gradient_edge(p)  # Python alone holds its accumulator: whoever looks at it waits for the GIL
+with foregrad.config.override(native={native}):
+    f = foregrad.compile(lambda x: x * p * p, backend="eager")
+f(x)
+
+def repeat(function):
+    for _ in range(10000):
+        function(x)
+
+threads = [threading.Thread(target=repeat, args=(each,)) for each in (f, lambda x: x * p * p) * 2]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_leaves_that_eager_code_uses_at_the_same_time():
+    """Threads that wait for each other do so without Python: only another process gets out of that."""
+    script = LEAVES_SHARED.format(native=foregrad.config.native)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)

@@ -10,11 +10,13 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -38,6 +40,21 @@ const at::Tensor& tensor_of(PyObject* object) {
   }
   return THPVariable_Unpack(object);
 }
+
+// Lets other threads run Python while autograd's locks are taken. To find the accumulator of a leaf, or the history of
+// a view, autograd locks that tensor, and may wait for the GIL under the lock (where Python has seen the node): whoever
+// waits for the lock must not have the GIL, or neither goes on. For values of this thread's own that is not so.
+class MayWait {
+ public:
+  void before_asking(const at::Tensor& tensor) {
+    if (!released_ && tensor.requires_grad() && (tensor.is_leaf() || tensor.is_view())) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
 
 // ------------------------------------------------------------------------------------------------- the forward graph
 
@@ -110,7 +127,11 @@ void connect(
   const auto no_jvp = [](variable_list, variable_list) -> variable_list { return {}; };
   const auto same = [](at::Tensor x) -> at::Tensor { return x.view_as(x); };
   const std::unordered_set<at::TensorImpl*> none;
-  auto made = torch::autograd::_wrap_outputs(taken, none, none, raw, node, no_jvp, none, same, false);
+  std::vector<std::optional<at::Tensor>> made;
+  {
+    pybind11::gil_scoped_release others; // as in MayWait
+    made = torch::autograd::_wrap_outputs(taken, none, none, raw, node, no_jvp, none, same, false);
+  }
   for (size_t i = 0; i < outputs.size(); ++i) {
     outputs[i] = THPVariable_Wrap(*made[i]);
     if (!outputs[i]) {
@@ -121,35 +142,39 @@ void connect(
 
 // ------------------------------------------------------------------------------------------------------ saved values
 
-at::Tensor kept(int how, PyObject* result, PyObject* const* inputs) {
-  if (how >= 0) {
-    return tensor_of(inputs[how]);
-  }
-  const at::Tensor& tensor = tensor_of(result);
+at::Tensor kept(int how, const at::Tensor& tensor) {
   return how == kCopied ? tensor.clone() : how == kDetached ? tensor.detach() : tensor;
 }
 
 void save(CompiledNode& node, PyObject* results, PyObject* const* inputs, const Program& program) {
   THPObjectPtr sizes;
-  node.saved.reserve(program.saved.size());
+  std::vector<std::pair<int, const at::Tensor*>> tensors; // how each is kept; `results` and the caller own them
+  tensors.reserve(program.saved.size());
   for (size_t i = 0; i < program.saved.size(); ++i) {
+    const int how = program.saved[i];
     PyObject* result = PyList_GET_ITEM(results, static_cast<Py_ssize_t>(program.saved_from[i]));
-    if (program.saved[i] == kSize) {
-      if (!sizes) {
-        sizes = PyList_New(0);
-      }
-      if (!sizes || PyList_Append(sizes.get(), result) != 0) {
-        throw python_error();
-      }
+    if (how != kSize) {
+      tensors.emplace_back(how, &tensor_of(how >= 0 ? inputs[how] : result));
       continue;
     }
-    const at::Tensor tensor = kept(program.saved[i], result, inputs);
+    if (!sizes) {
+      sizes = PyList_New(0);
+    }
+    if (!sizes || PyList_Append(sizes.get(), result) != 0) {
+      throw python_error();
+    }
+  }
+  node.sizes.set(sizes.get());
+  node.num_saved = tensors.size();
+  node.saved.reserve(tensors.size());
+  MayWait others;
+  for (const auto& [how, result] : tensors) {
+    const at::Tensor tensor = kept(how, *result);
+    others.before_asking(tensor);
     // An output is kept without its history, which is this node.
     const bool is_output = tensor.requires_grad() && tensor.grad_fn().get() == &node;
     node.saved.emplace_back(tensor, is_output);
   }
-  node.num_saved = node.saved.size();
-  node.sizes.set(sizes.get());
 }
 
 void keep_trails(CompiledNode& node, PyObject* const* inputs, const Program& program) {
@@ -194,8 +219,13 @@ PyObject* run(const std::shared_ptr<Program>& shared, PyObject* const* inputs) {
     node = make_node(shared);
     torch::autograd::edge_list edges;
     edges.reserve(program.taken.size());
-    for (size_t i : program.taken) {
-      edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(inputs[i])));
+    {
+      MayWait others;
+      for (size_t i : program.taken) {
+        const at::Tensor& tensor = THPVariable_Unpack(inputs[i]);
+        others.before_asking(tensor);
+        edges.push_back(torch::autograd::impl::gradient_edge(tensor));
+      }
     }
     node->set_next_edges(std::move(edges));
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 __all__ = [
+    "beside_threads",
     "count_dispatch_modes",
     "count_function_modes",
     "direct_apply",
@@ -33,6 +35,22 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The C++ apply of a Function, without the Python one around it (which looks for functorch transforms)."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """An apply from `direct_apply` that doesn't stand still where other threads use the same leaves.
+
+    `Function.apply` locks each leaf to find its accumulator, and has the GIL meanwhile. An operator in another thread
+    may wait for the GIL under that lock: where the accumulator is held from Python alone, as it is once somebody asked
+    for `next_functions`. An alias, which is made without the GIL, holds the accumulators too.
+    """
+
+    def call(others: Any, *taken: torch.Tensor) -> Any:
+        if _thread._count() and torch.is_grad_enabled():
+            _held = [x.view_as(x) for x in taken if x.requires_grad and (x.is_leaf or x._is_view())]
+        return apply(others, *taken)
+
+    return call
 
 
 def wanted_gradients(node: Any) -> tuple[bool, ...] | None:

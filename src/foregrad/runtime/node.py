@@ -111,7 +111,7 @@ class _NodeRenderer:
         state = backward.__globals__
         state["watched_backward"] = watched(backward, self.compiled)
         state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
-        apply = engine.direct_apply(function)
+        apply = engine.beside_threads(engine.direct_apply(function))
         if self.has_marks:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)
