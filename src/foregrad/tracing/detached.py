@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +22,21 @@ aten = torch.ops.aten
 
 
 class Detached:
-    """`twins`: by the id of the tensor, one with the history that it had until then. `storages`: by id, where it is."""
+    """`twins`: by the id of the tensor, one with the history that it had until then.
+
+    `storages`: by id, where such tensors are, and how often `detach_` was called there.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.twins: dict[int, torch.Tensor] = {}
-        self.storages: set[int] = set()
+        self.storages: collections.Counter[int] = collections.Counter()
 
     def note(self, tensor: torch.Tensor) -> None:
         """`detach_` is about to be called."""
         storage = self.recorder.value_of(tensor).storage
         storage.clock += 1
-        self.storages.add(id(storage))
+        self.storages[id(storage)] += 1
         self.recorder.writes.changed_at[id(tensor)] = self.recorder.origins.here()
         if tensor.grad_fn is not None and not is_view(tensor):
             self.recorder.kept.append(tensor)

@@ -79,8 +79,10 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     found: set[int] = set()
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-        if whole.initial.storage.clock:
-            everyone = id(whole.initial.storage) in recorder.detached.storages
+        storage = whole.initial.storage
+        detached = recorder.detached.storages[id(storage)]
+        if storage.clock > detached:  # views of what is only detached stay what they are
+            everyone = detached > 0
             known = members if everyone else _known_as_written(members)
             views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
             changed = recorder.writes.changed_at
