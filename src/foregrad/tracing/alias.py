@@ -272,6 +272,8 @@ class Value:
     def _write_past(self, emit: Emit, parent: Value, new: Entry) -> None:
         """Write to the nearest tensor up the chain that holds these elements, each in a place of its own."""
         parent.is_written_through = True
+        if parent.is_by_layout:
+            parent._went_anywhere(parent)
         above = parent.parent
         if above is not None:
             parent.generation = -1

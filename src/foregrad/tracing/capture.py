@@ -46,7 +46,7 @@ from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
 from .replaced import check_sizes, views_of_written
-from .reshaping import reshape_view
+from .reshaping import check_reshaped, reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
 from .sizes import OpenSizes
@@ -237,12 +237,18 @@ class _Capture:
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
             check_tensors(self.name, inputs.records, self.facts)
+            self.lifting.check_windows()
+            check_reshaped(recorder)
             found = analyze(recorder, inputs, out_leaves, paths)
             rootless: list[int] = []
             differentiable = found.carrying_gradients()
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
+            if self.backward.error is not None:  # it is for those to see that what raises leads to
+                reached = self._reached([found.fakes[i] for i in differentiable], least=1)
+                if not any(reach.outputs for reach in reached.values()):
+                    self.backward.error = None
             nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
             if nowhere:
                 self.backward.to_nowhere([found.fakes[i] for i in nowhere], list(nowhere.values()))
@@ -346,9 +352,9 @@ class _Capture:
         used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
         return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
 
-    def _reached(self, outputs: list[Any]) -> dict[int, Reach]:
-        """For each record, which outputs lead to it, when there are several."""
-        if len(outputs) < 2:
+    def _reached(self, outputs: list[Any], least: int = 2) -> dict[int, Reach]:
+        """For each record, which outputs lead to it, when there are as many outputs."""
+        if len(outputs) < least:
             return {}
         records = self.inputs.records
         # One that has a history by now was written to: gradients go on through that.

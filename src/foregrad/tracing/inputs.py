@@ -442,8 +442,15 @@ class Inputs:
         record = self.by_stand_in.get(id(stand_in))
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
-        if record is not None:
-            record.is_detached = True
+        if record is None:
+            return
+        record.is_detached = True
+        for other in self.records:  # views taken under no_grad require grad as long as their base does
+            real = other.real
+            if base_of(real) is record.real and real.requires_grad and is_usable(real) and real.is_leaf:
+                if not is_view(other.stand_in):
+                    self.viewed.add(id(real))
+                    raise SharedClosureFound(real, other.source if other.argument is None else None)
 
     def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""

@@ -13,9 +13,9 @@ import torch
 
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_view
+from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_usable, is_view, storage_key, version_of
 from .._torch.transforms import bottom_of
-from ..errors import UnsupportedOpError, UnsupportedSideEffectError
+from ..errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
 from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
@@ -59,6 +59,7 @@ class Lifting(TorchFunctionMode):
         self.known_number = known_number
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
+        self.windows: list[tuple[torch.Tensor, int, str]] = []
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
@@ -84,8 +85,27 @@ class Lifting(TorchFunctionMode):
             if func in RESHAPERS:
                 result = self.reshape_view(func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
-            return _by_strides(func(*args, **kwargs), args, func in _AS_STRIDED)
+            if func in _AS_STRIDED:
+                return self._window(func(*args, **kwargs), args)
+            return _by_strides(func(*args, **kwargs), args)
         return func(*args, **kwargs)
+
+    def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
+        window = _by_strides(result, args, is_strided=True)
+        if window is not result and window.requires_grad and args[0] is not base_of(window):
+            if not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
+                self.windows.append((window, version_of(window), self.where()))
+        return window
+
+    def check_windows(self) -> None:
+        """Raise for a window that eager does not take up again: its gradients end at the edges of its source."""
+        for window, version, where in self.windows:
+            if version_of(window) == version:
+                raise UnsupportedAliasError(
+                    f"`as_strided` at {where} goes past the edges of a view whose gradients would end there, while sizes "
+                    "are changed in place: take it of what that is a view of, or of a copy."
+                )
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with a stand-in for each real tensor."""
@@ -176,6 +196,8 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
     base = base_of(result)
     if base is None or not allows_writes(result) or not torch.is_grad_enabled():
         return result
+    if storage_key(base) != storage_key(result) or (args and type(args[0]) is FakeTensor and _is_marked_view(args[0])):
+        return result  # of what the base was before `.data = ...`, or of a leaf
     if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
         return result
     if base.is_complex() and result.dtype is base.dtype.to_real():
@@ -184,6 +206,10 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
     if base.dtype is not result.dtype or overlaps:
         return result  # gradients of elements in one place are others then
     return base.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+def _is_marked_view(tensor: torch.Tensor) -> bool:
+    return is_view(tensor) and tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}

@@ -295,6 +295,8 @@ def _memory(
         alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
         return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     if value.storage.is_input:
+        if leaf.requires_grad:
+            _check_marks(recorder, inputs, value, path)
         alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
         return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
@@ -303,9 +305,10 @@ def _memory(
     base = bases[id(value.storage)]
     steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
     before_detach = base.detached and leaf.requires_grad
-    return AliasOutput(
+    alias = AliasOutput(
         path, None, base.output, steps, leaf=is_marked(leaf), leaf_base=base.leaf, of_detached=before_detach
     )
+    return alias if before_detach else _with_own_history(recorder, found, alias, leaf, value)
 
 
 def _check_memory(
@@ -318,8 +321,15 @@ def _check_memory(
 ) -> None:
     """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
     base = base_of(leaf)
+    assert base is not None
     if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
         return
+    storage = recorder.value_of(leaf).storage
+    if not storage.is_input and recorder.value_of(base).storage is not storage and id(base) in inputs.by_stand_in:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of {inputs.by_stand_in[id(base)].slot} as it was between two assignments to "
+            f"its `.data`, the last at {recorder.writes.where(base)}: return a copy."
+        )
     above = {id(value) for value in chain_of(recorder.value_of(leaf))}
     for key, (old, _) in recorder.writes.replaced.items():
         is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
@@ -328,6 +338,17 @@ def _check_memory(
                 f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
                 f"`set_`) at {user_line(recorder.writes.changed_at.get(key))}, while autograd takes it for a view of "
                 "what is in the memory that this had: return a copy."
+            )
+
+
+def _check_marks(recorder: Recorder, inputs: Inputs, value: Value, path: str) -> None:
+    """A view of a view that the function makes a leaf of has its history begin there, where no output may be."""
+    for above in chain_of(value)[1:]:
+        fake = above.fake
+        if fake is not None and id(fake) not in inputs.by_stand_in and is_marked(fake) and recorder.values.get(id(fake)) is above:
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of a tensor in an input's memory that the function calls "
+                "`requires_grad_` on: return a copy, or call it on the input."
             )
 
 

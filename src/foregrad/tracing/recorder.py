@@ -121,6 +121,7 @@ class Recorder(TorchDispatchMode):
         self.recompute: Any = None  # the tag of the checkpointed region being recorded
         self.phases: dict[int, torch.Tensor] = {}  # see formulas.py, by autograd sequence number
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
+        self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, _Plan] = {}
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)

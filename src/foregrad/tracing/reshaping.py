@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, exchange, is_view
+from .._torch.tensors import allows_writes, base_of, exchange, is_view, storage_key, version_of
 from ..errors import UnsupportedMutationError
 from .origin import user_line
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["RESHAPERS", "reshape_view"]
+__all__ = ["RESHAPERS", "check_reshaped", "reshape_view"]
 
 _TENSOR: Any = torch.Tensor
 RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims_, _TENSOR.unsqueeze_, _TENSOR.squeeze_}
@@ -29,12 +29,18 @@ def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tupl
     base = base_of(tensor) if is_view(tensor) else None
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
         return NotImplemented
+    if storage_key(base) != storage_key(tensor):
+        raise UnsupportedMutationError(
+            f"the sizes of a view are changed in place at {user_line(recorder.origins.here())}, of which the base has "
+            "been given another tensor's memory (`.data = ...`, `set_`) since: change them out of place instead."
+        )
     if base.is_complex() and tensor.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
     if base.dtype is not tensor.dtype or tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
         return NotImplemented
     if base.is_leaf:
         return NotImplemented  # which raises
+    other_dtype = base_of(tensor).dtype is not tensor.dtype  # type: ignore[union-attr]
     log = recorder.writes.metadata_log
     moved = tensor.detach()
     func(moved, *args)
@@ -54,4 +60,16 @@ def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tupl
     recorder.kept += [tensor, new]
     recorder.values[id(tensor)] = value
     log.append((id(tensor), op, rest, keywords, True))
+    if other_dtype:
+        recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
     return tensor
+
+
+def check_reshaped(recorder: Recorder) -> None:
+    """Raise for views of another dtype that are written to once their sizes were changed, or their base is."""
+    for tensor, version, where in recorder.reshaped:
+        if version_of(tensor) != version:
+            raise UnsupportedMutationError(
+                f"the sizes of a view of another dtype are changed in place at {where}, and its memory is written to "
+                "later: PyTorch can't take its gradient then. Change the sizes out of place instead."
+            )
