@@ -237,11 +237,12 @@ class _Capture:
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
             check_tensors(self.name, inputs.records, self.facts)
-            self.lifting.check_windows()
             check_reshaped(recorder)
             found = analyze(recorder, inputs, out_leaves, paths)
             rootless: list[int] = []
             differentiable = found.carrying_gradients()
+            with_history = [fake for fake in found.fakes if fake is not None]
+            self.lifting.check_windows([*with_history, *(alias for _, alias in found.aliases)])
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
             reached = self._reached([found.fakes[i] for i in differentiable])
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])

@@ -130,6 +130,7 @@ class Inputs:
         self.recorder: Recorder
         self._sources: dict[int, Source] | None = None
         self._kept: list[torch.Tensor] = []  # so that their ids stay theirs
+        self.marked: set[int] = set()  # other tensors that `requires_grad_` was called on, by id
         self.reads = Reads()
 
     # ---------------------------------------------------------------- making them
@@ -352,7 +353,6 @@ class Inputs:
     def _place(
         self, record: InputRecord, whole: InputRecord, memory: torch.UntypedStorage, bases: dict[int, InputRecord]
     ) -> None:
-        spec = record.spec
         base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
         if base is not None and base is not record:
             # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
@@ -364,13 +364,15 @@ class Inputs:
                     record.stand_in = record.stand_in.detach()
             record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
         elif not hasattr(record, "stand_in"):
-            fake = self._with_counter_of_others(record, bases)
-            counted = fake is not None
-            if fake is None:
-                fake = self._over(memory, record)
-            self._set_stand_in(record, self._with_bits(fake, spec), counted=counted)
+            self._set_member(record, memory, bases)
         record.initial = member_of(whole.initial, record.spec, record.stand_in, record.entry)
         self.memory[-1][1].append(record)
+
+    def _set_member(self, record: InputRecord, memory: torch.UntypedStorage, bases: dict[int, InputRecord]) -> None:
+        fake = self._with_counter_of_others(record, bases)
+        counted = fake is not None
+        fake = self._over(memory, record) if fake is None else fake
+        self._set_stand_in(record, self._with_bits(fake, record.spec), counted=counted)
 
     def _over(self, memory: torch.UntypedStorage, record: InputRecord) -> torch.Tensor:
         """A fake for a record over the memory that it shares with others."""
@@ -406,12 +408,12 @@ class Inputs:
             if found is None:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
                 self._add(found)
-                self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
+                self._set_member(found, memory, bases)
                 found.initial = member_of(self.memory[-1][0].initial, found.spec, found.stand_in, found.entry)
                 self.memory[-1][1].append(found)
                 self._register(found)
             else:
-                self._set_stand_in(found, self._with_bits(self._over(memory, found), found.spec))
+                self._set_member(found, memory, bases)
             bases[id(base)] = found
         return bases
 
@@ -426,6 +428,9 @@ class Inputs:
     def check_mark(self, stand_in: torch.Tensor) -> None:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""
         marked = self.by_stand_in.get(id(stand_in))
+        if marked is None:
+            self.marked.add(id(stand_in))
+            self._kept.append(stand_in)
         if marked is not None and marked.real.requires_grad:
             marked.is_marked = is_view(marked.real)
         if marked is None or marked.real.requires_grad:
@@ -447,10 +452,10 @@ class Inputs:
         record.is_detached = True
         for other in self.records:  # views taken under no_grad require grad as long as their base does
             real = other.real
-            if base_of(real) is record.real and real.requires_grad and is_usable(real) and real.is_leaf:
-                if not is_view(other.stand_in):
-                    self.viewed.add(id(real))
-                    raise SharedClosureFound(real, other.source if other.argument is None else None)
+            is_unlinked = base_of(real) is record.real and real.requires_grad and is_usable(real) and real.is_leaf
+            if is_unlinked and not is_view(other.stand_in):
+                self.viewed.add(id(real))
+                raise SharedClosureFound(real, other.source if other.argument is None else None)
 
     def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""

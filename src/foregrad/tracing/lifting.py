@@ -6,20 +6,21 @@ its fake without touching the module it lives in: the user's code sees its own o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, is_inside_transform, is_usable, is_view, storage_key, version_of
+from .._torch.tensors import allows_writes, base_of, history_of, is_inside_transform, is_usable, is_view, storage_key
 from .._torch.transforms import bottom_of
 from ..errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
 from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
+from .reach import nodes_behind
 from .reshaping import RESHAPERS
 
 __all__ = ["Lifting"]
@@ -59,7 +60,7 @@ class Lifting(TorchFunctionMode):
         self.known_number = known_number
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
-        self.windows: list[tuple[torch.Tensor, int, str]] = []
+        self.windows: dict[Any, str] = {}  # their histories, and where they were taken
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
@@ -93,18 +94,22 @@ class Lifting(TorchFunctionMode):
     def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
         """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
         window = _by_strides(result, args, is_strided=True)
-        if window is not result and window.requires_grad and args[0] is not base_of(window):
-            if not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
-                self.windows.append((window, version_of(window), self.where()))
+        is_of_view = window is not result and window.requires_grad and args[0] is not base_of(window)
+        if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
+            self.windows[history_of(window)] = self.where()
         return window
 
-    def check_windows(self) -> None:
-        """Raise for a window that eager does not take up again: its gradients end at the edges of its source."""
-        for window, version, where in self.windows:
-            if version_of(window) == version:
+    def check_windows(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise where gradients go through a window as it was taken: in eager they end at the edges of its source.
+
+        Once its memory was written to, eager takes it up again by its place in the base's memory.
+        """
+        for node in nodes_behind(outputs) if self.windows else ():
+            if node in self.windows:
                 raise UnsupportedAliasError(
-                    f"`as_strided` at {where} goes past the edges of a view whose gradients would end there, while sizes "
-                    "are changed in place: take it of what that is a view of, or of a copy."
+                    f"`as_strided` at {self.windows[node]} goes past the edges of a view, where its gradients end, and "
+                    "sizes or elements of that memory are changed in place: take it of what that is a view of, or of a "
+                    "copy."
                 )
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -216,7 +216,10 @@ def _output(
         number[id(record)] = len(inputs.records) - 1
     if record is not None:
         return InputOutput(path, number[id(record)])
-    return _tensor_output(recorder, inputs, found, number, bases, leaf, path)
+    info = _tensor_output(recorder, inputs, found, number, bases, leaf, path)
+    if isinstance(info, AliasOutput) and info.input in found.replaced and info.history is None:
+        _check_replaced(recorder, inputs.records[info.input], leaf, path)
+    return info
 
 
 def _tensor_output(
@@ -293,12 +296,10 @@ def _memory(
     index, above = _replaced_above(recorder, inputs, found, value)
     if above is not None:
         alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
-        return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
+        return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
     if value.storage.is_input:
-        if leaf.requires_grad:
-            _check_marks(recorder, inputs, value, path)
         alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
-        return alias if is_input else _with_own_history(recorder, found, alias, leaf, value)
+        return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
     existing = found.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=is_marked(leaf))
@@ -308,7 +309,17 @@ def _memory(
     alias = AliasOutput(
         path, None, base.output, steps, leaf=is_marked(leaf), leaf_base=base.leaf, of_detached=before_detach
     )
-    return alias if before_detach else _with_own_history(recorder, found, alias, leaf, value)
+    if before_detach:
+        return alias
+    alias = _with_own_history(recorder, inputs, found, alias, leaf, value)
+    fake = found.fakes[base.output]
+    has_history = alias.history is not None or alias.leaf or base.leaf or (fake is not None and fake.requires_grad)
+    if not has_history and leaf.requires_grad:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view with the history of a tensor whose memory was replaced in place "
+            "(`.data = ...`, `set_`): return a copy."
+        )
+    return alias
 
 
 def _check_memory(
@@ -341,11 +352,22 @@ def _check_memory(
             )
 
 
+def _check_replaced(recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str) -> None:
+    """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
+    if record.is_detached and leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of {record.slot}, which takes over another tensor's memory and has "
+            f"`detach_` called on it, the last of the two at {recorder.writes.where(record.stand_in)}: return a copy."
+        )
+
+
 def _check_marks(recorder: Recorder, inputs: Inputs, value: Value, path: str) -> None:
     """A view of a view that the function makes a leaf of has its history begin there, where no output may be."""
     for above in chain_of(value)[1:]:
         fake = above.fake
-        if fake is not None and id(fake) not in inputs.by_stand_in and is_marked(fake) and recorder.values.get(id(fake)) is above:
+        if fake is None or id(fake) not in inputs.marked:
+            continue
+        if is_marked(fake) and recorder.values.get(id(fake)) is above:
             raise UnsupportedAliasError(
                 f"the output {path} is a view of a tensor in an input's memory that the function calls "
                 "`requires_grad_` on: return a copy, or call it on the input."
@@ -360,12 +382,15 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
 
 
 def _with_own_history(
-    recorder: Recorder, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
+    recorder: Recorder, inputs: Inputs, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
 ) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
     if not leaf.requires_grad or not is_usable(leaf):
         return alias
     if leaf.is_leaf:
+        base = base_of(leaf) if is_view(leaf) else None
+        if base is not None and base.requires_grad and value.storage.is_input:
+            _check_marks(recorder, inputs, value, alias.path)
         return dataclasses.replace(alias, leaf=True)
     if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
         cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
@@ -375,6 +400,8 @@ def _with_own_history(
         own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
         return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
+    if not cuts and value.storage.is_input:
+        _check_marks(recorder, inputs, value, alias.path)
     owner = base_of(leaf) if is_view(leaf) else leaf
     if not cuts or is_barred(history_of(owner) if owner is not None else None):
         return alias

@@ -18,7 +18,7 @@ import torch
 from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
-__all__ = ["cut_at", "other_leaves", "passed_through", "reached_from"]
+__all__ = ["cut_at", "nodes_behind", "other_leaves", "passed_through", "reached_from"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -167,10 +167,15 @@ def passed_through(
 
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that gradients of `outputs` reach, apart from those known."""
-    roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    leaves = [getattr(node, "variable", None) for node in _consumers_first(roots)]
+    leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
     ids = set(map(id, known))
     return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
+
+
+def nodes_behind(outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """The autograd nodes that gradients of `outputs` go through."""
+    histories = [history_of(output) for output in outputs]
+    return _consumers_first([history for history in histories if history is not None])
 
 
 def _positions(mask: int, count: int) -> frozenset[int]:

@@ -42,9 +42,15 @@ def replacement_of(
     is_set = is_set_again(recorder, record)
     barred = is_set and is_barred(history_of(stand_in))
     value = recorder.value_of(stand_in)
+    source = records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
+    if source is not None and source is not record and source.is_detached and stand_in.requires_grad:
+        raise UnsupportedMutationError(
+            f"{record.slot} takes over the memory of {source.slot}, which `detach_` is called on later, last at "
+            f"{recorder.writes.where(source.stand_in)}: its history would be lost. Detach before, or out of place."
+        )
     history = None
     if is_written_with_history(record) and not barred:
-        if is_view(stand_in):
+        if is_view(stand_in) or is_view(record.real):
             raise UnsupportedMutationError(
                 f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
                 "with gradients flowing through; write to a copy and return it instead."

@@ -36,7 +36,11 @@ def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tupl
         )
     if base.is_complex() and tensor.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
-    if base.dtype is not tensor.dtype or tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
+    if base.dtype is not tensor.dtype:
+        func(tensor, *args)
+        recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
+        return tensor
+    if tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
         return NotImplemented
     if base.is_leaf:
         return NotImplemented  # which raises
