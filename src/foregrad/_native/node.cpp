@@ -120,7 +120,7 @@ void CompiledNode::release_variables() {
 }
 
 bool CompiledNode::is_wanted(size_t input) const {
-  return !next_edge(input).is_valid() || task_should_compute_output(input);
+  return next_edge(input).is_valid() && task_should_compute_output(input);
 }
 
 bool CompiledNode::wants_all() const {
