@@ -59,7 +59,10 @@ class Detached:
         """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
         for view, path in views if self.twins else ():
             base = base_of(view) if is_view(view) else None
-            if id(base) in self.twins and id(base) not in inputs and view.requires_grad and not is_usable(view):
+            if id(base) not in self.twins or not view.requires_grad:
+                continue
+            usable = is_usable(view)
+            if not view.requires_grad or (not usable and id(base) not in inputs):
                 raise UnsupportedAliasError(self.stale(view, path))
 
     def stale(self, view: torch.Tensor, path: str) -> str:

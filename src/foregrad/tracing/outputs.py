@@ -217,8 +217,10 @@ def _output(
     if record is not None:
         return InputOutput(path, number[id(record)])
     info = _tensor_output(recorder, inputs, found, number, bases, leaf, path)
-    if isinstance(info, AliasOutput) and info.input in found.replaced and info.history is None:
-        _check_replaced(recorder, inputs.records[info.input], leaf, path)
+    if isinstance(info, AliasOutput) and info.input is not None and info.history is None:
+        is_late = info.input in found.replaced or (info.steps and info.steps[0].when is When.AT_LAST)
+        if is_late:
+            _check_detached(recorder, inputs.records[info.input], leaf, path)
     return info
 
 
@@ -336,7 +338,8 @@ def _check_memory(
     if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
         return
     storage = recorder.value_of(leaf).storage
-    if not storage.is_input and recorder.value_of(base).storage is not storage and id(base) in inputs.by_stand_in:
+    is_former = recorder.value_of(base).storage is not storage and id(base) in recorder.writes.replaced
+    if not storage.is_input and is_former and id(base) in inputs.by_stand_in:
         raise UnsupportedAliasError(
             f"the output {path} is a view of {inputs.by_stand_in[id(base)].slot} as it was between two assignments to "
             f"its `.data`, the last at {recorder.writes.where(base)}: return a copy."
@@ -352,12 +355,12 @@ def _check_memory(
             )
 
 
-def _check_replaced(recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str) -> None:
+def _check_detached(recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str) -> None:
     """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
     if record.is_detached and leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf:
         raise UnsupportedAliasError(
-            f"the output {path} is a view of {record.slot}, which takes over another tensor's memory and has "
-            f"`detach_` called on it, the last of the two at {recorder.writes.where(record.stand_in)}: return a copy."
+            f"the output {path} is a view of {record.slot}, whose memory is written to or replaced, and which "
+            f"`detach_` is called on, last at {recorder.writes.where(record.stand_in)}: return a copy."
         )
 
 

@@ -122,15 +122,19 @@ def is_symbolic_tensor(value: Any) -> bool:
 
 
 class Replicas:
-    """Zeros laid out like fakes, sharing memory as they do. `nbytes` counts what they would take."""
+    """Zeros laid out like fakes, one for each, sharing memory as they do. `nbytes` counts what they would take."""
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.made: dict[int, torch.Tensor] = {}
         self.memory: dict[int, torch.UntypedStorage] = {}
 
     def of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            made = self.made.get(id(value))
+            if made is None:
+                made = self.made[id(value)] = self._tensor(value)
+            return made
         if isinstance(value, (list, tuple)):
             return type(value)(self.of(item) for item in value)
         if isinstance(value, dict):

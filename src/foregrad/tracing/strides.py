@@ -50,7 +50,7 @@ def takes_opaque(op: Any) -> bool:
 
 
 def _is_doubtful(spec: TensorSpec) -> bool:
-    return len(spec.shape) > 1 and (1 in spec.shape or 0 in spec.shape)
+    return 1 in spec.shape or 0 in spec.shape
 
 
 def _like(spec: Any, tensor: Any) -> Any:
