@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from tests.parity.regressions_autograd import AUTOGRAD
 from tests.parity.regressions_dtypes import DTYPES
+from tests.parity.regressions_histories import HISTORIES
 from tests.parity.regressions_memory import MEMORY
 from tests.parity.regressions_storage import STORAGE
+from tests.parity.stored import Stored
 
-REGRESSIONS: dict[str, str] = {**AUTOGRAD, **DTYPES, **MEMORY, **STORAGE}
-
-
-def regression(name: str, source: str) -> None:
-    REGRESSIONS[name] = source.strip() + "\n"
+OWN = Stored()
+regression = OWN.regression
 
 
 regression(
@@ -525,3 +524,7 @@ def f(x0):
     return (v0, x0)
 """,
 )
+
+ALL = (AUTOGRAD, DTYPES, HISTORIES, MEMORY, STORAGE, OWN)
+REGRESSIONS = {name: source for stored in ALL for name, source in stored.same.items()}
+REFUSED = {name: refusal for stored in ALL for name, refusal in stored.refused.items()}

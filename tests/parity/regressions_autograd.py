@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-AUTOGRAD: dict[str, str] = {}
+from tests.parity.stored import Stored
 
-
-def regression(name: str, source: str) -> None:
-    AUTOGRAD[name] = source.strip() + "\n"
+AUTOGRAD = Stored()
+regression = AUTOGRAD.regression
 
 
 regression(

@@ -4,17 +4,11 @@ tensors have.
 
 from __future__ import annotations
 
-DTYPES: dict[str, str] = {}
-REFUSED_DTYPES: dict[str, tuple[str, str]] = {}
+from tests.parity.stored import Stored
 
-
-def regression(name: str, source: str) -> None:
-    DTYPES[name] = source.strip() + "\n"
-
-
-def refused(name: str, message: str, source: str) -> None:
-    """`message`: a pattern that is found in what the refusal says."""
-    REFUSED_DTYPES[name] = message, source.strip() + "\n"
+DTYPES = Stored()
+regression = DTYPES.regression
+refusal = DTYPES.refusal
 
 
 regression(
@@ -230,7 +224,7 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-refused(
+refusal(
     "a list has an argument twice that shares memory with another",
     "PyTorch fails in the derivative",
     """
@@ -246,7 +240,7 @@ def f(x0, x1):
 """,
 )
 
-refused(
+refusal(
     "a list has a view of an argument twice",
     "`_foreach_` operator at",
     """
@@ -286,7 +280,7 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-refused(
+refusal(
     "a view of an expanded leaf is read, and the leaf is written",
     "has several elements in one place",
     """
@@ -387,7 +381,7 @@ def f(x0, x1):
 """,
 )
 
-refused(
+refusal(
     "a view by strides of one that overlaps is read, and the leaf is written",
     "has several elements in one place",
     """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-MEMORY: dict[str, str] = {}
+from tests.parity.stored import Stored
 
-
-def regression(name: str, source: str) -> None:
-    MEMORY[name] = source.strip() + "\n"
+MEMORY = Stored()
+regression = MEMORY.regression
+refusal = MEMORY.refusal
 
 
 regression(
@@ -357,11 +357,6 @@ def f(x0, x1, x2, x3):
 )
 
 # What PyTorch itself gives no sound gradients for, or needs the old and the new tensor at once: refused by name.
-REFUSED: dict[str, tuple[str, str]] = {}
-
-
-def refusal(name: str, message: str, source: str) -> None:
-    REFUSED[name] = message, source.strip() + "\n"
 
 
 refusal(

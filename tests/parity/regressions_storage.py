@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-STORAGE: dict[str, str] = {}
-REFUSED_STORAGE: dict[str, tuple[str, str]] = {}
+from tests.parity.stored import Stored
 
-
-def regression(name: str, source: str) -> None:
-    STORAGE[name] = source.strip() + "\n"
-
-
-def refused(name: str, message: str, source: str) -> None:
-    """`message`: a pattern that is found in what the refusal says."""
-    REFUSED_STORAGE[name] = message, source.strip() + "\n"
+STORAGE = Stored()
+regression = STORAGE.regression
+refusal = STORAGE.refusal
 
 
 regression(
@@ -326,7 +320,7 @@ def f(x0):
 """,
 )
 
-refused(
+refusal(
     "a view that was written is returned, and its base detached",
     "is a view of",
     """
@@ -346,7 +340,7 @@ def f(x0, x1, x2):
 """,
 )
 
-refused(
+refusal(
     "a view is stacked whose base was written and detached",
     "a view used at",
     """
@@ -364,7 +358,7 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-refused(
+refusal(
     "set_ of a view that requires grad to itself",
     "`set_` at",
     """
@@ -383,7 +377,7 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-refused(
+refusal(
     "a view is twice in one list that is written",
     "`_foreach_` operator at",
     """
@@ -400,7 +394,7 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-refused(
+refusal(
     "set_ gives an argument other sizes under a view of it",
     "takes on another size",
     """

@@ -80,6 +80,48 @@ PROGRAMS = [
         2,
     ),
     (
+        "`as_strided` goes past the edges of a view",
+        f"*(lambda a: (a, a[1, :2]))({LEAF} * 1),",
+        ["v.mul_(2)", "x.squeeze_()", "return v.as_strided((3, 3), (1, 0), 1)"],
+        2,
+    ),
+    (
+        "sizes of a view of another dtype",
+        "*(lambda a: (a, torch.view_as_real(a)))(torch.randn(4, dtype=torch.complex64, requires_grad=True) * 1),",
+        ["v.unsqueeze_(2)", "x.fill_(x.sum())"],
+        0,
+    ),
+    (
+        "`requires_grad_()` on a view of an argument",
+        "torch.randn(2, 3),",
+        ["v = x[0]", "v.requires_grad_()", "return v[1:]"],
+        1,
+    ),
+    (
+        "`.data = ...` twice",
+        f"{LEAF},",
+        ["x.data = x.data.clone()", "w = x.view_as(x)", "x.data = x.data.clone()", "return w"],
+        2,
+    ),
+    (
+        "`.data = ...` on an argument, then sizes",
+        f"{LEAF},",
+        ["w = x.t()", "x.data = x.data.clone()", "x.detach_()", "return w"],
+        2,
+    ),
+    (
+        "`set_` gives an argument another's memory",
+        f"*(lambda a: (a, a.detach()))({LEAF} * 1),",
+        ["v.set_(x)", "x.detach_()"],
+        1,
+    ),
+    (
+        "`set_` gives a tensor with a history",
+        f"{LEAF}, torch.randn(6)",
+        ["y = x * 0", "y.set_(v)", "return y"],
+        1,
+    ),
+    (
         "`set_` or `.data = ...` on a view, and a view of that",
         f"{LEAF},",
         ["v = x[0]", "v.data = v.data.clone()", "return v[:1], x"],

@@ -18,13 +18,9 @@ from tests.parity.fuzz import GRAD_SLACK, is_fault, judge, smallest
 from tests.parity.oracle import Mismatch, Refused, check
 from tests.parity.program_ops import OPS
 from tests.parity.programs import PROFILES, DrawnChooser, RandomChooser, grow, load, reduce
-from tests.parity.regressions import REGRESSIONS
-from tests.parity.regressions_dtypes import REFUSED_DTYPES
-from tests.parity.regressions_memory import REFUSED as REFUSED_MEMORY
-from tests.parity.regressions_storage import REFUSED_STORAGE
+from tests.parity.regressions import REFUSED, REGRESSIONS
 from tests.parity.stand_ins import BROKEN, identity
 
-REFUSED = {**REFUSED_DTYPES, **REFUSED_MEMORY, **REFUSED_STORAGE}
 EXAMPLES = int(os.environ.get("FOREGRAD_EXAMPLES", "40"))
 
 

@@ -179,7 +179,7 @@ class _Capture:
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.lifting.ask = self.facts.ask
         self.lifting.views_by_strides = not replays_views
-        self.lifting.reshape_view = functools.partial(reshape_view, self.recorder)
+        self.lifting.reshape_view = functools.partial(reshape_view, self.recorder, self.inputs)
         self.backward = Backward(self.recorder, self.lifting)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:

@@ -57,12 +57,11 @@ class Detached:
 
     def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
         """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
-        for view, path in views if self.twins else ():
-            base = base_of(view) if is_view(view) else None
-            if id(base) not in self.twins or not view.requires_grad:
-                continue
+        known = [(view, path, id(base_of(view))) for view, path in views if self.twins and is_view(view)]
+        known = [(view, path, base) for view, path, base in known if base in self.twins and view.requires_grad]
+        for view, path, base in known:
             usable = is_usable(view)
-            if not view.requires_grad or (not usable and id(base) not in inputs):
+            if not view.requires_grad or (not usable and base not in inputs):  # it may be no more, once asked
                 raise UnsupportedAliasError(self.stale(view, path))
 
     def stale(self, view: torch.Tensor, path: str) -> str:

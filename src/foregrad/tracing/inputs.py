@@ -30,6 +30,7 @@ from ..frontend.sources import Source, find_sources
 from ..graph.meta import TensorSpec
 from ..graph.slots import Closure, Input, SharedMemory, Slot
 from .alias import PAST_THE_EDGES, Value, member_of
+from .origin import Origin, user_line
 from .recorder import Recorder
 from .symbols import SizeSymbols
 from .tape import Entry
@@ -130,7 +131,7 @@ class Inputs:
         self.recorder: Recorder
         self._sources: dict[int, Source] | None = None
         self._kept: list[torch.Tensor] = []  # so that their ids stay theirs
-        self.marked: set[int] = set()  # other tensors that `requires_grad_` was called on, by id
+        self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
 
     # ---------------------------------------------------------------- making them
@@ -264,8 +265,6 @@ class Inputs:
         source = self._found_sources().get(id(real)) or self.reads.source_of(real)
         if source is None:
             where = self.recorder.origins.here()
-            from .origin import user_line
-
             warnings.warn(
                 f"a tensor {TensorSpec.of(real)} used at {user_line(where)} can't be reached from the compiled "
                 "function; this very tensor object will be used on every call, even if the program rebinds it.",
@@ -429,7 +428,7 @@ class Inputs:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""
         marked = self.by_stand_in.get(id(stand_in))
         if marked is None:
-            self.marked.add(id(stand_in))
+            self.marked[id(stand_in)] = self.recorder.origins.here()
             self._kept.append(stand_in)
         if marked is not None and marked.real.requires_grad:
             marked.is_marked = is_view(marked.real)

@@ -239,7 +239,14 @@ def _tensor_output(
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
         if alias is None:
-            return _memory(recorder, inputs, found, number, bases, leaf, path)
+            info = _memory(recorder, inputs, found, number, bases, leaf, path)
+            given = inputs.records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
+            if given is not None and is_set and is_barred_tensor(leaf) and not given.real.requires_grad:
+                raise UnsupportedAliasError(
+                    f"the output {path} is given the memory of {given.slot} by `set_` with gradients at "
+                    f"{recorder.writes.where_set()}, and can't be differentiated then: detach it before."
+                )
+            return info
         memory = _memory(recorder, inputs, found, number, bases, leaf, path)
         return dataclasses.replace(
             alias,
@@ -373,7 +380,7 @@ def _check_marks(recorder: Recorder, inputs: Inputs, value: Value, path: str) ->
         if is_marked(fake) and recorder.values.get(id(fake)) is above:
             raise UnsupportedAliasError(
                 f"the output {path} is a view of a tensor in an input's memory that the function calls "
-                "`requires_grad_` on: return a copy, or call it on the input."
+                f"`requires_grad_` on at {user_line(inputs.marked[id(fake)])}: return a copy, or call it on the input."
             )
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, exchange, is_view, storage_key, version_of
+from .._torch.tensors import allows_writes, base_of, exchange, is_view, leads_to_base, storage_key, version_of
 from ..errors import UnsupportedMutationError
 from .origin import user_line
 
 if TYPE_CHECKING:
+    from .inputs import Inputs
     from .recorder import Recorder
 
 __all__ = ["RESHAPERS", "check_reshaped", "reshape_view"]
@@ -24,7 +25,9 @@ _TENSOR: Any = torch.Tensor
 RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims_, _TENSOR.unsqueeze_, _TENSOR.squeeze_}
 
 
-def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+def reshape_view(
+    recorder: Recorder, inputs: Inputs, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: Any
+) -> Any:
     """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view."""
     base = base_of(tensor) if is_view(tensor) else None
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
@@ -44,6 +47,10 @@ def reshape_view(recorder: Recorder, func: Any, tensor: torch.Tensor, args: tupl
         return NotImplemented
     if base.is_leaf:
         return NotImplemented  # which raises
+    record = inputs.by_stand_in.get(id(base))
+    outer = base_of(record.real) if record is not None and is_view(record.real) else None
+    if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     other_dtype = base_of(tensor).dtype is not tensor.dtype  # type: ignore[union-attr]
     log = recorder.writes.metadata_log
     moved = tensor.detach()

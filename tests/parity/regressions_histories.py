@@ -1,0 +1,347 @@
+"""More programs that once told compiled from eager: histories of what is detached, marked, replaced, or past an edge."""
+
+from __future__ import annotations
+
+from tests.parity.stored import Stored
+
+HISTORIES = Stored()
+regression = HISTORIES.regression
+refusal = HISTORIES.refusal
+
+regression(
+    "a view of an argument that is only detached is returned, and used",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.movedim(0, 1)
+    a2 = torch.randn((), dtype=torch.float64)
+    return (a2, a1, a0)
+
+
+def f(x0, x1, x2):
+    x0.fill_(x1.sum())
+    x2.detach_()
+    return x1
+""",
+)
+
+regression(
+    "an overlapping view of an empty argument, past it, is written to in part",
+    """
+def make_args():
+    a0 = (torch.randint(0, 2, (5, 2, 2)) > 0)[1:-1]
+    a1 = a0[..., 2:2:2]
+    return (a1, a0)
+
+
+def f(x0, x1):
+    v0 = x0.as_strided((2, 2), (0, 0), 14)
+    v1 = v0.diagonal(-1)
+    v1.index_fill_(0, torch.tensor([0]), 0.5)
+    return ()
+""",
+)
+
+regression(
+    "a detached intermediate gets gradients by a write, beside what it was detached from",
+    """
+def make_args():
+    a2 = (torch.randn((3,), dtype=torch.float32)).detach().requires_grad_()
+    return (a2,)
+
+
+def f(x0):
+    v0 = torch.ones(3)
+    v1 = v0.detach()
+    v1.add_(x0)
+    return (v0, v1, v1[1:])
+""",
+)
+
+regression(
+    "a leaf that shares its counter with another tensor's views, one of which is written",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.detach().requires_grad_()
+    a2 = a0.view_as(a0)
+    a3 = a1.permute((1, 2, 0))
+    return (a1, a2, a3)
+
+
+def f(x0, x1, x2):
+    x1.mul_(x0)
+    return ()
+""",
+)
+
+regression(
+    "what a backward needs was written, and leads to a view made under no_grad alone",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
+    with torch.no_grad():
+        a1 = a0.narrow(-1, 3, 2)
+    return (a0, a1)
+
+
+def f(x0, x1):
+    v0 = x1.sort(-1)
+    v0[1].index_put_((torch.tensor([0, 0]),), torch.full((1,), 2, dtype=torch.int64), accumulate=False)
+    return v0
+""",
+)
+
+regression(
+    "an argument with gaps is scattered into itself",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float64)).detach().requires_grad_() * 1
+    a1 = a0.as_strided((2,), (2,), 1)
+    return (a0, a1, a1)
+
+
+def f(x0, x1, x2):
+    x2.scatter_(0, torch.full((2,), 0), x1)
+    return ()
+""",
+)
+
+regression(
+    "one random number like an element with a stride",
+    """
+def make_args():
+    a0 = torch.randn((2, 3), dtype=torch.float64)
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0 @ x0.t()
+    v2 = v1.diagonal(-1)
+    v3 = torch.rand_like(v2)
+    v3.relu_()
+    return v3
+""",
+)
+
+regression(
+    "an argument is detached, and a view of it made under no_grad written",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.view_as(a0)
+    return (a0, a1)
+
+
+def f(x0, x1):
+    x0.detach_()
+    x1.masked_fill_(x1 > 0, 0.5)
+    return ()
+""",
+)
+
+regression(
+    "a part of a view of a leaf is transposed in place",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
+    a1 = a0.view((1, 1))
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0.tensor_split(2, 0)
+    v0[0].t_()
+    return ()
+""",
+)
+
+refusal(
+    "gradients end at the edges of the view that a window is taken of",
+    "`as_strided` at .* goes past the edges of a view",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0[1:]
+    a2 = a1.narrow(-1, 1, 1)
+    return (a1, a2, a0)
+
+
+def f(x0, x1, x2):
+    v5 = x1.mul_(2)
+    x0.squeeze_()
+    return v5.as_strided((3, 3), (1, 0), 1)
+""",
+)
+
+refusal(
+    "a window into an argument past an empty view is written with what it holds",
+    "`as_strided` at .* goes past the edges of a view",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v2 = x0[..., 4:4:2]
+    v4 = v2.as_strided((2, 2), (1, 2), 0)
+    v4.copy_(v4.flip(0))
+    return ()
+""",
+)
+
+refusal(
+    "a real view of a complex argument is unsqueezed, and then that argument written",
+    "a view of another dtype",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a1 = torch.view_as_real(a0)
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.unsqueeze_(2)
+    x1.fill_(x1.sum())
+    return ()
+""",
+)
+
+refusal(
+    "a view of a view that is made a leaf",
+    "a view of a tensor in an input's memory that the function calls `requires_grad_` on",
+    """
+def make_args():
+    a0 = torch.randn((3, 2, 2), dtype=torch.complex64)
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0.unsqueeze(1)
+    v1.requires_grad_()
+    return v1.flatten()
+""",
+)
+
+refusal(
+    "a view of an argument as it was between two assignments",
+    "between two assignments to its `.data`",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
+    return (a0,)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    v2 = x0.view_as(x0)
+    x0.data = x0.data.clone()
+    return (x0, v2)
+""",
+)
+
+refusal(
+    "a view of an argument that is written to in another place and then detached",
+    "a view of .* `detach_` was called on",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.detach()
+    return (a0, a1)
+
+
+def f(x0, x1):
+    x1[..., -2] = torch.full((2,), 2, dtype=torch.float32)
+    v1 = x0.view_as(x0)
+    x1.sin_()
+    x0.detach_()
+    return v1
+""",
+)
+
+refusal(
+    "a view of what an argument was given is returned, and the argument detached",
+    "`detach_` is called on",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
+    return (a0, a0, a0)
+
+
+def f(x0, x1, x2):
+    v0 = x0.movedim(1, 1)
+    x1.data = x1.data.clone()
+    x2.detach_()
+    return v0
+""",
+)
+
+refusal(
+    "an argument is given the memory of another, which is detached later",
+    "takes over the memory of",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.detach()
+    return (a0, a1)
+
+
+def f(x0, x1):
+    x1.set_(x0)
+    x0.detach_()
+    return ()
+""",
+)
+
+refusal(
+    "an intermediate with a history is given an argument's memory",
+    "is given the memory of",
+    """
+def make_args():
+    a0 = torch.randn((6,), dtype=torch.float32)
+    a2 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
+    return (a0, a2)
+
+
+def f(x0, x1):
+    v2 = x1 * 0
+    v2.set_(x0)
+    return v2
+""",
+)
+
+refusal(
+    "a view of what an argument was given, whose sizes change later",
+    "with the history of a tensor whose memory was replaced",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    v1 = x0.unfold(-1, 1, 2)
+    x0.transpose_(0, 0)
+    return v1
+""",
+)
+
+refusal(
+    "a view is given memory of its own and written, beside what it is a view of",
+    "takes over another tensor's memory",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    a2 = a0.narrow(1, 1, 1)
+    return (a0, a2)
+
+
+def f(x0, x1):
+    x1.data = x1.data.clone()
+    x1.clamp_(-1, 1)
+    return x1
+""",
+)
