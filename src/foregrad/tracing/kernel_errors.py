@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .overlaps import LIMIT_BYTES, Replicas, is_symbolic_tensor, tensors_in
+from .overlaps import ask_kernel, is_symbolic_tensor, tensors_in
 from .strides import takes_opaque
 
 __all__ = ["as_kernels_say"]
@@ -23,13 +23,8 @@ def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Excepti
     foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
     if type(error) not in _PLAIN or foreign or takes_opaque(op):
         return error
-    replicas = Replicas()
     try:
-        args, kwargs = replicas.of(args), replicas.of(kwargs)
-        if replicas.nbytes > LIMIT_BYTES:
-            return error
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            op(*args, **kwargs)
+        ask_kernel(op, args, kwargs)
     except Exception as said:
         return said.with_traceback(None)
     return error

@@ -17,8 +17,7 @@ from ..errors import UnsupportedAliasError
 from .origin import Origins, user_line
 
 __all__ = [
-    "LIMIT_BYTES",
-    "Replicas",
+    "ask_kernel",
     "check_cast",
     "check_lists",
     "check_view",
@@ -27,7 +26,7 @@ __all__ = [
     "tensors_in",
 ]
 
-LIMIT_BYTES = 1 << 26
+_LIMIT_BYTES = 1 << 26
 
 
 def check_view(source: torch.Tensor, size: Any) -> None:
@@ -50,13 +49,8 @@ def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) 
     """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
     if not _is_suspicious(func, targets, args) or any(map(is_symbolic_tensor, (*targets, *tensors_in(args)))):
         return
-    replicas = Replicas()
-    args, kwargs = replicas.of(args), replicas.of(kwargs)
-    if replicas.nbytes > LIMIT_BYTES:
-        return
     try:
-        with torch.no_grad():
-            func(*args, **kwargs)
+        ask_kernel(func, args, kwargs)
     except RuntimeError as error:
         if any(words in str(error) for words in ("unsupported operation", "can't be cast", "dtypes match")):
             raise
@@ -121,7 +115,20 @@ def is_symbolic_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
 
 
-class Replicas:
+def ask_kernel(op: Any, args: Any, kwargs: Any) -> Any:
+    """What the operator's kernel returns on zeros laid out like the fakes among the arguments, or raises.
+
+    NotImplemented where they would take too much memory. Random numbers that it draws are nobody's.
+    """
+    replicas = _Replicas()
+    args, kwargs = replicas.of(args), replicas.of(kwargs)
+    if replicas.nbytes > _LIMIT_BYTES:
+        return NotImplemented
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        return op(*args, **kwargs)
+
+
+class _Replicas:
     """Zeros laid out like fakes, one for each, sharing memory as they do. `nbytes` counts what they would take."""
 
     def __init__(self) -> None:
@@ -147,9 +154,9 @@ class Replicas:
         if memory is None:
             size = fake.untyped_storage().nbytes()
             self.nbytes += size
-            small = size if self.nbytes <= LIMIT_BYTES else 0
+            small = size if self.nbytes <= _LIMIT_BYTES else 0
             memory = self.memory[key] = torch.zeros(small, dtype=torch.uint8).untyped_storage()
         empty = torch.empty(0, dtype=fake.dtype)
-        if self.nbytes > LIMIT_BYTES:
+        if self.nbytes > _LIMIT_BYTES:
             return empty
         return empty.set_(memory, fake.storage_offset(), fake.size(), fake.stride())
