@@ -314,6 +314,9 @@ def test_the_phase_of_eigenvectors_is_checked_at_every_order():
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("create_graph", [True, False])
 def test_an_output_that_only_its_own_derivative_reads_may_be_written_to(create_graph, native):
+    if not native and torch.__version__ < (2, 12):
+        pytest.skip("nothing gives one saved tensor of a node in Python there: it raises as if all were read")
+
     def f(x, w):
         return x.tanh(), (x * w).sin()
 

@@ -341,6 +341,18 @@ PyObject* saved_tensors(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* saved_tensor(PyObject* self, PyObject* position) {
+  HANDLE_TH_ERRORS
+  CompiledNode& node = node_of(self);
+  const size_t i = PyLong_AsSize_t(position);
+  if (PyErr_Occurred()) {
+    return nullptr;
+  }
+  TORCH_CHECK(i < node.saved.size(), torch::autograd::ERR_BACKWARD_TWICE);
+  return wrapped(node.saved[i].unpack(node.getptr()));
+  END_HANDLE_TH_ERRORS
+}
+
 // Objects to register hooks on, which live as long as the node.
 PyObject* raw_saved_tensors(PyObject* self, void*) {
   HANDLE_TH_ERRORS
@@ -448,6 +460,7 @@ PyMethodDef node_methods[] = {
     {"name", torch::autograd::THPCppFunction_name, METH_NOARGS, nullptr},
     {"_sequence_nr", torch::autograd::THPCppFunction_sequence_nr, METH_NOARGS, nullptr},
     {"maybe_clear_saved_tensors", maybe_clear_saved_tensors, METH_NOARGS, "Let go of the saved tensors."},
+    {"saved_tensor", saved_tensor, METH_O, "The saved tensor at a position; raises where it was written to since."},
     {"wanted_gradients", wanted_gradients, METH_NOARGS, "Which gradients go anywhere in this backward; None: all."},
     {nullptr, nullptr, 0, nullptr}};
 
