@@ -345,3 +345,21 @@ def f(x0, x1):
     return x1
 """,
 )
+
+refusal(
+    "a leaf is given another tensor's memory after it was used",
+    "after it was used with gradients",
+    """
+def make_args():
+    a2 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_()
+    return (a2,)
+
+
+def f(x0):
+    v0 = x0.to(torch.float64)
+    v1 = -x0
+    with torch.no_grad():
+        x0.set_(v1)
+    return (x0, v0)
+""",
+)

@@ -116,6 +116,12 @@ PROGRAMS = [
         1,
     ),
     (
+        "`set_` under `torch.no_grad()` gives",
+        f"{LEAF},",
+        ["y = x * 2", "torch.no_grad()(x.set_)((x * 3).detach())", "return y"],
+        1,
+    ),
+    (
         "`set_` gives a tensor with a history",
         f"{LEAF}, torch.randn(6)",
         ["y = x * 0", "y.set_(v)", "return y"],

@@ -14,6 +14,7 @@ from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
 from .inputs import InputRecord
 from .origin import Origin, user_line
+from .reach import nodes_behind
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -63,8 +64,16 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
     resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
     marked = {write.input for write in found.metadata_writes if not records[write.input].real.requires_grad}
+    outputs = [fake for fake in found.fakes if fake is not None]
     for index in {*found.replaced, *resized, *marked}:
         record = records[index]
+        _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
+        if is_set and gradients[index] is None and _leads_to(outputs, record.leaf):
+            raise UnsupportedMutationError(
+                f"`set_` at {recorder.writes.where_set()} gives {record.slot} another tensor's memory after it was "
+                "used with gradients: they still flow to it in `backward()`, but not in `torch.autograd.grad`. Use "
+                "`.data = ...`, or `set_` before it is used."
+            )
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
         views = [
@@ -78,6 +87,11 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
                 f"changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a "
                 "tensor of its own instead."
             )
+
+
+def _leads_to(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
+    """Whether gradients flow to what the leaf was: `set_` parts it from its accumulator."""
+    return leaf is not None and any(getattr(node, "variable", None) is leaf for node in nodes_behind(outputs))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
