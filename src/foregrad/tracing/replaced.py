@@ -68,7 +68,8 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
     for index in {*found.replaced, *resized, *marked}:
         record = records[index]
         _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
-        if is_set and gradients[index] is None and _leads_to(outputs, record.leaf):
+        is_parted = is_set and record.real.is_leaf and gradients[index] is None
+        if is_parted and _leads_to(outputs, record.leaf):
             raise UnsupportedMutationError(
                 f"`set_` at {recorder.writes.where_set()} gives {record.slot} another tensor's memory after it was "
                 "used with gradients: they still flow to it in `backward()`, but not in `torch.autograd.grad`. Use "
