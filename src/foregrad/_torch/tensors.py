@@ -17,6 +17,7 @@ __all__ = [
     "exchange",
     "history_of",
     "is_inside_transform",
+    "is_marked",
     "is_symbolic_zero",
     "is_usable",
     "is_view",
@@ -85,6 +86,11 @@ def history_of(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:
         return None
+
+
+def is_marked(tensor: torch.Tensor) -> bool:
+    """Whether it is a leaf that requires grad: also a view made under no_grad, through its base."""
+    return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 def leads_to_base(view: torch.Tensor) -> bool:

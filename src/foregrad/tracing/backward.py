@@ -10,7 +10,7 @@ import torch
 
 from .._torch.dispatch import disable_autocast
 from .._torch.histories import have_hooks, lead_to
-from .._torch.tensors import is_usable
+from .._torch.tensors import is_marked
 from ..errors import ForegradError, UnsupportedError
 from .origin import user_line
 from .reach import reached_from
@@ -27,7 +27,7 @@ __all__ = ["Backward", "InnerGradients", "takes_gradient"]
 def takes_gradient(record: InputRecord) -> bool:
     """Whether gradients arrive at an input by itself, not through the tensor that it is a view of."""
     leaf = record.leaf
-    return leaf is not None and leaf.requires_grad and is_usable(leaf) and leaf.is_leaf
+    return leaf is not None and is_marked(leaf)
 
 
 def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:

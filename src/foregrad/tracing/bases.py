@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_usable, is_view
+from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view
 from ..errors import UnsupportedAliasError
 from ..graph.meta import TensorSpec
 from ..graph.signature import ViewStep
@@ -30,7 +30,6 @@ __all__ = [
     "bases_of",
     "has_been_another",
     "is_barred_tensor",
-    "is_marked",
     "tensor_outputs",
 ]
 
@@ -149,11 +148,6 @@ def bases_of(
 def is_barred_tensor(tensor: torch.Tensor) -> bool:
     """Whether `set_` left it without a derivative."""
     return tensor.requires_grad and is_barred(history_of(tensor))
-
-
-def is_marked(tensor: torch.Tensor) -> bool:
-    """Whether an output is a leaf that requires grad."""
-    return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 def _separate(recorder: Recorder, root: Value) -> None:

@@ -244,10 +244,10 @@ class _Capture:
             with_history = [fake for fake in found.fakes if fake is not None]
             self.lifting.check_windows([*with_history, *(alias for _, alias in found.aliases)])
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
-            reached = self._reached([found.fakes[i] for i in differentiable])
+            reached = self._reached(with_history)
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if self.backward.error is not None:  # it is for those to see that what raises leads to
-                reached = self._reached([found.fakes[i] for i in differentiable], least=1)
+                reached = reached or self._reached(with_history, least=1)
                 if not any(reach.outputs for reach in reached.values()):
                     self.backward.error = None
             nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)

@@ -14,6 +14,7 @@ from .._torch.tensors import (
     as_dtype,
     base_of,
     copy_creation_meta,
+    is_marked,
     is_usable,
     is_view,
     leads_to_base,
@@ -451,7 +452,7 @@ class Inputs:
         record.is_detached = True
         for other in self.records:  # views taken under no_grad require grad as long as their base does
             real = other.real
-            is_unlinked = base_of(real) is record.real and real.requires_grad and is_usable(real) and real.is_leaf
+            is_unlinked = base_of(real) is record.real and is_marked(real)
             if is_unlinked and not is_view(other.stand_in):
                 self.viewed.add(id(real))
                 raise SharedClosureFound(real, other.source if other.argument is None else None)

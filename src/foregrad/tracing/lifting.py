@@ -13,7 +13,7 @@ import torch
 
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, history_of, is_inside_transform, is_usable, is_view, storage_key
+from .._torch.tensors import allows_writes, base_of, history_of, is_inside_transform, is_marked, is_view, storage_key
 from .._torch.transforms import bottom_of
 from ..errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
@@ -201,7 +201,8 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
     base = base_of(result)
     if base is None or not allows_writes(result) or not torch.is_grad_enabled():
         return result
-    if storage_key(base) != storage_key(result) or (args and type(args[0]) is FakeTensor and _is_marked_view(args[0])):
+    is_of_leaf = args and type(args[0]) is FakeTensor and is_view(args[0]) and is_marked(args[0])
+    if is_of_leaf or storage_key(base) != storage_key(result):
         return result  # of what the base was before `.data = ...`, or of a leaf
     if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
         return result
@@ -211,10 +212,6 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
     if base.dtype is not result.dtype or overlaps:
         return result  # gradients of elements in one place are others then
     return base.as_strided(result.shape, result.stride(), result.storage_offset())
-
-
-def _is_marked_view(tensor: torch.Tensor) -> bool:
-    return is_view(tensor) and tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_usable, is_view, leads_to_base, share_counters
+from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view, leads_to_base, share_counters
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.signature import (
     AliasOutput,
@@ -31,7 +31,6 @@ from .bases import (
     bases_of,
     has_been_another,
     is_barred_tensor,
-    is_marked,
     tensor_outputs,
 )
 from .inputs import InputRecord, Inputs
@@ -321,8 +320,7 @@ def _memory(
     if before_detach:
         return alias
     alias = _with_own_history(recorder, inputs, found, alias, leaf, value)
-    fake = found.fakes[base.output]
-    has_history = alias.history is not None or alias.leaf or base.leaf or (fake is not None and fake.requires_grad)
+    has_history = alias.history is not None or alias.leaf or base.leaf or found.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
         raise UnsupportedAliasError(
             f"the output {path} is a view with the history of a tensor whose memory was replaced in place "

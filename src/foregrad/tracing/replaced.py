@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view, share_counters, version_of
+from .._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters, version_of
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
@@ -162,7 +162,7 @@ def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
     _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
     stand_in = record.stand_in
-    return is_set and not (stand_in.requires_grad and is_usable(stand_in) and stand_in.is_leaf)
+    return is_set and not is_marked(stand_in)
 
 
 def is_barred(history: Any) -> bool:
