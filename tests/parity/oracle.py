@@ -186,10 +186,8 @@ class Pair:
             return True
         # Gradients are laid out as tangents are where these come in as they are, not through views put together again,
         # and where the leaf's own layout can be followed.
-        outputs = dict(self.eager.outputs)
-        self.strides_are_given = not any(label in outputs and outputs[label]._is_view() for label in roots) and not any(
-            overlaps(tensor) for _, tensor in self.eager.inputs
-        )
+        parts = self.eager.views()
+        self.strides_are_given = not parts.intersection(roots) and not any(overlaps(t) for _, t in self.eager.inputs)
         grads: list[list[Any]] = []
         errors: list[Exception | None] = []
         for side in (self.eager, self.compiled):
@@ -216,11 +214,12 @@ class Pair:
             return [f"{label}: is None: eager {said[0]}, compiled {said[1]}"]
         # What accumulates into .grad may be kept as it comes when only the strides of single elements differ.
         slack = self.how_grads.slack if plan.tangents == "like" else max(self.how_grads.slack, LAYOUT_SLACK)
+        slack *= 1 if eager is None else self.eager.coarseness(eager.dtype)
         # The engine adds up gradients in an order of its own: strides that mean nothing depend on it.
         exact = plan.into == "returned" and eager is not None and eager.numel() > 0 and 1 not in eager.shape
         given = self.strides_are_given
         # Of a gradient laid out as its leaf is not, `.grad` gets a copy, without bits.
-        bits = plan.into == "returned" or plan.tangents == "like"
+        bits = given and (plan.into == "returned" or plan.tangents == "like")
         how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=given, bits=bits)
         return [] if eager is None else compare_tensor(label, eager, compiled, how)
 

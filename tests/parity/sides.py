@@ -120,6 +120,21 @@ class Side:
                 by_id.setdefault(id(tensor), label)
         return list(by_id.values())
 
+    def views(self) -> set[str]:
+        """The outputs that are views, or in the memory of another tensor."""
+        found = {label for label, tensor in self.outputs if tensor._is_view()}
+        for label, tensor in self.outputs:
+            if any(other is not tensor and _in_one_memory(tensor, other) for _, other in self.inputs):
+                found.add(label)
+        return found
+
+    def coarseness(self, dtype: torch.dtype) -> int:
+        """How many roundings of `dtype` are one of the coarsest type that the arguments have."""
+        kinds = [t.dtype.to_real() for _, t in self.inputs if t.is_floating_point() or t.is_complex()]
+        if not (dtype.is_floating_point or dtype.is_complex) or not kinds:
+            return 1
+        return max(1, round(max(torch.finfo(kind).eps for kind in kinds) / torch.finfo(dtype).eps))
+
     def pick(self, labels: list[str]) -> list[torch.Tensor]:
         by_label = dict(self.tensors)
         return [by_label[label] for label in labels]

@@ -18,6 +18,7 @@ from .._torch.codegen import view_call
 from .._torch.histories import have_hooks, lead_to
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
+from ..graph.meta import TensorSpec
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -80,7 +81,8 @@ class _Renderer:
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.views: dict[tuple[Any, ...], str] = {}
-        self.taking_over: dict[str, tuple[str, AliasOutput]] = {}  # views, the memory that each comes to have
+        self.taking_over: dict[str, AliasOutput] = {}  # views that come to have other memory
+        self.memories: dict[str, str] = {}  # that memory, where it is there before inputs are replaced
         self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
@@ -238,10 +240,15 @@ class _Renderer:
         if update is None:
             return
         info = self.signature.inputs[index]
-        target, value = self.inputs[index], self._result(update.output)
-        write = write_overlapping_with_history if info.spec.overlaps_itself else write_with_history
-        self.lines.append(f"{self.bind(write.__name__, write)}({target}, {value})")
+        target = self.inputs[index]
+        self._write_history(target, update.output, info.spec)
         self._mark(target, self.passed.get(self._position(update.output)), str(info.slot))
+
+    def _write_history(self, target: str, output: int, spec: TensorSpec | None = None) -> None:
+        """`target`, of the layout `spec` or that of the graph's output, takes that one's elements and history."""
+        spec = spec or self.signature.graph_output_specs[output]
+        write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
+        self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
@@ -350,10 +357,11 @@ class _Renderer:
             value = sources.get(replacement.input) or self._output(replacement.value)
             self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
             if replacement.history is not None:
-                write = self.bind("write_with_history", write_with_history)
-                self.lines.append(f"{write}({name}, {self._result(replacement.history)})")
+                self._write_history(name, replacement.history)
         values |= self._values(_is_late)
-        for name, (memory, info) in self.taking_over.items():
+        for name, info in self.taking_over.items():
+            assert info.memory is not None
+            memory = self.memories.get(name) or self._output(info.memory)
             self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
@@ -384,13 +392,14 @@ class _Renderer:
             owner = self._view(base, info.steps[: info.history_at], info.path)
             if owner not in self.with_history:
                 self.with_history.add(owner)
-                write = self.bind("write_with_history", write_with_history)
-                self.lines.append(f"{write}({owner}, {self._result(info.history)})")
+                self._write_history(owner, info.history)
         name = self._view(base, info.steps, info.path)
         if info.leaf:
             self.lines.append(f"{name}.requires_grad_()")
         if info.memory is not None:
-            self.taking_over[name] = self._output(info.memory), info  # once the views of what it was are taken
+            self.taking_over[name] = info  # once the views of what it was are taken
+            if not _is_late(info.memory):
+                self.memories[name] = self._output(info.memory)
         return name
 
     def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:

@@ -18,8 +18,8 @@ from .analysis import Analysis
 from .detached import keeps_history
 from .inputs import Inputs
 from .opinfo import set_to
+from .reach import is_barred
 from .recorder import Recorder
-from .replaced import is_barred
 from .roots import chain_of, is_from_custom_function, memory_root
 from .tape import Entry
 

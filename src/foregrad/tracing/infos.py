@@ -11,7 +11,7 @@ from .._torch.tensors import history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from .inputs import InputRecord
-from .replaced import is_barred
+from .reach import is_barred
 
 __all__ = ["input_info"]
 
@@ -44,7 +44,7 @@ def input_info(
             f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` at "
             f"{where(record.stand_in)}, then `requires_grad_`): use a detached tensor of its own instead."
         )
-    left_behind = record.is_detached and is_barred(history_of(record.stand_in))  # by a `set_` since
+    left_behind = record.detached_at is not None and is_barred(history_of(record.stand_in))  # by a `set_` since
     return InputInfo(
         slot=record.slot,
         spec=record.spec,

@@ -47,9 +47,9 @@ class InputRecord:
 
     __slots__ = (
         "argument",
+        "detached_at",
         "entry",
         "initial",
-        "is_detached",
         "is_marked",
         "leaf",
         "real",
@@ -71,7 +71,7 @@ class InputRecord:
         self.stand_in: torch.Tensor
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
-        self.is_detached = False  # `detach_` was called on it
+        self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
         self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None
@@ -341,7 +341,7 @@ class Inputs:
         whole.initial = Value(None, whole.entry, spec)
         whole.initial.storage.is_input = True
         whole.start_version, whole.start_sequence_nr = 0, None
-        whole.is_marked = whole.is_detached = False
+        whole.is_marked, whole.detached_at = False, None
         self.recorder.tape.append(whole.entry)
         memory = meta_storage(storage.nbytes())
         whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
@@ -449,13 +449,21 @@ class Inputs:
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         if record is None:
             return
-        record.is_detached = True
+        if record.detached_at is None:  # writes that its version does not count leave views of it what they are
+            is_moved = version_of(stand_in) != record.start_version
+            record.detached_at = 0 if is_moved else self.recorder.value_of(stand_in).storage.clock
         for other in self.records:  # views taken under no_grad require grad as long as their base does
             real = other.real
-            is_unlinked = base_of(real) is record.real and is_marked(real)
-            if is_unlinked and not is_view(other.stand_in):
+            if base_of(real) is not record.real or is_view(other.stand_in):
+                continue
+            if is_marked(real) or self._has_marked_views(other.stand_in):
                 self.viewed.add(id(real))
                 raise SharedClosureFound(real, other.source if other.argument is None else None)
+
+    def _has_marked_views(self, base: torch.Tensor) -> bool:
+        """Whether the function took views of it under no_grad."""
+        fakes = [v.fake for v in list(self.recorder.values.values()) if v.fake is not None]
+        return any(is_view(fake) and base_of(fake) is base and is_marked(fake) for fake in fakes)
 
     def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""

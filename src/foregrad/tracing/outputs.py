@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view, leads_to_base, share_counters
-from ..errors import UnsupportedAliasError, UnsupportedMutationError
+from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view, leads_to_base
+from ..errors import UnsupportedAliasError
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
     GraphOutput,
     InputOutput,
-    MetadataWrite,
     OutputInfo,
-    Update,
     ViewStep,
     When,
 )
@@ -36,19 +35,24 @@ from .bases import (
 from .inputs import InputRecord, Inputs
 from .opinfo import CUTS
 from .origin import user_line
+from .reach import is_barred
 from .recorder import Recorder
-from .replaced import in_order, is_barred, is_moved, is_set_again, is_written_with_history, replacement_of
+from .replaced import in_order, replacement_of
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
-from .writes import Writes
+from .updates import (
+    WRITTEN_BY_LISTS,
+    add_counted,
+    add_metadata_writes,
+    add_updates,
+    check_histories,
+    check_resized,
+    written_through_bases,
+)
 
 __all__ = ["analyze"]
 
 aten = torch.ops.aten
-_LISTS = (
-    "{} a view that a `_foreach_` operator at {} wrote to together with another tensor in its memory, with gradients: "
-    "PyTorch gives the view gradients of one of the writes only. Write to them one by one, or to a copy."
-)
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
@@ -56,13 +60,14 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     found = Analysis()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
     recorder.detached.check_stale(views, inputs.by_stand_in)
-    through_bases = _written_through_bases(inputs)
+    through_bases = written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
         if id(record) in through_bases:
-            _metadata(recorder, found, index, record)
+            check_resized(recorder, record)
+            add_metadata_writes(recorder, found, index, record)
         else:
-            _updates(recorder, found, index, record, id(record) in through_bases.values())
-    _count(found, inputs.records)
+            add_updates(recorder, found, index, record, id(record) in through_bases.values())
+    add_counted(found, inputs.records)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
@@ -79,114 +84,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
     found.replacements = in_order(found.replacements)
-    _check_histories(found, inputs, through_bases, recorder.writes)
+    check_histories(found, inputs, through_bases, recorder.writes)
     recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return found
-
-
-# -------------------------------------------------------------------- inputs that were written
-
-
-def _written_through_bases(inputs: Inputs) -> dict[int, int]:
-    """{record: the record of the tensor it is a view of}, where writing to that gives the view its new history too."""
-    through: dict[int, int] = {}
-    for record in inputs.records:
-        stand_in = record.stand_in
-        base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
-        if (
-            base is not None
-            and _is_written(record)
-            and is_written_with_history(record)
-            and is_written_with_history(base)
-        ):
-            through[id(record)] = id(base)
-    return through
-
-
-def _check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, int], writes: Writes) -> None:
-    """Histories that can't be given back: of a view that an operator on lists wrote to together with what shares its
-    memory, of a tensor whose view `set_` left without a derivative.
-    """
-    known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
-    known |= {write.input for write in found.metadata_writes}
-    known |= {out.input for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred}  # type: ignore[misc]
-    for index, record in enumerate(inputs.records):
-        is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real) and record.real.requires_grad
-        if is_listed_view and is_written_with_history(record):
-            raise UnsupportedAliasError(_LISTS.format(f"{record.slot} is", writes.where(record.stand_in)))
-        if index in known or id(record) in through_bases or is_view(record.stand_in):
-            continue
-        if is_written_with_history(record):
-            raise UnsupportedMutationError(
-                f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, "
-                "which can't be given back: "
-                f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
-            )
-
-
-def _is_written(record: InputRecord) -> bool:
-    initial, storage = record.initial, record.initial.storage
-    in_group = initial.parent is not None
-    return (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
-
-
-def _metadata(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> bool:
-    """Note changes of the input's sizes; whether it was replaced by another tensor."""
-    writes = [w for w in recorder.writes.metadata_log if w[0] == id(record.stand_in)]
-    current = recorder.values[id(record.stand_in)]
-    if any(op in ("data", "set_") for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
-        found.replaced.append(index)
-        return True
-    for _, op, args, kwargs, grad_enabled in writes:
-        found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
-    return False
-
-
-def _count(found: Analysis, records: list[InputRecord]) -> None:
-    """Leave of those whose version moves one for each counter; the others move along with it."""
-    counted = {update.input for update in found.updates if update.counted}
-    written = {i for i in counted if records[i].spec.numel}
-    unwritten = {write.input for write in found.metadata_writes} | (counted - written)
-    candidates = [i for i in found.counted if not _counted_with(written, records, i)]
-    found.counted = []
-    for index in candidates:
-        if not _counted_with({*unwritten, *found.counted} - {index}, records, index):
-            found.counted.append(index)
-    moving = {*unwritten, *found.counted}
-    rest = [i for i, r in enumerate(records) if i not in {*written, *moving} and not r.real.is_inference()]
-    found.counted_along = [i for i in rest if _counted_with(moving, records, i)]
-
-
-def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
-    """Whether moving the version of one of the others moves this one's, too."""
-    moved = (records[i].real for i in others)
-    return any(share_counters(real, records[index].real) for real in moved if not real.is_inference())
-
-
-def _updates(
-    recorder: Recorder, found: Analysis, index: int, record: InputRecord, is_written_through_views: bool
-) -> None:
-    stand_in, initial = record.stand_in, record.initial
-    current = recorder.values[id(stand_in)]
-    written = _is_written(record) or is_written_through_views
-    counted = is_moved(record)
-    differentiable = written and is_written_with_history(record)
-    resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
-    if _metadata(recorder, found, index, record):
-        differentiable = False  # what it was before has no history any more
-        counted = counted and not is_set_again(recorder, record)
-    if not written:
-        if counted and (index in found.replaced or not resized):
-            found.counted.append(index)
-        return
-    if differentiable and current.spec.numel != record.spec.numel:
-        raise UnsupportedMutationError(
-            f"{record.slot} is both resized in place, at {recorder.writes.where(stand_in)}, and written with "
-            "gradients; write to a copy and return it instead."
-        )
-    value = current if differentiable else initial
-    out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
-    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
 
 
 # -------------------------------------------------------------------- outputs
@@ -362,7 +262,7 @@ def _check_memory(
 
 def _check_detached(recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str) -> None:
     """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
-    if record.is_detached and leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf:
+    if record.detached_at is not None and leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf:
         raise UnsupportedAliasError(
             f"the output {path} is a view of {record.slot}, whose memory is written to or replaced, and which "
             f"`detach_` is called on, last at {recorder.writes.where(record.stand_in)}: return a copy."
@@ -386,7 +286,7 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
     base = base_of(leaf)
     if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
-        raise UnsupportedAliasError(_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
+        raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
 
 
 def _with_own_history(
@@ -466,6 +366,7 @@ def _steps(
     """
     marked = marked or (record is not None and record.stand_in.requires_grad and not record.real.requires_grad)
     at_start = record is not None and base is record.initial
+    detached_at = None if record is None else record.detached_at
     steps = []
     while value is not base:
         view = value.view
@@ -479,14 +380,20 @@ def _steps(
                 view.index,
                 id(view.call),
                 view.grad_enabled,
-                When.AT_LAST if record is None and not marked else _when(value, at_start, marked=marked),
+                When.AT_LAST if record is None and not marked else _when(value, at_start, marked, detached_at),
             )
         )
         value = value.parent
-    return tuple(reversed(steps))
+    steps.reverse()
+    for at, (above, step) in enumerate(itertools.pairwise(steps), start=1):
+        if not above.grad_enabled and above.when < step.when:  # once its base is written it allows for no more views
+            steps[at] = dataclasses.replace(step, when=above.when)
+    return tuple(steps)
 
 
-def _when(value: Value, at_start: bool, *, marked: bool) -> When:
+def _when(value: Value, at_start: bool, marked: bool, detached_at: int | None) -> When:
+    if detached_at is not None and value.born <= detached_at:
+        return When.BEFORE_WRITES
     if marked and not value.of_differentiable:
         is_written_later = at_start and value.born < value.storage.clock
         return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST

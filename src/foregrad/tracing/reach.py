@@ -18,7 +18,7 @@ import torch
 from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
-__all__ = ["cut_at", "nodes_behind", "other_leaves", "passed_through", "reached_from"]
+__all__ = ["cut_at", "is_barred", "nodes_behind", "other_leaves", "passed_through", "reached_from"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -197,3 +197,8 @@ def _consumers_first(roots: Sequence[Any]) -> list[Any]:
             stack.extend((following, False) for following, _ in node.next_functions if following is not None)
     order.reverse()
     return order
+
+
+def is_barred(history: Any) -> bool:
+    """Whether `set_` left it behind between tensors that require grad: it can't be differentiated."""
+    return history is not None and history.name().endswith("NotImplemented")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
 from .inputs import InputRecord
 from .origin import Origin, user_line
-from .reach import nodes_behind
+from .reach import is_barred, nodes_behind
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "check_sizes",
     "in_order",
-    "is_barred",
     "is_moved",
     "is_set_again",
     "is_written_with_history",
@@ -44,7 +44,7 @@ def replacement_of(
     barred = is_set and is_barred(history_of(stand_in))
     value = recorder.value_of(stand_in)
     source = records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
-    if source is not None and source is not record and source.is_detached and stand_in.requires_grad:
+    if source is not None and source is not record and source.detached_at is not None and stand_in.requires_grad:
         raise UnsupportedMutationError(
             f"{record.slot} takes over the memory of {source.slot}, which `detach_` is called on later, last at "
             f"{recorder.writes.where(source.stand_in)}: its history would be lost. Detach before, or out of place."
@@ -119,8 +119,9 @@ def _check_views(records: list[InputRecord], origin: Origin | None) -> None:
         base = base_of(record.real)
         if base is not None and base.requires_grad and _spreads_otherwise(record.real, base):
             raise UnsupportedAliasError(
-                f"{record.slot} is a view of a tensor that has several elements in one place (`expand`), and that "
-                f"memory is written to at {user_line(origin)}: its gradient can't be captured. Pass a view of a copy."
+                f"{record.slot} is a view of a tensor that has several elements in one place (`expand`), or is "
+                f"`as_strided` of a view, and that memory is written to at {user_line(origin)}: its gradient can't be "
+                "captured. Pass a view of a copy."
             )
 
 
@@ -134,7 +135,13 @@ def _spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
     by_strides = [step.name().startswith("AsStrided") for step in steps]
     if TensorSpec.of(base).overlaps_itself and by_strides != [True]:
         return True
-    return any(outer and _overlaps(inner) for outer, inner in zip(by_strides, steps[1:], strict=False))
+    inner_ones = [inner for outer, inner in zip(by_strides, steps[1:], strict=False) if outer]
+    return any(_overlaps(inner) or _numel(inner) < base.numel() for inner in inner_ones)
+
+
+def _numel(step: Any) -> int:
+    """How many elements the view that this node is of has."""
+    return math.prod(step._input_metadata[0].shape)
 
 
 def _overlaps(step: Any) -> bool:
@@ -163,11 +170,6 @@ def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
     stand_in = record.stand_in
     return is_set and not is_marked(stand_in)
-
-
-def is_barred(history: Any) -> bool:
-    """Whether `set_` left it behind between tensors that require grad: it can't be differentiated."""
-    return history is not None and history.name().endswith("NotImplemented")
 
 
 def is_written_with_history(record: InputRecord) -> bool:

@@ -11,16 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, exchange, is_view, leads_to_base, storage_key, version_of
+from .._torch.tensors import (
+    allows_writes,
+    base_of,
+    exchange,
+    is_view,
+    leads_to_base,
+    storage_key,
+    version_of,
+    view_again,
+)
 from ..errors import UnsupportedMutationError
 from .origin import user_line
 
 if TYPE_CHECKING:
+    from .alias import Value
     from .inputs import Inputs
     from .recorder import Recorder
 
 __all__ = ["RESHAPERS", "check_reshaped", "reshape_view"]
 
+aten = torch.ops.aten
 _TENSOR: Any = torch.Tensor
 RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims_, _TENSOR.unsqueeze_, _TENSOR.squeeze_}
 
@@ -29,7 +40,9 @@ def reshape_view(
     recorder: Recorder, inputs: Inputs, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view."""
-    base = base_of(tensor) if is_view(tensor) else None
+    if not is_view(tensor):
+        return _take_views_again(recorder, func, tensor, args, kwargs)
+    base = base_of(tensor)
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
         return NotImplemented
     if storage_key(base) != storage_key(tensor):
@@ -56,24 +69,50 @@ def reshape_view(
     moved = tensor.detach()
     func(moved, *args)
     _, op, rest, keywords, _ = log.pop()
-    new = base.as_strided(moved.shape, moved.stride(), moved.storage_offset())
+    _become(recorder, tensor, base.as_strided(moved.shape, moved.stride(), moved.storage_offset()))
+    log.append((id(tensor), op, rest, keywords, True))
+    if other_dtype:
+        recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
+    return tensor
+
+
+def _take_views_again(recorder: Recorder, func: Any, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+    """`func(tensor, *args)`; views that were taken of `tensor` before stay views of the places that they had."""
+    spec = recorder.value_of(tensor).spec
+    fakes = [value.fake for value in list(recorder.values.values()) if _is_view_of(value, tensor)]
+    views = [fake for fake in fakes if fake is not None]
+    result = func(tensor, *args, **kwargs)
+    if views:
+        with torch.enable_grad():
+            before = tensor.as_strided(spec.shape, spec.stride, spec.offset)
+            for view in views:
+                _become(recorder, view, view_again(view, before))
+    return result
+
+
+def _is_view_of(value: Value, tensor: torch.Tensor) -> bool:
+    """Whether the value's is a view that autograd knows of, by the operator that made it."""
+    fake = value.fake
+    if fake is None or value.view is None or value.view.op is aten.as_strided.default or not fake.requires_grad:
+        return False
+    return is_view(fake) and base_of(fake) is tensor and allows_writes(fake) and leads_to_base(fake)
+
+
+def _become(recorder: Recorder, tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """The object `tensor` is to be the view `new` from here on."""
     value, old = recorder.value_of(new), recorder.value_of(tensor)
     try:
         exchange(tensor, new)
     except RuntimeError:
         raise UnsupportedMutationError(
-            f"the sizes of a view are changed in place at {user_line(recorder.origins.here())}, after its elements "
-            "were used in a way that the backward needs them for; change them out of place instead."
+            f"the sizes of a view, or of its base, are changed in place at {user_line(recorder.origins.here())}, after "
+            "its elements were used in a way that the backward needs them for; change them out of place instead."
         ) from None
     if old.fake is tensor:
         old.fake = None
     value.fake = tensor
     recorder.kept += [tensor, new]
     recorder.values[id(tensor)] = value
-    log.append((id(tensor), op, rest, keywords, True))
-    if other_dtype:
-        recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
-    return tensor
 
 
 def check_reshaped(recorder: Recorder) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch.tensors import history_of
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Storage, Value, View
@@ -20,6 +21,7 @@ from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_m
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import Origin, user_line
 from .overlaps import check_cast, check_lists, check_write
+from .reach import is_barred
 from .tape import Entry
 
 if TYPE_CHECKING:
@@ -292,7 +294,7 @@ class Writes:
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
         old.storage.clock += 1
-        self._become_view(tensor, old, view)
+        self.become_view(tensor, old, view)
         self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
 
@@ -305,8 +307,8 @@ class Writes:
         where = set(map(id, self.resized))
         if not where:
             return False
-        values = [v for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
-        return any(value.fake is not None and value.fake.requires_grad for value in values)
+        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
+        return any(fake is not None and fake.requires_grad for fake in fakes)
 
     def where(self, tensor: torch.Tensor | None) -> str:
         """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
@@ -321,14 +323,12 @@ class Writes:
         done = [key for key, (_, is_set) in self.replaced.items() if is_set]
         return user_line(self.changed_at.get(done[-1]) if done else None)
 
-    def _become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
-        rec = self.recorder
+    def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
         if source.fake is tensor:
             source.fake = None  # its sizes are no longer those of this value
-        rec.kept.append(tensor)
-        value = Value(tensor, None, rec.spec_of(tensor), source, view)
+        self.recorder.kept.append(tensor)
+        self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
         value.generation = -1
-        rec.values[id(tensor)] = value
 
     def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
         rec = self.recorder
@@ -350,14 +350,14 @@ class Writes:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
         self.changed_at[id(tensor)] = rec.origins.here()
-        grad_enabled = torch.is_grad_enabled()
+        grad_enabled = torch.is_grad_enabled() or (is_set and is_barred(history_of(tensor)))
         op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
         view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
         if rec.value_of(source).spec.shape != rec.value_of(tensor).spec.shape:
             self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
-        self._become_view(tensor, rec.value_of(source), view)
+        self.become_view(tensor, rec.value_of(source), view)
         self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
@@ -375,7 +375,7 @@ class Writes:
         if fits:
             where = (list(spec.shape), list(spec.stride), spec.offset)
             view = View(aten.as_strided.default, where, {}, None, object(), torch.is_grad_enabled())
-            self._become_view(tensor, old, view)
+            self.become_view(tensor, old, view)
             return out
         self._require_unshared(old, "grown by resize_")
         numel = math.prod(had.shape)
