@@ -463,7 +463,8 @@ class Inputs:
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""
         fakes = [v.fake for v in list(self.recorder.values.values()) if v.fake is not None]
-        return any(is_view(fake) and base_of(fake) is base and is_marked(fake) for fake in fakes)
+        views = [fake for fake in fakes if is_view(fake) and base_of(fake) is base and fake.requires_grad]
+        return any(not is_usable(view) or view.is_leaf for view in views)
 
     def _join(self, record: InputRecord, other: InputRecord | None) -> None:
         """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""
