@@ -106,6 +106,7 @@ def check(
     strict_view: bool = False,
     exact_versions: bool = False,
     grad_slack: int = 0,
+    grad_strides: bool = True,
     watched: bool = False,
 ) -> str:
     """Compare `fn` with its compiled form; "equal", or "raised" where both raise the same.
@@ -116,12 +117,13 @@ def check(
     order: how many times to differentiate in the first call.
     grad_slack: how many roundings of a gradient's largest element it may be off. A gradient that flows both through
         the compiled function and through a view of an input that it returned is added up in another order.
+    grad_strides: compare the strides of gradients too.
     watched: run eager under a mode that does nothing, for the formulas that PyTorch uses whenever there is one.
 
     Raises Mismatch (or its subclass CompiledRaised) with every difference found, Refused for an UnsupportedError.
     """
     how = Strictness(values, atol, rtol, signed_zeros, strict_view, exact_versions)
-    how_grads = dataclasses.replace(how, slack=grad_slack)
+    how_grads = dataclasses.replace(how, slack=grad_slack, strides=how.strides and grad_strides)
     makers = [make_args] if callable(make_args) else list(make_args)
     plans = [FIRST, *(AGAIN[i % len(AGAIN)] for i in range(calls - 1))] + [MUTATED] * mutate_outputs
     eager, compiled = Side("eager", fn), Side("compiled", fn)
@@ -217,7 +219,7 @@ class Pair:
         slack *= 1 if eager is None else self.eager.coarseness(eager.dtype)
         # The engine adds up gradients in an order of its own: strides that mean nothing depend on it.
         exact = plan.into == "returned" and eager is not None and eager.numel() > 0 and 1 not in eager.shape
-        given = self.strides_are_given
+        given = self.strides_are_given and self.how_grads.strides
         # Of a gradient laid out as its leaf is not, `.grad` gets a copy, without bits.
         bits = given and (plan.into == "returned" or plan.tangents == "like")
         how = dataclasses.replace(self.how_grads, all_strides=exact, slack=slack, strides=given, bits=bits)

@@ -301,8 +301,9 @@ class _Renderer:
     def _views_taken(self, when: When) -> list[tuple[str, tuple[ViewStep, ...], str]]:
         """The views of inputs that are taken by then: input, steps, path of the output."""
         found = []
-        for info in self.signature.outputs:
-            if isinstance(info, AliasOutput) and info.input is not None:
+        outputs = self.signature.outputs
+        for info in (*outputs, *(out.memory for out in outputs if isinstance(out, AliasOutput))):
+            if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement:
                 steps = tuple(step for step in info.steps if step.when <= when)
                 if steps and steps[-1].when == when:
                     found.append((self.inputs[info.input], steps, info.path))

@@ -45,7 +45,7 @@ from .origin import Origins, user_line
 from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
-from .replaced import check_sizes, views_of_written
+from .replaced import check_marked, check_sizes, views_of_written
 from .reshaping import check_reshaped, reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -259,6 +259,7 @@ class _Capture:
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
         check_sizes(recorder, found, inputs.records, gradients)
+        check_marked(recorder, found, inputs.records)
         self._separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)

@@ -88,11 +88,11 @@ class Detached:
             return
         by_stand_in = {id(record.stand_in): record for record in records}
         for view, path in views:
-            if not (view.requires_grad and is_view(view) and is_usable(view)):
+            if not (view.requires_grad and is_view(view)):
                 continue
             base = base_of(view)
             record, twin = by_stand_in.get(id(base)), self.twin_of(base)
-            if record is None or twin is None or not keeps_history(view):
+            if record is None or twin is None or (is_usable(view) and not keeps_history(view)):
                 continue
             history: Any = twin.grad_fn
             if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:

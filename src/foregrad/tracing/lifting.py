@@ -60,7 +60,7 @@ class Lifting(TorchFunctionMode):
         self.known_number = known_number
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
-        self.windows: dict[Any, str] = {}  # their histories, and where they were taken
+        self.windows: list[tuple[Any, torch.Tensor | None, str]] = []  # a history, or whose by then; where taken
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
@@ -94,20 +94,26 @@ class Lifting(TorchFunctionMode):
     def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
         """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
         window = _by_strides(result, args, is_strided=True)
-        is_of_view = window is not result and window.requires_grad and args[0] is not base_of(window)
+        base = base_of(window)
+        is_of_view = window is not result and window.requires_grad and args[0] is not base
         if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
-            self.windows[history_of(window)] = self.where()
+            where = self.where()
+            self.windows.append((history_of(window), None, where))
+            if base is not None and base.dtype is not window.dtype:
+                self.windows.append((None, window, where))
         return window
 
     def check_windows(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise where gradients go through a window as it was taken: in eager they end at the edges of its source.
 
-        Once its memory was written to, eager takes it up again by its place in the base's memory.
+        Once its memory was written to, eager takes it up again by its place in the base's memory; of another dtype than
+        the base, by its source still.
         """
-        for node in nodes_behind(outputs) if self.windows else ():
-            if node in self.windows:
+        behind = set(nodes_behind(outputs)) if self.windows else set()
+        for history, window, where in self.windows:
+            if (history if window is None else history_of(window)) in behind:
                 raise UnsupportedAliasError(
-                    f"`as_strided` at {self.windows[node]} goes past the edges of a view, where its gradients end, and "
+                    f"`as_strided` at {where} goes past the edges of a view, where its gradients end, and "
                     "sizes or elements of that memory are changed in place: take it of what that is a view of, or of a "
                     "copy."
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import torch
@@ -133,7 +132,7 @@ def _tensor_output(
     path: str,
 ) -> OutputInfo:
     old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
-    if old is None and recorder.writes.replaced and leaf.requires_grad and is_view(leaf):
+    if old is None and recorder.writes.replaced and is_view(leaf):
         _check_memory(recorder, inputs, found, bases, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
@@ -380,14 +379,20 @@ def _steps(
                 view.index,
                 id(view.call),
                 view.grad_enabled,
-                When.AT_LAST if record is None and not marked else _when(value, at_start, marked, detached_at),
+                When.AT_LAST
+                if record is None and (not marked or value.of_differentiable)
+                else _when(value, at_start, marked, detached_at),
             )
         )
         value = value.parent
     steps.reverse()
-    for at, (above, step) in enumerate(itertools.pairwise(steps), start=1):
-        if not above.grad_enabled and above.when < step.when:  # once its base is written it allows for no more views
-            steps[at] = dataclasses.replace(step, when=above.when)
+    for at in range(1, len(steps)):
+        above, step = steps[at - 1], steps[at]
+        # Of a view that was taken under no_grad none may be taken once its base is written.
+        bars_views = not above.grad_enabled and detached_at is None
+        when = above.when if bars_views else max(above.when, step.when)
+        if when != step.when:
+            steps[at] = dataclasses.replace(step, when=when)
     return tuple(steps)
 
 

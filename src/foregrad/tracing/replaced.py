@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .analysis import Analysis
 
 __all__ = [
+    "check_marked",
     "check_sizes",
     "in_order",
     "is_moved",
@@ -87,6 +88,30 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
                 f"{record.slot} takes on another size in place (`resize_`, `squeeze_`, `set_`, `.data = ...`), last "
                 f"changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a "
                 "tensor of its own instead."
+            )
+
+
+def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
+    """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next."""
+    inputs = {id(record.stand_in) for record in records}
+    moved = {
+        id(old.storage): key for key, (old, is_set) in recorder.writes.replaced.items() if key in inputs and not is_set
+    }
+    moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
+    if not moved:
+        return
+    marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
+    for at, leaf in found.aliases:
+        info = found.outputs[at]
+        if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
+            continue
+        record = records[info.input]
+        storage = id(record.initial.storage)
+        if storage in moved and storage in marked:
+            raise UnsupportedAliasError(
+                f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
+                "grad, and where a tensor is resized or given other memory at "
+                f"{user_line(recorder.writes.changed_at.get(moved[storage]))}: return a copy."
             )
 
 

@@ -86,7 +86,9 @@ def _take_views_again(recorder: Recorder, func: Any, tensor: torch.Tensor, args:
         with torch.enable_grad():
             before = tensor.as_strided(spec.shape, spec.stride, spec.offset)
             for view in views:
+                value = recorder.value_of(view)
                 _become(recorder, view, view_again(view, before))
+                recorder.values[id(view)], value.fake = value, view  # what it is in memory it was before
     return result
 
 
