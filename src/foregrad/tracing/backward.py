@@ -10,8 +10,8 @@ import torch
 
 from .._torch.dispatch import disable_autocast
 from .._torch.histories import have_hooks, lead_to
-from .._torch.tensors import is_marked
-from ..errors import ForegradError, UnsupportedError
+from .._torch.tensors import base_of, is_marked
+from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
 from .origin import user_line
 from .reach import reached_from
 
@@ -79,6 +79,17 @@ def _named(error: RuntimeError) -> Exception:
     )
 
 
+def _check_unlinked(sinks: Sequence[InputRecord], error: Exception) -> None:
+    """Eager sends nothing to a view made under no_grad: it may never come to what raises on the way there."""
+    for record in sinks:
+        base = base_of(record.real)
+        if base is not None and base.requires_grad and is_marked(record.real):
+            raise UnsupportedAliasError(
+                f"the backward raises ({str(error).splitlines()[0]}), and {record.slot} is a view made under no_grad, "
+                "to which PyTorch sends no gradients: pass a detached tensor instead."
+            )
+
+
 class Backward:
     """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
 
@@ -108,6 +119,8 @@ class Backward:
             raise
         except RuntimeError as error:
             self.error = _named(error)
+        for raised in self.failing.values():
+            _check_unlinked(sinks, raised)
         return found
 
     def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:

@@ -45,7 +45,7 @@ from .origin import Origins, user_line
 from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
-from .replaced import check_marked, check_sizes, views_of_written
+from .replaced import check_marked, check_overlapping, check_sizes, views_of_written
 from .reshaping import check_reshaped, reshape_view
 from .roots import memory_root
 from .session import Session, fresh_autocast_cache, make_tangent
@@ -238,6 +238,7 @@ class _Capture:
             check_leaves(out_leaves, paths, "output")
             check_tensors(self.name, inputs.records, self.facts)
             check_reshaped(recorder)
+            check_overlapping(recorder, inputs.records)
             found = analyze(recorder, inputs, out_leaves, paths)
             rootless: list[int] = []
             differentiable = found.carrying_gradients()

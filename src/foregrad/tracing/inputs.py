@@ -230,10 +230,9 @@ class Inputs:
         check_tensor(real, str(source.slot))
         record = InputRecord(real, source.slot, None, source)
         shared = self._add(record)
-        if shared is None and id(real) not in self.whole | self.viewed:
-            self._stand_in_alone(record)
-        else:
-            self._join(record, shared)
+        if shared is not None or id(real) in self.whole | self.viewed:  # capture again, told so at the start
+            raise SharedClosureFound(record.real, record.source)
+        self._stand_in_alone(record)
         self._register(record)
         return record.stand_in
 
@@ -442,6 +441,12 @@ class Inputs:
                 self.viewed.add(id(record.real))
                 raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
+    def is_own_leaf(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
+        base = base_of(tensor) if is_view(tensor) else None
+        through_base = base is not None and base.requires_grad and id(tensor) not in self.marked
+        return is_marked(tensor) and not through_base
+
     def check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
         record = self.by_stand_in.get(id(stand_in))
@@ -465,10 +470,6 @@ class Inputs:
         fakes = [v.fake for v in list(self.recorder.values.values()) if v.fake is not None]
         views = [fake for fake in fakes if is_view(fake) and base_of(fake) is base and fake.requires_grad]
         return any(not is_usable(view) or view.is_leaf for view in views)
-
-    def _join(self, record: InputRecord, other: InputRecord | None) -> None:
-        """A closed-over tensor that turns out to share memory with an input: capture again, told so at the start."""
-        raise SharedClosureFound(record.real, record.source)
 
 
 class CaptureAgain(BaseException):

@@ -66,7 +66,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             add_metadata_writes(recorder, found, index, record)
         else:
             add_updates(recorder, found, index, record, id(record) in through_bases.values())
-    add_counted(found, inputs.records)
+    add_counted(recorder, found, inputs.records)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
@@ -214,7 +214,7 @@ def _memory(
     steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
     before_detach = base.detached and leaf.requires_grad
     alias = AliasOutput(
-        path, None, base.output, steps, leaf=is_marked(leaf), leaf_base=base.leaf, of_detached=before_detach
+        path, None, base.output, steps, leaf=inputs.is_own_leaf(leaf), leaf_base=base.leaf, of_detached=before_detach
     )
     if before_detach:
         return alias
@@ -298,7 +298,13 @@ def _with_own_history(
         base = base_of(leaf) if is_view(leaf) else None
         if base is not None and base.requires_grad and value.storage.is_input:
             _check_marks(recorder, inputs, value, alias.path)
-        return dataclasses.replace(alias, leaf=True)
+        _, is_set = recorder.writes.replaced.get(id(base), (None, False))
+        if is_set and id(base) in inputs.by_stand_in:
+            raise UnsupportedAliasError(
+                f"the output {alias.path} is a view, made under no_grad, of {inputs.by_stand_in[id(base)].slot}, to "
+                f"which `set_` gives other memory at {recorder.writes.where(base)}: return a copy."
+            )
+        return dataclasses.replace(alias, leaf=inputs.is_own_leaf(leaf))
     if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
         cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
         alias = dataclasses.replace(

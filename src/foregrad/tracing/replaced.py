@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_marked",
+    "check_overlapping",
     "check_sizes",
     "in_order",
     "is_moved",
@@ -81,8 +82,9 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
         views = [
             o for o in found.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
         ]
+        of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
         if other_size and (
-            gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
+            gradients[index] is not None or ((views or of_it) and index not in resized and record.real.requires_grad)
         ):
             raise UnsupportedMutationError(
                 f"{record.slot} takes on another size in place (`resize_`, `squeeze_`, `set_`, `.data = ...`), last "
@@ -91,27 +93,51 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
             )
 
 
-def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
-    """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next."""
-    inputs = {id(record.stand_in) for record in records}
-    moved = {
-        id(old.storage): key for key, (old, is_set) in recorder.writes.replaced.items() if key in inputs and not is_set
+def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
+    """Of a leaf that has several elements in one place, eager's views give other gradients once it is written."""
+    written = {
+        id(r.stand_in): r
+        for r in records
+        if r.spec.overlaps_itself and r.real.requires_grad and r.real.is_leaf and is_moved(r)
     }
+    for value in list(recorder.values.values()) if written else ():
+        fake = value.fake
+        if fake is None or value.born == value.storage.clock or not (is_view(fake) and fake.requires_grad):
+            continue
+        record = written.get(id(base_of(fake)))
+        if record is not None and fake.numel() and not is_marked(fake):
+            made = None if value.view is None or value.view.made is None else value.view.made[0]
+            raise UnsupportedAliasError(
+                f"{record.slot} has several elements in one place (`expand`) and is written to after a view of it was "
+                f"taken at {user_line(made)}: the view's gradient is another then. Take the view after the write, or "
+                "pass a copy."
+            )
+
+
+def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
+    """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next.
+
+    So are views of a view that `set_` leaves without a derivative.
+    """
+    inputs = {id(record.stand_in) for record in records}
+    replaced = recorder.writes.replaced.items()
+    moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
     moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
-    if not moved:
-        return
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
-    for at, leaf in found.aliases:
+    barred = {r.input for r in found.replacements if r.is_set and r.grad_enabled and is_view(records[r.input].real)}
+    for at, leaf in found.aliases if moved or barred else ():
         info = found.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
             continue
         record = records[info.input]
         storage = id(record.initial.storage)
-        if storage in moved and storage in marked:
+        is_of_barred = info.input in barred and leaf.requires_grad and not info.after_replacement
+        if is_of_barred or (storage in moved and storage in marked):
+            key = id(record.stand_in) if is_of_barred else moved[storage]
             raise UnsupportedAliasError(
                 f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
-                "grad, and where a tensor is resized or given other memory at "
-                f"{user_line(recorder.writes.changed_at.get(moved[storage]))}: return a copy."
+                "grad or calls `set_` on, and where a tensor is resized or given other memory at "
+                f"{user_line(recorder.writes.changed_at.get(key))}: return a copy."
             )
 
 

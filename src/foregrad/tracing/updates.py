@@ -83,11 +83,12 @@ def add_metadata_writes(recorder: Recorder, found: Analysis, index: int, record:
     return False
 
 
-def add_counted(found: Analysis, records: list[InputRecord]) -> None:
+def add_counted(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
     """Leave of those whose version moves one for each counter; the others move along with it."""
     counted = {update.input for update in found.updates if update.counted}
     written = {i for i in counted if records[i].spec.numel}
     unwritten = {write.input for write in found.metadata_writes} | (counted - written)
+    unwritten |= {i for i in found.replaced if is_set_again(recorder, records[i])}
     candidates = [i for i in found.counted if not _counted_with(written, records, i)]
     found.counted = []
     for index in candidates:

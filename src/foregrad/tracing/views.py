@@ -263,6 +263,8 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
     spec = _moved(base_spec, _offset(base))
     if not _is_contiguous(base_spec):
         base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
+    elif base.target is aten.view.dtype:
+        base = emit(aten.clone.default, base)  # nor memory that ends within an element
     return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=spec)
 
 
