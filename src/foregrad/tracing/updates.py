@@ -49,7 +49,10 @@ def check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, in
     memory, of a tensor whose view `set_` left without a derivative.
     """
     known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
-    known |= {write.input for write in found.metadata_writes}
+    moved = {write.input for write in found.metadata_writes} - known
+    parted = {
+        id(old.storage) for key, (old, is_set) in writes.replaced.items() if is_set and key not in inputs.by_stand_in
+    }
     known |= {out.input for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred}  # type: ignore[misc]
     for index, record in enumerate(inputs.records):
         is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real) and record.real.requires_grad
@@ -57,7 +60,10 @@ def check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, in
             raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"{record.slot} is", writes.where(record.stand_in)))
         if index in known or id(record) in through_bases or is_view(record.stand_in):
             continue
-        if is_written_with_history(record):
+        is_written = is_written_with_history(record)
+        if index in moved:  # that gives another history by itself
+            is_written &= id(record.initial.storage) in parted
+        if is_written:
             raise UnsupportedMutationError(
                 f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, "
                 "which can't be given back: "
