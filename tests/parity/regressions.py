@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.parity.regressions_autograd import AUTOGRAD
 from tests.parity.regressions_dtypes import DTYPES
+from tests.parity.regressions_given import GIVEN
 from tests.parity.regressions_histories import HISTORIES
 from tests.parity.regressions_memory import MEMORY
 from tests.parity.regressions_storage import STORAGE
@@ -525,6 +526,6 @@ def f(x0):
 """,
 )
 
-ALL = (AUTOGRAD, DTYPES, HISTORIES, MEMORY, STORAGE, OWN)
+ALL = (AUTOGRAD, DTYPES, GIVEN, HISTORIES, MEMORY, STORAGE, OWN)
 REGRESSIONS = {name: source for stored in ALL for name, source in stored.same.items()}
 REFUSED = {name: refusal for stored in ALL for name, refusal in stored.refused.items()}

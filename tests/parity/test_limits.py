@@ -62,6 +62,18 @@ PROGRAMS = [
         1,
     ),
     (
+        "views are taken of an expanded leaf",
+        "torch.randn(1, 3).expand(3, 3).detach().requires_grad_(),",
+        ["y = x[:2]", "torch.no_grad()(x.zero_)()", "return y * 2"],
+        0,
+    ),
+    (
+        "an argument is `as_strided` of a view",
+        f"*(lambda a: (a[0].as_strided((2,), (1,), 2), a))({LEAF} * 1),",
+        ["x.copy_(x.flip(0))"],
+        0,
+    ),
+    (
         "an argument is written with gradients and then detached",
         f"{LEAF} * 1,",
         ["v = x[0]", "v.sin_()", "x.detach_()", "return v"],
@@ -95,6 +107,30 @@ PROGRAMS = [
         "`requires_grad_()` on a view of an argument",
         "torch.randn(2, 3),",
         ["v = x[0]", "v.requires_grad_()", "return v[1:]"],
+        1,
+    ),
+    (
+        "`requires_grad_()` on an argument, in whose memory",
+        "torch.randn(2, 3),",
+        ["v = x.view(-1)", "v.resize_(4)", "x.requires_grad_()", "return v"],
+        1,
+    ),
+    (
+        "`set_` with gradients on an argument that is a view",
+        f"({LEAF} * 1)[:2],",
+        ["v = x[0]", "x.set_(x)", "return v.split(2)"],
+        1,
+    ),
+    (
+        "`set_` on an argument, and a view made of it",
+        f"{LEAF} * 1,",
+        ["w = x[:1]", "x.set_(w)", "v = torch.no_grad()(w.view)(-1)", "return v"],
+        1,
+    ),
+    (
+        "the backward of one of several outputs raises",
+        f"*(lambda a: (a, torch.no_grad()(a.narrow)(0, 0, 1)))({LEAF}),",
+        ["y = v.relu()", "y.add_(y)", "return y, x * 2"],
         1,
     ),
     (

@@ -11,7 +11,7 @@ from ..graph.meta import TensorSpec
 from ..graph.signature import DecisionInfo, MetadataWrite, OutputInfo, Replacement, Update
 from ..graph.slots import Decision, Slot
 from .decisions import Decided
-from .inputs import InputRecord
+from .records import InputRecord
 from .tape import Entry
 
 __all__ = ["Analysis"]

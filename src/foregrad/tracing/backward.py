@@ -16,9 +16,10 @@ from .origin import user_line
 from .reach import reached_from
 
 if TYPE_CHECKING:
-    from .inputs import InputRecord, Inputs
+    from .inputs import Inputs
     from .lifting import Lifting
     from .recorder import Recorder
+    from .records import InputRecord
     from .tape import Entry
 
 __all__ = ["Backward", "InnerGradients", "takes_gradient"]
@@ -79,14 +80,14 @@ def _named(error: RuntimeError) -> Exception:
     )
 
 
-def _check_unlinked(sinks: Sequence[InputRecord], error: Exception) -> None:
+def _check_unlinked(sinks: Sequence[InputRecord], error: Exception, where: str) -> None:
     """Eager sends nothing to a view made under no_grad: it may never come to what raises on the way there."""
     for record in sinks:
         base = base_of(record.real)
         if base is not None and base.requires_grad and is_marked(record.real):
             raise UnsupportedAliasError(
-                f"the backward raises ({str(error).splitlines()[0]}), and {record.slot} is a view made under no_grad, "
-                "to which PyTorch sends no gradients: pass a detached tensor instead."
+                f"the backward of {where} raises ({str(error).splitlines()[0]}), and {record.slot} is a view made "
+                "under no_grad, to which PyTorch sends no gradients: pass a detached tensor instead."
             )
 
 
@@ -119,8 +120,9 @@ class Backward:
             raise
         except RuntimeError as error:
             self.error = _named(error)
-        for raised in self.failing.values():
-            _check_unlinked(sinks, raised)
+        for position, raised in self.failing.items():
+            made = self.recorder.value_of(outputs[position]).read(self.recorder.emit)
+            _check_unlinked(sinks, raised, user_line(made.origin))
         return found
 
     def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:

@@ -37,7 +37,7 @@ from .effects import check_left_behind, check_run, check_tensors
 from .facts import Facts
 from .graph import build_module
 from .infos import input_info
-from .inputs import CaptureAgain, InputRecord, Inputs, SharedClosureFound
+from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
 from .lifting import Lifting
 from .numbers import Numbers
@@ -45,6 +45,7 @@ from .origin import Origins, user_line
 from .outputs import analyze
 from .reach import passed_through, reached_from
 from .recorder import Recorder
+from .records import InputRecord
 from .replaced import check_marked, check_overlapping, check_sizes, views_of_written
 from .reshaping import check_reshaped, reshape_view
 from .roots import memory_root
@@ -229,6 +230,7 @@ class _Capture:
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
+            inputs.check_unlinked()
             changed = recorder.writes.follows_strides() or recorder.writes.resized_with_gradients()
             if self.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
                 self.replays_views = False

@@ -15,8 +15,8 @@ from .opinfo import set_to
 from .origin import line_of
 
 if TYPE_CHECKING:
-    from .inputs import InputRecord
     from .recorder import Recorder
+    from .records import InputRecord
 
 __all__ = ["Detached", "keeps_history"]
 
@@ -60,10 +60,11 @@ class Detached:
 
     def explain(self, error: Exception) -> None:
         """Raise what to do about a view that autograd can't take again, as its base has no history by now."""
-        if self.storages and "new_fn INTERNAL ASSERT" in str(error):
+        if "new_fn INTERNAL ASSERT" in str(error):
             raise UnsupportedAliasError(
-                f"a view used at {line_of(error)} is of a tensor that was written to and that `detach_` was called on "
-                "since. Take the view again after `detach_`, or detach without changing the tensor (`x = x.detach()`)."
+                f"a view used at {line_of(error)} is of a tensor that was written to and that `detach_` or `set_` was "
+                "called on since. Take the view again after that, or detach without changing the tensor (`x = "
+                "x.detach()`)."
             ) from error
 
     def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:

@@ -13,7 +13,7 @@ from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.tree import flatten
 from .facts import Facts
-from .inputs import InputRecord
+from .records import InputRecord
 
 __all__ = ["check_left_behind", "check_run", "check_tensors"]
 

@@ -17,7 +17,8 @@ from ..errors import UnsupportedError
 from ..frontend.reads import ABSENT
 from ..frontend.sources import Source
 from ..graph.slots import Closure
-from .inputs import InputRecord, Inputs
+from .inputs import Inputs
+from .records import InputRecord
 
 __all__ = ["Facts"]
 

@@ -10,8 +10,8 @@ import torch
 from .._torch.tensors import history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
-from .inputs import InputRecord
 from .reach import is_barred
+from .records import InputRecord
 
 __all__ = ["input_info"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import Any
 
 import torch
 
-from .._torch.fakes import FakeTensor, FakeTensorMode, fake_device, meta_storage, new_fake, new_fake_over
+from .._torch.fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake, new_fake_over
 from .._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from .._torch.tensors import (
     as_dtype,
@@ -33,63 +32,14 @@ from ..graph.slots import Closure, Input, SharedMemory, Slot
 from .alias import PAST_THE_EDGES, Value, member_of
 from .origin import Origin, user_line
 from .recorder import Recorder
+from .records import InputRecord, NumberRecord, is_moved
 from .symbols import SizeSymbols
 from .tape import Entry
 
-__all__ = ["CaptureAgain", "InputRecord", "Inputs", "NumberRecord", "SharedClosureFound"]
+__all__ = ["CaptureAgain", "Inputs", "SharedClosureFound"]
 
 aten = torch.ops.aten
 _FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
-
-
-class InputRecord:
-    """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and what is on the tape."""
-
-    __slots__ = (
-        "argument",
-        "detached_at",
-        "entry",
-        "initial",
-        "is_marked",
-        "leaf",
-        "real",
-        "slot",
-        "source",
-        "spec",
-        "stand_in",
-        "start_sequence_nr",
-        "start_version",
-    )
-
-    def __init__(self, real: torch.Tensor, slot: Slot, argument: int | None, source: Any) -> None:
-        self.real = real
-        self.slot = slot
-        self.argument = argument
-        self.source = source  # a Source, or the record this is the base of
-        self.spec = TensorSpec.of(real, fake_device(real))
-        self.entry = Entry(None, spec=self.spec)
-        self.stand_in: torch.Tensor
-        self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
-        self.initial: Value
-        self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
-        self.is_marked = False  # a view that required grad through its base is to require it by itself
-        self.start_version = 0
-        self.start_sequence_nr: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NumberRecord:
-    """An argument that is a number and may be another: a symbolic integer, or a float, which is read off a tensor."""
-
-    entry: Entry
-    argument: int
-    slot: Slot
-    number: Any
-    real: torch.Tensor | None = None  # the float's tensor
-
-    @property
-    def type(self) -> type:
-        return int if self.real is None else float
 
 
 class _StandIn(torch.autograd.Function):
@@ -464,6 +414,15 @@ class Inputs:
             if is_marked(real) or self._has_marked_views(other.stand_in):
                 self.viewed.add(id(real))
                 raise SharedClosureFound(real, other.source if other.argument is None else None)
+
+    def check_unlinked(self) -> None:
+        """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
+        for record in self.records:
+            real, base = record.real, base_of(record.real)
+            is_unlinked = base is not None and base.requires_grad and is_marked(real)
+            if is_unlinked and not is_view(record.stand_in) and is_moved(record):
+                self.viewed.add(id(real))
+                raise SharedClosureFound(real, record.source if record.argument is None else None)
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""

@@ -31,11 +31,12 @@ from .bases import (
     is_barred_tensor,
     tensor_outputs,
 )
-from .inputs import InputRecord, Inputs
+from .inputs import Inputs
 from .opinfo import CUTS
 from .origin import user_line
 from .reach import is_barred
 from .recorder import Recorder
+from .records import InputRecord
 from .replaced import in_order, replacement_of
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
@@ -394,8 +395,8 @@ def _steps(
     steps.reverse()
     for at in range(1, len(steps)):
         above, step = steps[at - 1], steps[at]
-        # Of a view that was taken under no_grad none may be taken once its base is written.
-        bars_views = not above.grad_enabled and detached_at is None
+        # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
+        bars_views = step.grad_enabled and not above.grad_enabled and detached_at is None
         when = above.when if bars_views else max(above.when, step.when)
         if when != step.when:
             steps[at] = dataclasses.replace(step, when=when)

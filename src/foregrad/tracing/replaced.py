@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters, version_of
+from .._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
 from ..graph.slots import Updated
-from .inputs import InputRecord
 from .origin import Origin, user_line
 from .reach import is_barred, nodes_behind
 from .recorder import Recorder
+from .records import InputRecord, is_moved
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -26,7 +26,6 @@ __all__ = [
     "check_overlapping",
     "check_sizes",
     "in_order",
-    "is_moved",
     "is_set_again",
     "is_written_with_history",
     "replacement_of",
@@ -233,11 +232,6 @@ def is_written_with_history(record: InputRecord) -> bool:
     if tracked.grad_fn is None:
         return False
     return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
-
-
-def is_moved(record: InputRecord) -> bool:
-    """Whether the function moved its version counter."""
-    return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
 
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:

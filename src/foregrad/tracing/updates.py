@@ -7,9 +7,10 @@ from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.signature import AliasOutput, MetadataWrite, Update
 from ..graph.slots import Updated
 from .analysis import Analysis
-from .inputs import InputRecord, Inputs
+from .inputs import Inputs
 from .recorder import Recorder
-from .replaced import is_moved, is_set_again, is_written_with_history
+from .records import InputRecord, is_moved
+from .replaced import is_set_again, is_written_with_history
 from .writes import Writes
 
 __all__ = [

@@ -1,0 +1,681 @@
+"""Programs that once told compiled from eager: tensors that take over memory, and what was made of them before."""
+
+from __future__ import annotations
+
+from tests.parity.stored import Stored
+
+GIVEN = Stored()
+regression = GIVEN.regression
+refusal = GIVEN.refusal
+
+regression(
+    "a view that repeats elements is used after its base was reshaped",
+    """
+def make_args():
+    a0 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_() * 1
+    a1 = a0[-2]
+    return (a1, a0, a0)
+
+
+def f(x0, x1, x2):
+    v1 = x2.expand((2, 3, 2, 2))
+    x2.unsqueeze_(1)
+    v5 = v1.unbind(3)
+    return ()
+""",
+)
+
+refusal(
+    "a backward that only leads to a view made under no_grad raises, beside one that does not",
+    "is a view made under no_grad, to which PyTorch sends no gradients",
+    """
+def make_args():
+    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_()
+    a1 = (torch.empty_strided((2, 1, 2), (1, 2, 2), dtype=torch.float32).copy_(torch.randn((2, 1, 2), dtype=torch.float32))).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a3 = a0[0:0]
+    return (a0, a1, a3)
+
+
+def f(x0, x1, x2):
+    v0 = x2.relu()
+    v0.add_(v0)
+    x1.masked_fill_(x1 == -1, -1)
+    return v0
+""",
+)
+
+refusal(
+    "an argument that is as_strided past the edges of a view is written",
+    "`as_strided` of a view, and that memory is written to",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32).expand((1, 3))).detach().requires_grad_() * 1
+    a1 = a0.diagonal(0)
+    a2 = a1.as_strided((2,), (1,), 1)
+    return (a0, a2)
+
+
+def f(x0, x1):
+    x1.copy_(x1.flip(0))
+    return x0
+""",
+)
+
+regression(
+    "an argument is reshaped whose complex view is written then",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.unflatten(1, (1, -1))
+    return (a0, a0, a1)
+
+
+def f(x0, x1, x2):
+    v1 = torch.view_as_complex(x2)
+    x2.transpose_(0, 3)
+    v1.fill_(x0.sum())
+    return ()
+""",
+)
+
+regression(
+    "an argument is given expanded memory and written",
+    """
+def make_args():
+    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
+    a1 = a0.unbind(1)[0]
+    a2 = torch.randn((), dtype=torch.float32)
+    a3 = a1.expand((2, 2, 2))
+    return (a0, a2, a3)
+
+
+def f(x0, x1, x2):
+    x1.set_(x2)
+    x1.zero_()
+    return ()
+""",
+)
+
+refusal(
+    "a view is resized and its base is marked",
+    "which the function makes require grad",
+    """
+def make_args():
+    a0 = torch.randn((), dtype=torch.float32)
+    a1 = a0.squeeze()
+    a2 = (torch.randint(0, 2, (2, 2)) > 0)
+    a3 = torch.randint(-3, 4, (2, 2), dtype=torch.int64)
+    return (a1, a2, a3, a0)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x3.view((-1, 1))
+    v0.resize_(0)
+    x3.requires_grad_()
+    return v0
+""",
+)
+
+refusal(
+    "a view made under no_grad, of an argument that set_ replaces, is returned",
+    "made under no_grad, of",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (), dtype=torch.int32)
+    a1 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0, a1)
+
+
+def f(x0, x1):
+    v0 = x1.chunk(2, -2)
+    x1.set_(v0[0])
+    with torch.no_grad():
+        v5 = v0[0].reshape((1, 4, 1))
+    return v5
+""",
+)
+
+regression(
+    "a view of a view made under no_grad is returned, and the base written",
+    """
+def make_args():
+    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    a1 = a0.unfold(0, 4, 2)
+    a2 = torch.empty(0, dtype=torch.float32).set_(a0.untyped_storage(), 3, (3,), (1,))
+    return (a0, a2, a1)
+
+
+def f(x0, x1, x2):
+    with torch.no_grad():
+        v1 = x0.squeeze(-1)
+    x1.clamp_(-1, 1)
+    v5 = v1[4]
+    x2.copy_(x2.flip(0))
+    return v5
+""",
+)
+
+regression(
+    "an argument is given memory, detached, viewed and resized",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0, a0, a0, a0)
+
+
+def f(x0, x1, x2, x3):
+    x3.data = x3.data.clone()
+    x2.set_(x1)
+    x1.detach_()
+    v5 = x0.reshape((1, 1))
+    x3.resize_(1)
+    return v5
+""",
+)
+
+refusal(
+    "an argument is resized and marked, and a view taken in between is written",
+    "which the function makes require grad",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.float32)
+    return (a0, a0)
+
+
+def f(x0, x1):
+    x0.resize_(3)
+    v2 = x1.view_as(x1)
+    v2.cumsum_(0)
+    x1.requires_grad_()
+    return v2
+""",
+)
+
+refusal(
+    "a leaf is given memory of another size while its views are arguments",
+    "takes on another size in place",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
+    a1 = a0.flatten()
+    a2 = a1[None]
+    return (a1, a2, a0)
+
+
+def f(x0, x1, x2):
+    with torch.no_grad():
+        x2.set_(x1)
+    return ()
+""",
+)
+
+refusal(
+    "an argument is given other memory, marked, and a view of what it was is returned",
+    "which the function makes require grad",
+    """
+def make_args():
+    a0 = torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.float32).copy_(torch.randn((3, 2, 2), dtype=torch.float32))
+    a1 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    a2 = a0
+    return (a0, a1, a2)
+
+
+def f(x0, x1, x2):
+    v1 = x2.split(2, 2)
+    x0.data = x0.data.clone()
+    x0.zero_()
+    v5 = v1[0].unsqueeze(2)
+    x0.requires_grad_()
+    return v5
+""",
+)
+
+regression(
+    "memory is taken over from a view made under no_grad whose version moves with the taker's",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.narrow(0, 2, 2)
+    a2 = a1.detach()
+    return (a1, a0, a2)
+
+
+def f(x0, x1, x2):
+    x2.set_(x0)
+    return ()
+""",
+)
+
+refusal(
+    "a view of an argument is resized and written with gradients",
+    "is both resized in place",
+    """
+def make_args():
+    a2 = torch.randn((5, 2, 2), dtype=torch.float32)[1:-1]
+    a3 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a3, a2, a2, a2)
+
+
+def f(x0, x1, x2, x3):
+    x1.resize_(11)
+    x3.index_put_((torch.tensor([0, 9]),), x0, accumulate=True)
+    x1.requires_grad_()
+    return ()
+""",
+)
+
+regression(
+    "set_ is called twice, and the history of the first stays",
+    """
+def make_args():
+    a0 = (torch.randn((1, 2, 2), dtype=torch.complex64).expand((3, 2, 2))).detach().requires_grad_()
+    a1 = torch.randn((6,), dtype=torch.complex64)
+    return (a0, a1)
+
+
+def f(x0, x1):
+    x1.set_(x0)
+    with torch.no_grad():
+        x1.set_(x0)
+    return ()
+""",
+)
+
+regression(
+    "an argument takes itself over, and a view with repeated elements is returned",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float64)).detach().requires_grad_() * 1
+    return (a0, a0)
+
+
+def f(x0, x1):
+    x0.set_(x0)
+    torch._foreach_add_([x1, x1], [x1, x1])
+    v2 = x1.as_strided((2, 2), (2, 0), 2)
+    x0.data = x0.data.clone()
+    return v2
+""",
+)
+
+refusal(
+    "a view that repeats elements is marked, and its base resized",
+    "which the function makes require grad",
+    """
+def make_args():
+    a0 = torch.randn((1, 3), dtype=torch.float32)
+    a1 = a0.as_strided((3, 3), (0, 1), 0)
+    return (a0, a1, a0)
+
+
+def f(x0, x1, x2):
+    x0.index_fill_(0, torch.tensor([0]), 0.5)
+    x1.requires_grad_()
+    v2 = x1.tensor_split(2, 0)
+    x2.resize_(2)
+    return v2
+""",
+)
+
+refusal(
+    "a view of an empty view that was given other memory is returned",
+    "was given another one's memory",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (3, 2, 2), dtype=torch.int32)
+    a1 = a0.as_strided((2, 2), (2, 0), 7)
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0[..., 2:2]
+    v0.data = v0.data.clone()
+    v3 = v0.reshape((0,))
+    return v3
+""",
+)
+
+regression(
+    "a view takes over its base, which was given other memory",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (), dtype=torch.int64)
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0[...]
+    x0.data = x0.data.clone()
+    v1.set_(x0)
+    return v1
+""",
+)
+
+regression(
+    "bytes of a marked view are resized",
+    """
+def make_args():
+    a0 = torch.randn((2, 2), dtype=torch.float32)
+    a1 = a0.squeeze(1)
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.requires_grad_()
+    x1[[0]] = 0
+    v4 = x0.view(torch.uint8)
+    v4.resize_(16)
+    return v4
+""",
+)
+
+regression(
+    "an argument takes over two others in turn, and a view that repeats elements is written",
+    """
+def make_args():
+    a0 = torch.randn((), dtype=torch.float32)
+    a1 = a0.detach().requires_grad_()
+    return (a1, a0, a1, a0)
+
+
+def f(x0, x1, x2, x3):
+    x1.set_(x2)
+    v1 = x3.expand((2,))
+    x1.set_(x0)
+    v1[[0]] = 0.5
+    return v1
+""",
+)
+
+regression(
+    "an argument takes over a view that repeats one element",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a1 = a0.as_strided((2, 2), (0, 0), 5)
+    a2 = a1.reshape((1, 1, 4))
+    return (a0, a2, a1)
+
+
+def f(x0, x1, x2):
+    x0.set_(x1)
+    x2[[0]] = 0.5
+    return ()
+""",
+)
+
+regression(
+    "an argument takes over an expanded leaf and is written",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
+    return (a0, a1)
+
+
+def f(x0, x1):
+    x0.set_(x1)
+    x0[[0]] = 0
+    return ()
+""",
+)
+
+regression(
+    "a view made under no_grad is resized once its base is detached",
+    """
+def make_args():
+    a0 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_()
+    a1 = a0.as_strided((1,), (9,), 3)
+    a2 = a1.unfold(0, 1, 2)
+    return (a0, a2)
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        v1 = x1.as_strided((1,), (1,), 3)
+    x0.detach_()
+    v1.resize_(0)
+    return x1
+""",
+)
+
+regression(
+    "a view is taken between a write that its version does not count and detach_",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
+    a1 = torch.empty(0, dtype=torch.float32).set_(a0.untyped_storage(), 0, (1,), (1,))
+    return (a0, a1)
+
+
+def f(x0, x1):
+    torch._foreach_add_([x1, x1], [x1, x1])
+    v2 = x0.unsqueeze(0)
+    x0.detach_()
+    x0.view(-1).clamp_(-1, 1)
+    return v2
+""",
+)
+
+regression(
+    "a conjugate and its sum are returned",
+    """
+def make_args():
+    a1 = (torch.randn((2, 1, 2), dtype=torch.complex64)).detach().requires_grad_()
+    return (a1,)
+
+
+def f(x0):
+    v1 = x0.conj()
+    v4 = v1.sum()
+    return (v1, v4)
+""",
+)
+
+regression(
+    "a number of double precision scales an argument of single precision",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
+    a1 = torch.randn((4, 3), dtype=torch.float32)[1:-1]
+    a2 = torch.randn((4,), dtype=torch.float32)
+    return (a1, a2, a0)
+
+
+def f(x0, x1, x2):
+    x0.t_()
+    x0.mul_(x2)
+    return ()
+""",
+)
+
+regression(
+    "what .data gives is written with gradients and returned",
+    """
+def make_args():
+    a0 = (torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.complex64).copy_(torch.randn((3, 2, 2), dtype=torch.complex64))).detach().requires_grad_()
+    a1 = a0[:-1]
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0.data
+    v0.add_(x0)
+    return v0
+""",
+)
+
+refusal(
+    "as_strided of an imaginary part past its elements, and a view of the base reshaped",
+    "goes past the edges of a view",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a2 = a0.imag
+    a3 = a0[:-1]
+    return (a2, a0, a3)
+
+
+def f(x0, x1, x2):
+    v0 = x0.as_strided((4,), (1,), 0)
+    x2.squeeze_()
+    return v0
+""",
+)
+
+regression(
+    "a complex view is taken, and the argument reshaped",
+    """
+def make_args():
+    a0 = (torch.randn((4, 1, 2), dtype=torch.float64)[1:-1]).detach().requires_grad_() * 1
+    return (a0, a0, a0)
+
+
+def f(x0, x1, x2):
+    v0 = torch.view_as_complex(x2)
+    v5 = torch.zeros_like(x1)
+    x0.unsqueeze_(3)
+    return (v0, v5)
+""",
+)
+
+regression(
+    "parts of a tensor that is marked are returned, and it is written past autograd",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
+    return (a0, a0)
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        v3 = torch.stack([x0, x1.expand_as(x0)])
+    v3.requires_grad_()
+    v5 = v3.tensor_split(2, 0)
+    v3.detach().add_(0.5)
+    return v5
+""",
+)
+
+regression(
+    "a view takes over an argument that is resized later",
+    """
+def make_args():
+    a1 = torch.randint(-3, 4, (4,), dtype=torch.int32)
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0[3:4:2]
+    v0.set_(x0)
+    x0.resize_(3)
+    return v0
+""",
+)
+
+refusal(
+    "parts of a view are returned, whose base is detached and written",
+    "which the function wrote to with gradients",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a1 = a0.squeeze()
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.neg_()
+    v3 = x1.split(2, -1)
+    x1.detach_()
+    x1.add_(0.5)
+    return v3
+""",
+)
+
+regression(
+    "a view made under no_grad is viewed once its base is detached",
+    """
+def make_args():
+    a1 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
+    return (a1,)
+
+
+def f(x0):
+    with torch.no_grad():
+        v2 = x0[-5]
+    x0.detach_()
+    v6 = v2.flatten()
+    return v6
+""",
+)
+
+refusal(
+    "an expanded leaf is written after a view of it was taken",
+    "is written to after a view of it was taken",
+    """
+def make_args():
+    a1 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_()
+    return (a1, a1)
+
+
+def f(x0, x1):
+    v2 = x0.squeeze(-3)
+    with torch.no_grad():
+        x1.masked_fill_(x1 > 0, 2)
+    v7 = v2 + x0
+    return v7
+""",
+)
+
+regression(
+    "memory that ends within an element of another dtype is written",
+    """
+def make_args():
+    a1 = torch.randn((1, 3), dtype=torch.float32)
+    a2 = torch.empty(0, dtype=torch.float32).set_(a1.untyped_storage(), 0, (2,), (1,))
+    return (a1, a2)
+
+
+def f(x0, x1):
+    v0 = x1.view(torch.float64)
+    v0.unfold(0, v0.shape[0], 1).mul_(-1)
+    return ()
+""",
+)
+
+refusal(
+    "set_ is called on a view that is an argument, and views of what it was are returned",
+    "or calls `set_` on",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.expand((2, 6))
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0[0]
+    x0.set_(x0)
+    v4 = v0.split(2, 0)
+    return v4
+""",
+)
+
+refusal(
+    "set_ is called on a view of an argument, which is reshaped",
+    "is called on a view of",
+    """
+def make_args():
+    a2 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
+    return (a2,)
+
+
+def f(x0):
+    v1 = x0.unsqueeze(2)
+    v1.set_(v1)
+    x0.t_()
+    return ()
+""",
+)
