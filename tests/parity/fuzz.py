@@ -30,7 +30,7 @@ _RESHAPED = re.compile(r"\.(t|transpose|swapaxes|swapdims|squeeze|unsqueeze)_\("
 # its sizes in place since; the real part of a complex tensor that was written since; `as_strided` before the place
 # where what it is of begins.
 _EAGERS_OWN = (
-    "Backward0 returned an invalid gradient at index",
+    "invalid gradient at index",
     "Expected isFloatingType(grad.scalar_type())",
     "invalid storage offset -",
 )

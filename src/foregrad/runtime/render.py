@@ -99,24 +99,25 @@ class _Renderer:
             lists = (f"[{', '.join(self.inputs[i] for i in group)}]" for group in (others, targets))
             self.lines.append(f"{check}({', '.join(lists)}, {self.bind('said', said)})")
         self._early_views(When.AT_FIRST)
+        # A write of no elements moves a version that what is saved is to be saved with: had eager saved it before, the
+        # backward raises anyway.
+        counts_first = bool(signature.counted) and not signature.is_inference and not signature.decisions
         if signature.is_inference:
             self._inference()
             self._histories()
         else:
             self.lines += self._marks(taken)
+            if counts_first:
+                marks = self._before_writes(marks)
+                self._count_writes()
             self._training(taken)
             self._histories()
         if signature.decisions:
             self.lines = decision_lines(
                 self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
             )
-        if self._views_taken(When.BEFORE_WRITES):
-            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)}
-            late -= {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
-            late_marks = [line for line in marks if line.partition(".")[0] in late]
-            self.lines += [line for line in marks if line not in late_marks]
-            marks = late_marks
-        self._early_views(When.BEFORE_WRITES)
+        if not counts_first:
+            marks = self._before_writes(marks)
         self.lines += [
             f"{name}.{'requires_grad_(False)' if info.is_leaf else 'detach_()'}"
             for name, info in zip(self.inputs, signature.inputs, strict=True)
@@ -135,11 +136,23 @@ class _Renderer:
         for index in list(self.unwritten):  # in the sizes they have after the call
             self._differentiable_update(index)
         self._metadata_writes(after)
-        self._count_writes()
+        if not counts_first:
+            self._count_writes()
         self._early_views(When.BEFORE_MARKS)
         self.lines += marks
         self._returns(sources)
         return RunLines(self.lines, self.globals, self.node)
+
+    def _before_writes(self, marks: list[str]) -> list[str]:
+        """Take the views that are taken before inputs are written; the marks that come later still."""
+        if self._views_taken(When.BEFORE_WRITES):
+            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)}
+            late -= {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
+            late_marks = [line for line in marks if line.partition(".")[0] in late]
+            self.lines += [line for line in marks if line not in late_marks]
+            marks = late_marks
+        self._early_views(When.BEFORE_WRITES)
+        return marks
 
     def bind(self, wanted: str, value: Any) -> str:
         """A global name for a value."""

@@ -382,6 +382,8 @@ class Inputs:
             self._kept.append(stand_in)
         if marked is not None and marked.real.requires_grad:
             marked.is_marked = is_view(marked.real)
+            for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
+                value.of_differentiable &= value.storage is not marked.initial.storage  # gradients went nowhere so far
         if marked is None or marked.real.requires_grad:
             return
         for record in self.records:

@@ -119,7 +119,7 @@ def _output(
     if isinstance(info, AliasOutput) and info.input is not None and info.history is None:
         is_late = info.input in found.replaced or (info.steps and info.steps[0].when is When.AT_LAST)
         if is_late:
-            _check_detached(recorder, inputs.records[info.input], leaf, path)
+            _check_detached(recorder, inputs.records[info.input], leaf, path, info.steps)
     return info
 
 
@@ -260,9 +260,16 @@ def _check_memory(
             )
 
 
-def _check_detached(recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str) -> None:
+def _check_detached(
+    recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str, steps: tuple[ViewStep, ...]
+) -> None:
     """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
-    if record.detached_at is not None and leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf:
+    if record.detached_at is None:
+        return
+    is_cut = not (leaf.is_floating_point() or leaf.is_complex()) or any(step.op in CUTS for step in steps)
+    keeps = leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf
+    gains = record.stand_in.requires_grad and not is_cut and not keeps
+    if gains or keeps:
         raise UnsupportedAliasError(
             f"the output {path} is a view of {record.slot}, whose memory is written to or replaced, and which "
             f"`detach_` is called on, last at {recorder.writes.where(record.stand_in)}: return a copy."
@@ -370,7 +377,8 @@ def _steps(
 
     `marked`: the function calls `requires_grad_()` on the base.
     """
-    marked = marked or (record is not None and record.stand_in.requires_grad and not record.real.requires_grad)
+    is_marked = record is not None and record.stand_in.requires_grad and not record.real.requires_grad
+    marked = marked or is_marked or (record is not None and record.is_marked)
     at_start = record is not None and base is record.initial
     detached_at = None if record is None else record.detached_at
     steps = []
@@ -409,4 +417,5 @@ def _when(value: Value, at_start: bool, marked: bool, detached_at: int | None) -
     if marked and not value.of_differentiable:
         is_written_later = at_start and value.born < value.storage.clock
         return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
-    return When.BEFORE_WRITES if value.born < min(value.storage.clock, 1) else When.AT_LAST
+    before = value.born < (value.storage.clock if marked else min(value.storage.clock, 1))
+    return When.BEFORE_WRITES if before else When.AT_LAST

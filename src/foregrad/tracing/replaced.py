@@ -52,7 +52,8 @@ def replacement_of(
         )
     history = None
     if is_written_with_history(record) and not barred:
-        if is_view(stand_in) or is_view(record.real):
+        takes_view = source is not None and base_of(source.real) is record.real and is_marked(source.real)
+        if is_view(stand_in) or is_view(record.real) or takes_view:
             raise UnsupportedMutationError(
                 f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
                 "with gradients flowing through; write to a copy and return it instead."

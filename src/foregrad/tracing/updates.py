@@ -124,7 +124,7 @@ def add_updates(
     if add_metadata_writes(recorder, found, index, record):
         differentiable = False  # what it was before has no history any more
         counted = counted and not is_set_again(recorder, record)
-    if not written:
+    if not written or (counted and not differentiable and initial.storage.generation == 0):
         if counted and (index in found.replaced or not resized):
             found.counted.append(index)
         return
