@@ -679,3 +679,149 @@ def f(x0):
     return ()
 """,
 )
+
+regression(
+    "a view made under no_grad, of one that was, is taken after a write",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.complex64)).detach().requires_grad_()
+    return (a0,)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0[0:2:2]
+    with torch.no_grad():
+        x0.index_fill_(0, torch.tensor([0]), 0)
+    with torch.no_grad():
+        v2 = v0.unfold(0, 1, 2)
+    return v2
+""",
+)
+
+refusal(
+    "a view of a marked argument, which takes itself over, is used",
+    "`detach_` or `set_` was called on",
+    """
+def make_args():
+    a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]
+    return (a0, a0)
+
+
+def f(x0, x1):
+    x1.requires_grad_()
+    v2 = x1[...]
+    with torch.no_grad():
+        x0.set_(x1)
+    v5 = v2.sum()
+    return x0
+""",
+)
+
+regression(
+    "a view made under no_grad is written past autograd, and viewed",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_()
+    with torch.no_grad():
+        a2 = a0[...]
+    return (a2,)
+
+
+def f(x0):
+    x0.detach().add_(0)
+    v1 = x0.unfold(0, 2, 2)
+    return ()
+""",
+)
+
+regression(
+    "an empty part is written before what a backward needs is saved",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
+    a1 = a0.view(torch.float64)
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0[..., 1:].add_(x0[..., :-1])
+    v8 = torch.nn.functional.layer_norm(x1, x1.shape[-1:])
+    v11 = v8.softmax(1)
+    return v11
+""",
+)
+
+refusal(
+    "an argument that is marked takes over a view of itself, made under no_grad, and is written",
+    "takes over another tensor's memory",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.narrow(0, 1, 1)
+    a2 = a0.squeeze()
+    a3 = a2[0]
+    return (a1, a0, a2, a3)
+
+
+def f(x0, x1, x2, x3):
+    x1.set_(x0)
+    x1[..., 1:].add_(x1[..., :-1])
+    return x3
+""",
+)
+
+regression(
+    "a view of a marked view is returned, and written before and after",
+    """
+def make_args():
+    a0 = torch.randn((2, 2), dtype=torch.complex64)
+    a1 = a0.permute((1, 0))
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.add_(0)
+    x0.requires_grad_()
+    v2 = x0.narrow(0, 1, 1)
+    with torch.no_grad():
+        x0.mul_(2)
+    return v2
+""",
+)
+
+refusal(
+    "parts are taken of a leaf between detach_ and a mark",
+    "`detach_` is called on",
+    """
+def make_args():
+    a1 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
+    return (a1,)
+
+
+def f(x0):
+    x0.detach_()
+    v1 = x0.unbind(0)
+    x0.requires_grad_()
+    return v1
+""",
+)
+
+regression(
+    "a view made under no_grad is viewed, marked, and computed with",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.t()
+    return (a0, a1, a1)
+
+
+def f(x0, x1, x2):
+    v0 = x2.diagonal(0)
+    x1.requires_grad_()
+    v2 = -x1
+    return (v0, v2)
+""",
+)

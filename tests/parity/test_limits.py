@@ -134,6 +134,12 @@ PROGRAMS = [
         1,
     ),
     (
+        "a leaf is detached in place and made to require grad",
+        f"{LEAF},",
+        ["x.detach_()", "v = x[0]", "x.requires_grad_()", "return v"],
+        0,
+    ),
+    (
         "`.data = ...` twice",
         f"{LEAF},",
         ["x.data = x.data.clone()", "w = x.view_as(x)", "x.data = x.data.clone()", "return w"],

@@ -151,3 +151,41 @@ def test_ever_other_inputs_take_the_whole_backward_in_the_end(counted):
         assert torch.equal(gradient, inputs[i].cos())
     counts = [graph["aten.cos.default"] for phase, graph in counted.graphs if phase == "backward"]
     assert counts == [1] * 16 + [20]
+
+
+def of_an_input(x):
+    with torch.no_grad():
+        return x[0]
+
+
+def of_a_result(x):
+    y = x * 2
+    with torch.no_grad():
+        v = y[0]
+    return v
+
+
+def of_an_output(x):
+    y = x * 2
+    with torch.no_grad():
+        v = y[0]
+    return v, y
+
+
+def marked(x):
+    y = x * 2
+    with torch.no_grad():
+        v = y[0]
+    return v.requires_grad_()
+
+
+@pytest.mark.parametrize("f", [of_an_input, of_a_result, of_an_output, marked])
+def test_views_made_under_no_grad_take_gradients_only_once_marked(f):
+    for call in (f, foregrad.compile(f, backend="eager")):
+        (x,) = values((3, 2))
+        out = call(x)
+        view = out[0] if isinstance(out, tuple) else out
+        assert view.requires_grad and view.is_leaf and view.grad_fn is None
+        view.mul(3).sum().backward()
+        assert (view.grad is not None) == (f is marked)
+        assert x.grad is None
