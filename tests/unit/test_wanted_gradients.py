@@ -161,8 +161,7 @@ def of_an_input(x):
 def of_a_result(x):
     y = x * 2
     with torch.no_grad():
-        v = y[0]
-    return v
+        return y[0]
 
 
 def of_an_output(x):
