@@ -68,16 +68,24 @@ def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[A
     return failing
 
 
-def _named(error: RuntimeError) -> Exception:
-    """An assertion of PyTorch's own says nothing to anybody, and eager, which sees other tensors, may do without."""
+def _named(error: RuntimeError, *, has_moved: bool) -> Exception:
+    """A failure of PyTorch's own checks says nothing to anybody, and eager, which sees other tensors, may do without.
+
+    `has_moved`: tensors were given other sizes or memory in place.
+    """
     text = str(error)
-    if "INTERNAL ASSERT FAILED" not in text:
+    if "INTERNAL ASSERT FAILED" in text:
+        cause = (
+            "One cause is an operator on lists (`torch._foreach_...`) that writes to a tensor twice, or to one in "
+            "whose memory another argument is; write to them one by one, or to a copy."
+        )
+    elif has_moved and "invalid gradient at index" in text:
+        cause = (
+            "One cause is a view that was given other sizes in place (`set_`, `.data = ...`); use a tensor of its own."
+        )
+    else:
         return error
-    return UnsupportedError(
-        f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} One cause is an operator on "
-        "lists (`torch._foreach_...`) that writes to a tensor twice, or to one in whose memory another argument is; "
-        "write to them one by one, or to a copy."
-    )
+    return UnsupportedError(f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} {cause}")
 
 
 def _check_unlinked(sinks: Sequence[InputRecord], error: Exception, where: str) -> None:
@@ -119,7 +127,7 @@ class Backward:
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.error = _named(error)
+            self.error = _named(error, has_moved=bool(self.recorder.writes.metadata_log))
         for position, raised in self.failing.items():
             made = self.recorder.value_of(outputs[position]).read(self.recorder.emit)
             _check_unlinked(sinks, raised, user_line(made.origin))
