@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -88,15 +88,18 @@ def _named(error: RuntimeError, *, has_moved: bool) -> Exception:
     return UnsupportedError(f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} {cause}")
 
 
-def _check_unlinked(sinks: Sequence[InputRecord], error: Exception, where: str) -> None:
-    """Eager sends nothing to a view made under no_grad: it may never come to what raises on the way there."""
-    for record in sinks:
-        base = base_of(record.real)
-        if base is not None and base.requires_grad and is_marked(record.real):
-            raise UnsupportedAliasError(
-                f"the backward of {where} raises ({str(error).splitlines()[0]}), and {record.slot} is a view made "
-                "under no_grad, to which PyTorch sends no gradients: pass a detached tensor instead."
-            )
+def _is_unlinked(record: InputRecord) -> bool:
+    """Whether it is a view made under no_grad: PyTorch sends no gradients there."""
+    base = base_of(record.real)
+    return base is not None and base.requires_grad and is_marked(record.real)
+
+
+def _refuse_unlinked(record: InputRecord, error: Exception, where: str) -> NoReturn:
+    """Eager may never come to what raises, on the way to such a view."""
+    raise UnsupportedAliasError(
+        f"the backward of {where} raises ({str(error).splitlines()[0]}), and {record.slot} is a view made under "
+        "no_grad, to which PyTorch sends no gradients: pass a detached tensor instead."
+    )
 
 
 class Backward:
@@ -118,9 +121,10 @@ class Backward:
         """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
         found: dict[int, Entry] = {}
         leaves = [record.leaf for record in sinks]
+        unlinked = [record for record in sinks if _is_unlinked(record)]
         try:
             with self._recording():
-                results, self.failing = _gradients_of(outputs, leaves, tangents, keep=keep)
+                results, self.failing = _gradients_of(outputs, leaves, tangents, keep=keep or bool(unlinked))
                 for record, gradient in zip(sinks, results, strict=True):
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
@@ -128,20 +132,44 @@ class Backward:
             raise
         except RuntimeError as error:
             self.error = _named(error, has_moved=bool(self.recorder.writes.metadata_log))
-        for position, raised in self.failing.items():
+        if unlinked and (self.failing or self._reaches(outputs, sinks, tangents)):
+            position, raised = next(iter(self.failing.items()), (0, self.error))
             made = self.recorder.value_of(outputs[position]).read(self.recorder.emit)
-            _check_unlinked(sinks, raised, user_line(made.origin))
+            if raised is not None:
+                _refuse_unlinked(unlinked[0], raised, user_line(made.origin))
         return found
+
+    def _reaches(self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]) -> bool:
+        """Whether what raises is on the way to views made under no_grad alone, and others have gradients."""
+        leaves = [record.leaf for record in sinks if not _is_unlinked(record)]
+        if self.error is None or not leaves:
+            return False
+        try:
+            with self._recording():
+                return any(gradient is not None for gradient in _run_backward(outputs, leaves, tangents, keep=True))
+        except RuntimeError:
+            return False
 
     def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
         """Run the backward of outputs that lead to no input, to see whether it raises."""
-        try:
-            with self._recording():
-                torch.autograd.backward(outputs, tangents, retain_graph=True)
-        except ForegradError:
-            pass
-        except RuntimeError as error:
-            self.error_to_nowhere = error
+        raised: list[Exception | None] = []
+        for output, tangent in zip(outputs, tangents, strict=True):
+            error: Exception | None = None
+            try:
+                with self._recording():
+                    torch.autograd.backward([output], [tangent], retain_graph=True)
+            except ForegradError:
+                pass
+            except RuntimeError as said:
+                error = said
+            raised.append(error)
+        self.error_to_nowhere = next((error for error in raised if error is not None), None)
+        if self.error_to_nowhere is not None and None in raised:
+            made = self.recorder.value_of(outputs[raised.index(self.error_to_nowhere)]).read(self.recorder.emit)
+            raise UnsupportedAliasError(
+                f"the backward of {user_line(made.origin)} leads to no input and raises: "
+                f"{str(self.error_to_nowhere).splitlines()[0]} That of other outputs leads to none either. Detach it."
+            )
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:

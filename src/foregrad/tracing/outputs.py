@@ -332,6 +332,11 @@ def _with_own_history(
     at = len(alias.steps) - chain_of(value).index(current)
     if at <= cuts[-1]:
         owner, current, at = leaf, value, len(alias.steps)
+    if alias.steps[at - 1].index is not None:  # no history can be written to that
+        raise UnsupportedAliasError(
+            f"the output {alias.path} is one of several views made at once, of a tensor in an input's memory that has "
+            "a history of its own: return a copy."
+        )
     output = found.by_fake.get(id(owner))
     if output is None:
         output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)

@@ -50,10 +50,17 @@ def replacement_of(
             f"{record.slot} takes over the memory of {source.slot}, which `detach_` is called on later, last at "
             f"{recorder.writes.where(source.stand_in)}: its history would be lost. Detach before, or out of place."
         )
+    is_marked_view = source is record or (source is not None and not source.stand_in.requires_grad)
+    if barred and not record.real.requires_grad and is_marked_view:
+        raise UnsupportedMutationError(
+            f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view that the function "
+            "made require grad: detach it before, or use torch.no_grad()."
+        )
     history = None
     if is_written_with_history(record) and not barred:
         takes_view = source is not None and base_of(source.real) is record.real and is_marked(source.real)
-        if is_view(stand_in) or is_view(record.real) or takes_view:
+        has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
+        if is_view(stand_in) or is_view(record.real) or takes_view or has_views:
             raise UnsupportedMutationError(
                 f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
                 "with gradients flowing through; write to a copy and return it instead."
@@ -117,14 +124,14 @@ def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
 def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
     """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next.
 
-    So are views of a view that `set_` leaves without a derivative.
+    So are views of a view that `set_` leaves without a derivative, and views made several at once.
     """
     inputs = {id(record.stand_in) for record in records}
     replaced = recorder.writes.replaced.items()
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
     moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
-    barred = {r.input for r in found.replacements if r.is_set and r.grad_enabled and is_view(records[r.input].real)}
+    barred = {r.input: is_view(records[r.input].real) for r in found.replacements if r.is_set and r.grad_enabled}
     for at, leaf in found.aliases if moved or barred else ():
         info = found.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
@@ -132,6 +139,7 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
         record = records[info.input]
         storage = id(record.initial.storage)
         is_of_barred = info.input in barred and leaf.requires_grad and not info.after_replacement
+        is_of_barred &= barred.get(info.input, False) or any(step.index is not None for step in info.steps)
         if is_of_barred or (storage in moved and storage in marked):
             key = id(record.stand_in) if is_of_barred else moved[storage]
             raise UnsupportedAliasError(

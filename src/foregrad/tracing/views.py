@@ -259,12 +259,12 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
         if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
             new = emit(aten.slice.Tensor, new, dim, 0, 1)
             shape[dim] = 1
+    if base.target is aten.view.dtype and _is_contiguous(base_spec):
+        base = emit(aten.clone.default, base)  # the kernel takes no memory that ends within an element
     offset = _offset(base) + view_spec.offset - base_spec.offset
     spec = _moved(base_spec, _offset(base))
     if not _is_contiguous(base_spec):
-        base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
-    elif base.target is aten.view.dtype:
-        base = emit(aten.clone.default, base)  # nor memory that ends within an element
+        base = emit(aten.detach.default, base)  # nor anything else that requires grad
     return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=spec)
 
 
