@@ -825,3 +825,157 @@ def f(x0, x1, x2):
     return (v0, v2)
 """,
 )
+
+refusal(
+    "a view of a leaf is given memory of another size, and indexed",
+    "fails in the derivative",
+    """
+def make_args():
+    a1 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.float32).copy_(torch.randn((1, 3), dtype=torch.float32))).detach().requires_grad_()
+    a2 = a1.expand((2, 1, 3))
+    return (a2, a1)
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        x0.set_(x1)
+    v1 = x0[[0, 0]]
+    return v1
+""",
+)
+
+refusal(
+    "an argument is filled with the sum of a view made under no_grad",
+    "is a view made under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a2 = a0.diagonal(-1)
+    a3 = a1.imag
+    return (a1, a2, a3, a2)
+
+
+def f(x0, x1, x2, x3):
+    x0.fill_(x3.sum())
+    return x2
+""",
+)
+
+regression(
+    "integers in the memory of a view that ends with its storage are written",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.float64)).detach().requires_grad_()
+    a1 = a0[1:]
+    return (a1, a1, a0, a1)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x0[-1]
+    v1 = v0.as_strided((3,), (1,), 1)
+    with torch.no_grad():
+        v2 = v1.view(torch.int16)
+    v3 = v2.as_strided((2, 2), (1, 1), 0)
+    v4 = v2[...]
+    v4.index_add_(0, torch.tensor([7]), torch.ones((1,), dtype=torch.int16))
+    v7 = x3.clone()
+    return (v0, v0,)
+""",
+)
+
+refusal(
+    "parts of a window are returned, and set_ leaves its base without a derivative",
+    "or calls `set_` on",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((3, 3), (1, 0), 0)
+    x0.set_(x0)
+    v4 = v0.chunk(2, 0)
+    return v4
+""",
+)
+
+refusal(
+    "of two outputs that lead nowhere one can't be differentiated",
+    "leads to no input and raises",
+    """
+def make_args():
+    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    a1 = a0.unbind(-1)[0]
+    a3 = a1.unsqueeze(0)
+    return (a0, a3, a1)
+
+
+def f(x0, x1, x2):
+    with torch.no_grad():
+        v0 = x2.unsqueeze(0)
+    v1 = v0.to(torch.float64)
+    v2 = v0 * v1
+    v3 = torch.cat([v1, v1], 0)
+    x0.mul_(-1)
+    return (v2, v3)
+""",
+)
+
+refusal(
+    "an argument is given memory and written while a view of it is another argument",
+    "takes over another tensor's memory",
+    """
+def make_args():
+    a0 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.float32).copy_(torch.randn((1, 3), dtype=torch.float32))).detach().requires_grad_() * 1
+    a1 = a0[0:1]
+    a3 = (torch.randint(0, 2, (4,)) > 0)
+    return (a3, a1, a0)
+
+
+def f(x0, x1, x2):
+    x2.data = x2.data.clone()
+    x2[..., 0] = torch.full((1,), 2, dtype=torch.float32)
+    v4 = x1.sum(0)
+    return v4
+""",
+)
+
+refusal(
+    "set_ gives an argument the memory of a view of it that was marked",
+    "the memory of a view that the function made",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.float32)
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.view((-1, 1))
+    v0.requires_grad_()
+    x0.set_(v0)
+    return ()
+""",
+)
+
+refusal(
+    "parts of marked data are returned",
+    "is one of several views made at once",
+    """
+def make_args():
+    a0 = torch.randn((3, 2, 2), dtype=torch.float32)
+    a1 = a0.movedim(1, 0)
+    a2 = a0.unbind(0)[0]
+    a3 = torch.empty_strided((1, 3), (1, 1), dtype=torch.int32).copy_(torch.randint(-3, 4, (1, 3), dtype=torch.int32))
+    return (a1, a3, a0, a2)
+
+
+def f(x0, x1, x2, x3):
+    v2 = x3.data
+    v2.requires_grad_()
+    v4 = v2.split(2, 0)
+    return v4
+""",
+)

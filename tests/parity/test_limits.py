@@ -140,6 +140,18 @@ PROGRAMS = [
         0,
     ),
     (
+        "`set_` with gradients gives an argument",
+        "torch.randn(4),",
+        ["v = x.view(2, 2)", "v.requires_grad_()", "x.set_(v)"],
+        2,
+    ),
+    (
+        "several outputs lead to nothing",
+        f"*(lambda a: (a, torch.no_grad()(a.narrow)(0, 0, 1)))({LEAF} * 1),",
+        ["y = v.relu()", "y.add_(y)", "return y, v * 2"],
+        1,
+    ),
+    (
         "`.data = ...` twice",
         f"{LEAF},",
         ["x.data = x.data.clone()", "w = x.view_as(x)", "x.data = x.data.clone()", "return w"],
