@@ -979,3 +979,20 @@ def f(x0, x1, x2, x3):
     return v4
 """,
 )
+
+regression(
+    "a part taken under no_grad is viewed once its base is marked",
+    """
+def make_args():
+    a0 = torch.randn((2, 1, 2), dtype=torch.float32)
+    return (a0,)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0.tensor_split(2, 0)
+    x0.requires_grad_()
+    v3 = v0[0].unsqueeze(1)
+    return v3
+""",
+)

@@ -409,7 +409,7 @@ def _steps(
     for at in range(1, len(steps)):
         above, step = steps[at - 1], steps[at]
         # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
-        bars_views = step.grad_enabled and not above.grad_enabled and detached_at is None
+        bars_views = step.grad_enabled and not above.grad_enabled and detached_at is None and not marked
         when = above.when if bars_views else max(above.when, step.when)
         if when != step.when:
             steps[at] = dataclasses.replace(step, when=when)
