@@ -996,3 +996,180 @@ def f(x0):
     return v3
 """,
 )
+
+regression(
+    "a window past the elements of a conjugate is read",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    return v0.sum()
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is read, expanded",
+    """
+def make_args():
+    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    return v0.sum()
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is read, negated",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64).conj().imag[::2]
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    return v0.sum()
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is written",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    v0.mul_(1 + 2j)
+    return v0.sum()
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is written, expanded",
+    """
+def make_args():
+    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    v0.mul_(1 + 2j)
+    return v0.sum()
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is written, negated",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64).conj().imag[::2]
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    v0.mul_-2
+    return v0.sum()
+""",
+)
+
+regression(
+    "an element of a window past those of a conjugate is written",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    v0[0] = 3j
+    return (x0 * 1, v0 * 1)
+""",
+)
+
+regression(
+    "an element of a window past those of a conjugate is written, expanded",
+    """
+def make_args():
+    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    v0[0] = 3j
+    return (x0 * 1, v0 * 1)
+""",
+)
+
+regression(
+    "an element of a window past those of a conjugate is written, negated",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64).conj().imag[::2]
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((2,), (1,), 0)
+    v0[0] = 3
+    return (x0 * 1, v0 * 1)
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is overwritten",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((3,), (1,), 0)
+    v0.copy_(torch.arange(3) * (1 + 2j))
+    return x0 * 1
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is overwritten, expanded",
+    """
+def make_args():
+    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((3,), (1,), 0)
+    v0.copy_(torch.arange(3) * (1 + 2j))
+    return x0 * 1
+""",
+)
+
+regression(
+    "a window past the elements of a conjugate is overwritten, negated",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64).conj().imag[::2]
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.as_strided((3,), (1,), 0)
+    v0.copy_(torch.arange(3) * -2)
+    return x0 * 1
+""",
+)

@@ -199,6 +199,9 @@ class Value:
             spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + step, spec.conj, spec.neg)
         if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
             args = (args[0], args[1], args[2] + shift)
+        if view.op is aten.as_strided.default and _bits(spec) != _bits(parent.spec):  # not read from its own parent
+            plain = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+            return _with_bits(emit, emit(view.op, source, *args, spec=plain), spec, parent.spec)
         if view.index is None:
             return emit(view.op, source, *args, kwargs=view.kwargs, spec=spec)
         single = _single_output(view, parent.spec)
@@ -283,6 +286,7 @@ class Value:
         if not above.spec.holds(self.spec):
             self._write_past(emit, above, new)
             return
+        new = _with_bits(emit, new, self.spec, above.spec)
         above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
 
     def _write_in_memory(self, emit: Emit, new: Entry) -> None:
@@ -337,12 +341,26 @@ def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) 
         parent.generation = -1
     layout = (list(spec.shape), list(spec.stride), spec.offset)
     view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
-    value = Value(fake, entry, spec, parent, view)
+    value = Value(fake, entry, TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset), parent, view)
     for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
         if bit:
             value.entry, value.generation = None, -1
-            value = Value(fake, entry, spec, value, View(op, (), {}, None, call, False))
+            so_far = TensorSpec(
+                spec.shape, spec.stride, spec.dtype, spec.device, spec.offset, spec.conj, op is aten._neg_view.default
+            )
+            value = Value(fake, entry, so_far, value, View(op, (), {}, None, call, False))
     return value
+
+
+def _bits(spec: TensorSpec) -> tuple[bool, bool]:
+    return spec.conj, spec.neg
+
+
+def _with_bits(emit: Emit, entry: Entry, one: TensorSpec, other: TensorSpec) -> Entry:
+    """The entry conjugated or negated where just one of the two is."""
+    for differs, op in ((one.conj != other.conj, aten._conj.default), (one.neg != other.neg, aten._neg_view.default)):
+        entry = emit(op, entry) if differs else entry
+    return entry
 
 
 def _same_view(a: View, b: View) -> bool:

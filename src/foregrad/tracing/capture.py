@@ -184,13 +184,14 @@ class _Capture:
         self.backward = Backward(self.recorder, self.lifting)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function, or None when it must be captured again, with what is set by then.
-
-        That is with common bases (see `Inputs`), or with views that autograd does not replay: it replays the operator
-        that made them, not the changes of their sizes since.
+        """The captured function; None: capture again, with common bases (see `Inputs`), or with views that autograd does
+        not replay: it replays the operator that made them, not the changes of their sizes since.
         """
         try:
             captured = self._run(lifted)
+        except RuntimeError as error:
+            self.inputs.check_detached(error)
+            raise
         finally:
             looked_at, written = self.left_behind.take_back()
         if captured is not None:

@@ -417,6 +417,15 @@ class Inputs:
                 self.viewed.add(id(real))
                 raise SharedClosureFound(real, other.source if other.argument is None else None)
 
+    def check_detached(self, error: Exception) -> None:
+        """Capture again where views of what was detached are barred: those made under no_grad are not, by then."""
+        detached = [id(r.real) for r in self.records if r.detached_at is not None]
+        for record in self.records if "created in no_grad mode" in str(error) else ():
+            real = record.real
+            if id(base_of(real)) in detached and not is_view(record.stand_in) and id(real) not in self.viewed:
+                self.viewed.add(id(real))
+                raise SharedClosureFound(real, record.source if record.argument is None else None)
+
     def check_unlinked(self) -> None:
         """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
         for record in self.records:

@@ -417,10 +417,10 @@ def _steps(
 
 
 def _when(value: Value, at_start: bool, marked: bool, detached_at: int | None) -> When:
-    if detached_at is not None and value.born <= detached_at:
-        return When.BEFORE_WRITES
     if marked and not value.of_differentiable:
         is_written_later = at_start and value.born < value.storage.clock
         return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
+    if detached_at is not None and value.born <= detached_at:
+        return When.BEFORE_WRITES
     before = value.born < (value.storage.clock if marked else min(value.storage.clock, 1))
     return When.BEFORE_WRITES if before else When.AT_LAST
