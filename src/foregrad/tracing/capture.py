@@ -184,7 +184,7 @@ class _Capture:
         self.backward = Backward(self.recorder, self.lifting)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function; None: capture again, with common bases (see `Inputs`), or with views that autograd does
+        """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
         try:
