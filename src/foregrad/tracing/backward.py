@@ -10,10 +10,11 @@ import torch
 
 from .._torch.dispatch import disable_autocast
 from .._torch.histories import have_hooks, lead_to
-from .._torch.tensors import base_of, is_marked
+from .._torch.tensors import is_marked
 from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
 from .origin import user_line
 from .reach import reached_from
+from .records import is_unlinked
 
 if TYPE_CHECKING:
     from .inputs import Inputs
@@ -88,12 +89,6 @@ def _named(error: RuntimeError, *, has_moved: bool) -> Exception:
     return UnsupportedError(f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} {cause}")
 
 
-def _is_unlinked(record: InputRecord) -> bool:
-    """Whether it is a view made under no_grad: PyTorch sends no gradients there."""
-    base = base_of(record.real)
-    return base is not None and base.requires_grad and is_marked(record.real)
-
-
 def _refuse_unlinked(record: InputRecord, error: Exception, where: str) -> NoReturn:
     """Eager may never come to what raises, on the way to such a view."""
     raise UnsupportedAliasError(
@@ -121,7 +116,7 @@ class Backward:
         """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
         found: dict[int, Entry] = {}
         leaves = [record.leaf for record in sinks]
-        unlinked = [record for record in sinks if _is_unlinked(record)]
+        unlinked = [record for record in sinks if is_unlinked(record)]
         try:
             with self._recording():
                 results, self.failing = _gradients_of(outputs, leaves, tangents, keep=keep or bool(unlinked))
@@ -141,7 +136,7 @@ class Backward:
 
     def _reaches(self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]) -> bool:
         """Whether what raises is on the way to views made under no_grad alone, and others have gradients."""
-        leaves = [record.leaf for record in sinks if not _is_unlinked(record)]
+        leaves = [record.leaf for record in sinks if not is_unlinked(record)]
         if self.error is None or not leaves:
             return False
         try:

@@ -32,7 +32,7 @@ from ..graph.slots import Closure, Input, SharedMemory, Slot
 from .alias import PAST_THE_EDGES, Value, member_of
 from .origin import Origin, user_line
 from .recorder import Recorder
-from .records import InputRecord, NumberRecord, is_moved
+from .records import InputRecord, NumberRecord, is_moved, is_unlinked
 from .symbols import SizeSymbols
 from .tape import Entry
 
@@ -429,11 +429,9 @@ class Inputs:
     def check_unlinked(self) -> None:
         """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
         for record in self.records:
-            real, base = record.real, base_of(record.real)
-            is_unlinked = base is not None and base.requires_grad and is_marked(real)
-            if is_unlinked and not is_view(record.stand_in) and is_moved(record):
-                self.viewed.add(id(real))
-                raise SharedClosureFound(real, record.source if record.argument is None else None)
+            if is_unlinked(record) and not is_view(record.stand_in) and is_moved(record):
+                self.viewed.add(id(record.real))
+                raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""

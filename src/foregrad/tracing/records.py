@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from .._torch.fakes import fake_device
-from .._torch.tensors import version_of
+from .._torch.tensors import base_of, is_marked, version_of
 from ..graph.meta import TensorSpec
 from ..graph.slots import Slot
 from .alias import Value
 from .tape import Entry
 
-__all__ = ["InputRecord", "NumberRecord", "is_moved"]
+__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_unlinked"]
 
 
 class InputRecord:
@@ -70,3 +70,9 @@ class NumberRecord:
 def is_moved(record: InputRecord) -> bool:
     """Whether the function moved its version counter."""
     return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
+
+
+def is_unlinked(record: InputRecord) -> bool:
+    """Whether it is a view made under no_grad, marked through its base: PyTorch sends no gradients there."""
+    base = base_of(record.real)
+    return base is not None and base.requires_grad and is_marked(record.real)

@@ -16,7 +16,7 @@ from ..graph.slots import Updated
 from .origin import Origin, user_line
 from .reach import is_barred, nodes_behind
 from .recorder import Recorder
-from .records import InputRecord, is_moved
+from .records import InputRecord, is_moved, is_unlinked
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -58,7 +58,7 @@ def replacement_of(
         )
     history = None
     if is_written_with_history(record) and not barred:
-        takes_view = source is not None and base_of(source.real) is record.real and is_marked(source.real)
+        takes_view = source is not None and base_of(source.real) is record.real and is_unlinked(source)
         has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
         if is_view(stand_in) or is_view(record.real) or takes_view or has_views:
             raise UnsupportedMutationError(
