@@ -194,7 +194,7 @@ def f(x0, x1):
 
 refusal(
     "a leaf is given memory of another size while its views are arguments",
-    "takes on another size in place",
+    "takes on another size or layout in place",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
@@ -962,7 +962,7 @@ def f(x0):
 
 refusal(
     "parts of marked data are returned",
-    "is one of several views made at once",
+    "calls `requires_grad_` on",
     """
 def make_args():
     a0 = torch.randn((3, 2, 2), dtype=torch.float32)
@@ -1171,5 +1171,92 @@ def f(x0):
     v0 = x0.as_strided((3,), (1,), 0)
     v0.copy_(torch.arange(3) * -2)
     return x0 * 1
+""",
+)
+
+refusal(
+    "a leaf takes over its transpose, which is an argument, and that is used",
+    "takes on another size or layout in place",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_()
+    a1 = a0.mT
+    return (a0, a1)
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        x0.set_(x1)
+    v5 = x1.real
+    return v5
+""",
+)
+
+refusal(
+    "a window past the edges of a part is reshaped",
+    "goes past the edges of a view",
+    """
+def make_args():
+    a1 = (torch.randn((3, 2, 2), dtype=torch.float64)).detach().requires_grad_() * 1
+    return (a1,)
+
+
+def f(x0):
+    v1 = x0.narrow(0, 1, 1)
+    v4 = v1.as_strided((3, 3), (1, 0), 0)
+    v4.squeeze_()
+    return v4
+""",
+)
+
+refusal(
+    "numbers of another dtype are marked, and a view of them is returned",
+    "calls `requires_grad_` on",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (4,), dtype=torch.int64)
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.view(torch.float32)
+    v0.requires_grad_()
+    x0[2] = torch.full((), 2, dtype=torch.int64).detach()
+    v3 = v0.squeeze()
+    return [v3, x0]
+""",
+)
+
+regression(
+    "a view that is detached memory's is written under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
+    a1 = a0[0]
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x1.detach_()
+    with torch.no_grad():
+        v2 = x0.narrow(0, 1, 2)
+    v2.addcmul_(v2, v2)
+    return ()
+""",
+)
+
+regression(
+    "a window of an argument is returned, and that detached and marked",
+    """
+def make_args():
+    a0 = torch.randn((2, 3), dtype=torch.complex64)
+    return (a0, a0)
+
+
+def f(x0, x1):
+    v0 = x1.as_strided((1,), (1,), 3)
+    x1.detach_()
+    x0.requires_grad_()
+    return v0
 """,
 )

@@ -30,6 +30,12 @@ _KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__repr__}
 _GRAD = _TENSOR.grad.__get__
 
 
+_PAST_EDGES = (
+    "`as_strided` at {} goes past the edges of a view, where its gradients end, and sizes or elements of that memory "
+    "are changed in place: take it of what that is a view of, or of a copy."
+)
+
+
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
@@ -84,6 +90,7 @@ class Lifting(TorchFunctionMode):
             return _by_strides(result, args) if self.views_by_strides else result
         if self.views_by_strides:
             if func in RESHAPERS:
+                self._check_window(args[0])
                 result = self.reshape_view(func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
             if func in _AS_STRIDED:
@@ -112,11 +119,13 @@ class Lifting(TorchFunctionMode):
         behind = set(nodes_behind(outputs)) if self.windows else set()
         for history, window, where in self.windows:
             if (history if window is None else history_of(window)) in behind:
-                raise UnsupportedAliasError(
-                    f"`as_strided` at {where} goes past the edges of a view, where its gradients end, and "
-                    "sizes or elements of that memory are changed in place: take it of what that is a view of, or of a "
-                    "copy."
-                )
+                raise UnsupportedAliasError(_PAST_EDGES.format(where))
+
+    def _check_window(self, tensor: torch.Tensor) -> None:
+        """Raise for a window whose own sizes change: it is taken anew then."""
+        for history, _, where in self.windows:
+            if history is not None and history is history_of(tensor):
+                raise UnsupportedAliasError(_PAST_EDGES.format(where))
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with a stand-in for each real tensor."""

@@ -321,7 +321,7 @@ def _with_own_history(
         own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
         return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    if not cuts and value.storage.is_input:
+    if value.storage.is_input:
         _check_marks(recorder, inputs, value, alias.path)
     owner = base_of(leaf) if is_view(leaf) else leaf
     if not cuts or is_barred(history_of(owner) if owner is not None else None):
@@ -332,11 +332,6 @@ def _with_own_history(
     at = len(alias.steps) - chain_of(value).index(current)
     if at <= cuts[-1]:
         owner, current, at = leaf, value, len(alias.steps)
-    if alias.steps[at - 1].index is not None:  # no history can be written to that
-        raise UnsupportedAliasError(
-            f"the output {alias.path} is one of several views made at once, of a tensor in an input's memory that has "
-            "a history of its own: return a copy."
-        )
     output = found.by_fake.get(id(owner))
     if output is None:
         output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)

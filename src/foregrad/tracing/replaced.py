@@ -89,14 +89,14 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
         views = [
             o for o in found.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
         ]
+        flows = gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
         of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
-        if other_size and (
-            gradients[index] is not None or ((views or of_it) and index not in resized and record.real.requires_grad)
-        ):
+        other_layout = other_size or record.stand_in.stride() != record.spec.stride
+        if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
             raise UnsupportedMutationError(
-                f"{record.slot} takes on another size in place (`resize_`, `squeeze_`, `set_`, `.data = ...`), last "
-                f"changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing to it; compute with a "
-                "tensor of its own instead."
+                f"{record.slot} takes on another size or layout in place (`resize_`, `squeeze_`, `set_`, "
+                f"`.data = ...`), last changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing to "
+                "it; compute with a tensor of its own instead."
             )
 
 
