@@ -95,8 +95,8 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
         if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
             raise UnsupportedMutationError(
                 f"{record.slot} takes on another size or layout in place (`resize_`, `squeeze_`, `set_`, "
-                f"`.data = ...`), last changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing to "
-                "it; compute with a tensor of its own instead."
+                f"`.data = ...`), last changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing "
+                "to it; compute with a tensor of its own instead."
             )
 
 
