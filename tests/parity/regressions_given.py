@@ -1260,3 +1260,21 @@ def f(x0, x1):
     return v0
 """,
 )
+
+regression(
+    "parts are taken under no_grad of what was detached and written with gradients",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0, a0)
+
+
+def f(x0, x1):
+    x1.unsqueeze_(0)
+    v2 = x1.detach()
+    v2.mul_(x0)
+    with torch.no_grad():
+        v10 = v2.chunk(2, 0)
+    return v10
+""",
+)

@@ -312,7 +312,8 @@ def _with_own_history(
                 f"the output {alias.path} is a view, made under no_grad, of {inputs.by_stand_in[id(base)].slot}, to "
                 f"which `set_` gives other memory at {recorder.writes.where(base)}: return a copy."
             )
-        return dataclasses.replace(alias, leaf=inputs.is_own_leaf(leaf))
+        is_cut = any(step.op in CUTS for step in alias.steps)  # its base, taken again, does not require grad
+        return dataclasses.replace(alias, leaf=is_cut or inputs.is_own_leaf(leaf))
     if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
         cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
         alias = dataclasses.replace(
