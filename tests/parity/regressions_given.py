@@ -1278,3 +1278,22 @@ def f(x0, x1):
     return v10
 """,
 )
+
+refusal(
+    "what reshape copied is written, and returned beside a view of it, with other sizes",
+    "is a tensor that `reshape` copied",
+    """
+def make_args():
+    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
+    a1 = a0.unfold(1, 1, 2)
+    return (a1, a1, a0)
+
+
+def f(x0, x1, x2):
+    v0 = x2.reshape((1, 4, 1))
+    v0.fill_(x1.sum())
+    v5 = v0.detach()
+    v0.unsqueeze_(0)
+    return {'k0': v5, 'k1': x0, 'k2': v0}
+""",
+)

@@ -152,6 +152,18 @@ PROGRAMS = [
         1,
     ),
     (
+        "what `reshape` copied is written",
+        f"{LEAF},",
+        ["y = x.t().reshape(6)", "y.mul_(x.sum())", "w = y.detach()", "y.unsqueeze_(0)", "return w, y"],
+        3,
+    ),
+    (
+        "several views made at once, of detached memory",
+        f"{LEAF} * 1,",
+        ["y = x.detach()", "y.mul_(x.sum())", "v = y.split(1)", "x.mul_(2)", "return v"],
+        2,
+    ),
+    (
         "`.data = ...` twice",
         f"{LEAF},",
         ["x.data = x.data.clone()", "w = x.view_as(x)", "x.data = x.data.clone()", "return w"],

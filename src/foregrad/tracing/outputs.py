@@ -219,6 +219,7 @@ def _memory(
     )
     if before_detach:
         return alias
+    _check_copy(recorder, leaf, found.fakes[base.output], steps, path)
     alias = _with_own_history(recorder, inputs, found, alias, leaf, value)
     has_history = alias.history is not None or alias.leaf or base.leaf or found.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
@@ -227,6 +228,24 @@ def _memory(
             "(`.data = ...`, `set_`): return a copy."
         )
     return alias
+
+
+def _check_copy(
+    recorder: Recorder, leaf: torch.Tensor, base: torch.Tensor | None, steps: tuple[ViewStep, ...], path: str
+) -> None:
+    """What `reshape` copied is to autograd no view of the copy: once written, it has a history of its own."""
+    if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
+        return
+    end, node = history_of(base), history_of(leaf)
+    if any(step.op is aten._unsafe_view.default for step in steps):
+        while node is not None and node is not end:
+            node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+        if node is None:
+            raise UnsupportedAliasError(
+                f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose "
+                f"sizes were changed in place at {recorder.writes.where(leaf)}, and another output is in its memory: "
+                "return a copy."
+            )
 
 
 def _check_memory(
@@ -300,7 +319,14 @@ def _with_own_history(
     recorder: Recorder, inputs: Inputs, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
 ) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
-    if not leaf.requires_grad or not is_usable(leaf):
+    if not leaf.requires_grad:
+        return alias
+    if not is_usable(leaf):
+        if any(step.op in CUTS for step in alias.steps):
+            raise UnsupportedAliasError(
+                f"the output {alias.path} is a view of detached memory that was written to with gradients, and again "
+                f"since it was taken{_taken_at(value)}: PyTorch lets nobody use it. Return a copy."
+            )
         return alias
     if leaf.is_leaf:
         base = base_of(leaf) if is_view(leaf) else None
@@ -338,6 +364,11 @@ def _with_own_history(
         output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
     steps = (*alias.steps[:at], *(dataclasses.replace(step, when=When.AT_LAST) for step in alias.steps[at:]))
     return dataclasses.replace(alias, steps=steps, history=output, history_at=at)
+
+
+def _taken_at(value: Value) -> str:
+    made = None if value.view is None or value.view.made is None else value.view.made[0]
+    return "" if made is None else f", at {user_line(made)}"
 
 
 def _input_alias(
