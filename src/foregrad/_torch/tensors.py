@@ -22,6 +22,7 @@ __all__ = [
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
+    "leads_to",
     "leads_to_base",
     "share_counters",
     "share_memory",
@@ -95,8 +96,12 @@ def is_marked(tensor: torch.Tensor) -> bool:
 
 def leads_to_base(view: torch.Tensor) -> bool:
     """Whether gradients of a view go to the tensor that it is a view of."""
-    base: Any = base_of(view)
-    end, node = history_of(base), history_of(view)
+    return leads_to(view, base_of(view))
+
+
+def leads_to(tensor: torch.Tensor, base: Any) -> bool:
+    """Whether gradients of a tensor go to `base`, by operators of one argument."""
+    end, node = history_of(base), history_of(tensor)
     while node is not None:
         if node is end or getattr(node, "variable", None) is base:
             return True

@@ -23,7 +23,7 @@ from .memory import CallInMemory, Place, place_of
 from .opinfo import IDENTITIES
 from .origin import Origin
 from .tape import Entry
-from .views import Emit, is_bijection, write_back, write_memory
+from .views import Emit, is_bijection, without_bits, write_back, write_memory
 
 __all__ = ["PAST_THE_EDGES", "Storage", "Value", "View", "member_of"]
 
@@ -143,6 +143,11 @@ class Value:
         return self if self.parent is None else self.storage.root
 
     @property
+    def taken_at(self) -> Origin | None:
+        """Where the user's program took the view that this is."""
+        return None if self.view is None or self.view.made is None else self.view.made[0]
+
+    @property
     def is_by_layout(self) -> bool:
         """Whether this is a view by strides, which may go past the edges of what it was taken of."""
         return self.view is not None and self.view.op is aten.as_strided.default and not self.view.is_member
@@ -200,8 +205,7 @@ class Value:
         if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
             args = (args[0], args[1], args[2] + shift)
         if view.op is aten.as_strided.default and _bits(spec) != _bits(parent.spec):  # not read from its own parent
-            plain = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
-            return _with_bits(emit, emit(view.op, source, *args, spec=plain), spec, parent.spec)
+            return _with_bits(emit, emit(view.op, source, *args, spec=without_bits(spec)), spec, parent.spec)
         if view.index is None:
             return emit(view.op, source, *args, kwargs=view.kwargs, spec=spec)
         single = _single_output(view, parent.spec)
@@ -341,7 +345,7 @@ def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) 
         parent.generation = -1
     layout = (list(spec.shape), list(spec.stride), spec.offset)
     view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
-    value = Value(fake, entry, TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset), parent, view)
+    value = Value(fake, entry, without_bits(spec), parent, view)
     for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
         if bit:
             value.entry, value.generation = None, -1

@@ -129,10 +129,13 @@ class Backward:
             self.error = _named(error, has_moved=bool(self.recorder.writes.metadata_log))
         if unlinked and (self.failing or self._reaches(outputs, sinks, tangents)):
             position, raised = next(iter(self.failing.items()), (0, self.error))
-            made = self.recorder.value_of(outputs[position]).read(self.recorder.emit)
             if raised is not None:
-                _refuse_unlinked(unlinked[0], raised, user_line(made.origin))
+                _refuse_unlinked(unlinked[0], raised, self._line_of(outputs[position]))
         return found
+
+    def _line_of(self, output: torch.Tensor) -> str:
+        """The user's line that made it what it is."""
+        return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
 
     def _reaches(self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]) -> bool:
         """Whether what raises is on the way to views made under no_grad alone, and others have gradients."""
@@ -160,9 +163,9 @@ class Backward:
             raised.append(error)
         self.error_to_nowhere = next((error for error in raised if error is not None), None)
         if self.error_to_nowhere is not None and None in raised:
-            made = self.recorder.value_of(outputs[raised.index(self.error_to_nowhere)]).read(self.recorder.emit)
+            where = self._line_of(outputs[raised.index(self.error_to_nowhere)])
             raise UnsupportedAliasError(
-                f"the backward of {user_line(made.origin)} leads to no input and raises: "
+                f"the backward of {where} leads to no input and raises: "
                 f"{str(self.error_to_nowhere).splitlines()[0]} That of other outputs leads to none either. Detach it."
             )
 

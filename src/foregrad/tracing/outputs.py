@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view, leads_to_base
+from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view, leads_to, leads_to_base
 from ..errors import UnsupportedAliasError
 from ..graph.signature import (
     AliasOutput,
@@ -236,16 +236,12 @@ def _check_copy(
     """What `reshape` copied is to autograd no view of the copy: once written, it has a history of its own."""
     if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
         return
-    end, node = history_of(base), history_of(leaf)
-    if any(step.op is aten._unsafe_view.default for step in steps):
-        while node is not None and node is not end:
-            node = node.next_functions[0][0] if len(node.next_functions) == 1 else None
-        if node is None:
-            raise UnsupportedAliasError(
-                f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose "
-                f"sizes were changed in place at {recorder.writes.where(leaf)}, and another output is in its memory: "
-                "return a copy."
-            )
+    if any(step.op is aten._unsafe_view.default for step in steps) and not leads_to(leaf, base):
+        raise UnsupportedAliasError(
+            f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose sizes "
+            f"were changed in place at {recorder.writes.where(leaf)}, and another output is in its memory: return a "
+            "copy."
+        )
 
 
 def _check_memory(
@@ -325,7 +321,7 @@ def _with_own_history(
         if any(step.op in CUTS for step in alias.steps):
             raise UnsupportedAliasError(
                 f"the output {alias.path} is a view of detached memory that was written to with gradients, and again "
-                f"since it was taken{_taken_at(value)}: PyTorch lets nobody use it. Return a copy."
+                f"since it was taken, at {user_line(value.taken_at)}: PyTorch lets nobody use it. Return a copy."
             )
         return alias
     if leaf.is_leaf:
@@ -364,11 +360,6 @@ def _with_own_history(
         output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
     steps = (*alias.steps[:at], *(dataclasses.replace(step, when=When.AT_LAST) for step in alias.steps[at:]))
     return dataclasses.replace(alias, steps=steps, history=output, history_at=at)
-
-
-def _taken_at(value: Value) -> str:
-    made = None if value.view is None or value.view.made is None else value.view.made[0]
-    return "" if made is None else f", at {user_line(made)}"
 
 
 def _input_alias(

@@ -113,11 +113,10 @@ def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
             continue
         record = written.get(id(base_of(fake)))
         if record is not None and fake.numel() and not is_marked(fake):
-            made = None if value.view is None or value.view.made is None else value.view.made[0]
             raise UnsupportedAliasError(
                 f"{record.slot} has several elements in one place (`expand`) and is written to after a view of it was "
-                f"taken at {user_line(made)}: the view's gradient is another then. Take the view after the write, or "
-                "pass a copy."
+                f"taken at {user_line(value.taken_at)}: the view's gradient is another then. Take the view after the "
+                "write, or pass a copy."
             )
 
 

@@ -17,7 +17,7 @@ from ..graph.meta import TensorSpec
 from .opinfo import set_to, take_data
 from .tape import Entry
 
-__all__ = ["Emit", "is_bijection", "undone", "write_back", "write_memory"]
+__all__ = ["Emit", "is_bijection", "undone", "without_bits", "write_back", "write_memory"]
 
 aten = torch.ops.aten
 
@@ -230,7 +230,7 @@ def write_back(
     if isinstance(base.spec, TensorSpec):  # scatters keep the place in memory that their base has
         base_spec = _moved(base_spec, base.spec.offset)
     if rule in _SELECTIONS and (base_spec.conj or base_spec.neg):
-        base_spec = _without_bits(base_spec)  # they resolve them
+        base_spec = without_bits(base_spec)  # they resolve them
     return rule(emit, args, base, base_spec, new, index)
 
 
@@ -240,7 +240,7 @@ def _moved(spec: TensorSpec, offset: Any) -> TensorSpec:
     return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
 
 
-def _without_bits(spec: TensorSpec) -> TensorSpec:
+def without_bits(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
 
@@ -248,9 +248,9 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
     """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
     for is_set, op in ((base_spec.conj, aten._conj.default), (base_spec.neg, aten._neg_view.default)):
         if is_set:  # PyTorch would resolve it, in memory of another layout
-            base, new = emit(op, base, spec=_moved(_without_bits(base_spec), _offset(base))), emit(op, new)
+            base, new = emit(op, base, spec=_moved(without_bits(base_spec), _offset(base))), emit(op, new)
     if base_spec.conj or base_spec.neg:
-        written = write_memory(emit, base, _without_bits(base_spec), _without_bits(view_spec), new)
+        written = write_memory(emit, base, without_bits(base_spec), without_bits(view_spec), new)
         for is_set, op in ((base_spec.neg, aten._neg_view.default), (base_spec.conj, aten._conj.default)):
             written = emit(op, written, spec=_moved(base_spec, _offset(written))) if is_set else written
         return written
@@ -264,7 +264,7 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
     offset = _offset(base) + view_spec.offset - base_spec.offset
     spec = _moved(base_spec, _offset(base))
     if not _is_contiguous(base_spec):
-        base = emit(aten.detach.default, base)  # nor anything else that requires grad
+        base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
     return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=spec)
 
 
