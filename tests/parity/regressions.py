@@ -12,6 +12,7 @@ from tests.parity.regressions_given import GIVEN
 from tests.parity.regressions_histories import HISTORIES
 from tests.parity.regressions_memory import MEMORY
 from tests.parity.regressions_storage import STORAGE
+from tests.parity.regressions_views import VIEWS
 from tests.parity.stored import Stored
 
 OWN = Stored()
@@ -526,6 +527,6 @@ def f(x0):
 """,
 )
 
-ALL = (AUTOGRAD, DTYPES, GIVEN, HISTORIES, MEMORY, STORAGE, OWN)
+ALL = (AUTOGRAD, DTYPES, GIVEN, HISTORIES, MEMORY, STORAGE, VIEWS, OWN)
 REGRESSIONS = {name: source for stored in ALL for name, source in stored.same.items()}
 REFUSED = {name: refusal for stored in ALL for name, refusal in stored.refused.items()}

@@ -104,6 +104,12 @@ PROGRAMS = [
         0,
     ),
     (
+        "sizes of a view that is conjugated",
+        "torch.randn(2, 3, dtype=torch.complex64, requires_grad=True) * 1,",
+        ["v = x.conj()", "v.unsqueeze_(0)", "return v"],
+        1,
+    ),
+    (
         "`requires_grad_()` on a view of an argument",
         "torch.randn(2, 3),",
         ["v = x[0]", "v.requires_grad_()", "return v[1:]"],
@@ -128,9 +134,15 @@ PROGRAMS = [
         1,
     ),
     (
-        "the backward of one of several outputs raises",
+        "a backward raises on the way to a view",
         f"*(lambda a: (a, torch.no_grad()(a.narrow)(0, 0, 1)))({LEAF}),",
-        ["y = v.relu()", "y.add_(y)", "return y, x * 2"],
+        ["y = v.relu()", "y.add_(y)", "return y + x.sum()"],
+        2,
+    ),
+    (
+        "`.data = ...` on a view of an argument",
+        f"{LEAF} * 1,",
+        ["v = x[0]", "v.data = v.data.clone()", "return v.detach()"],
         1,
     ),
     (

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.codegen import OpOverload
 from .._torch.graphs import symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic, write_expression
@@ -25,7 +26,8 @@ __all__ = ["without_tangents"]
 
 aten = torch.ops.aten
 
-# Operators that give zeros for zeros, wherever the zeros go in: sums, products, rearrangements.
+# Operators that give zeros for zeros, wherever the zeros go in: sums, products, rearrangements. Those whose name says
+# that they are a derivative do so too.
 _LINEAR = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar,
     aten.neg.default,
@@ -39,19 +41,23 @@ _LINEAR = {
     aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default,
     aten.as_strided_scatter.default, aten.diagonal_backward.default, aten.unfold.default, aten.unfold_backward.default,
     aten.flip.default, aten.roll.default, aten.repeat.default, aten.tril.default, aten.triu.default,
-    aten.constant_pad_nd.default, aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.alias.default,
-    aten.detach.default, aten.masked_fill.Scalar, aten.where.self, aten.view_as_real.default,
+    aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.alias.default,
+    aten.detach.default, aten.where.self, aten.view_as_real.default,
     aten.view_as_complex.default,
-    aten.embedding_dense_backward.default, aten.threshold_backward.default, aten.tanh_backward.default,
-    aten.sigmoid_backward.default, aten.gelu_backward.default, aten.silu_backward.default, aten.elu_backward.default,
-    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.native_dropout_backward.default,
-    aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default,
-    aten.native_batch_norm_backward.default,
-    aten.convolution_backward.default, aten.leaky_relu_backward.default, aten.hardtanh_backward.default,
-    aten.softplus_backward.default, aten.avg_pool2d_backward.default, aten.max_pool2d_with_indices_backward.default,
-    aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten.mse_loss_backward.default,
-    aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, operator.getitem,
+    aten.convolution.default, aten.addmm.default, aten.baddbmm.default, aten.linalg_cross.default,
+    aten._trilinear.default, aten.linalg_solve_triangular.default, aten.triangular_solve.default,
+    aten.linalg_lu_solve.default, aten.cholesky_solve.default, aten.ormqr.default, aten._fft_c2c.default,
+    aten._fft_c2r.default, aten._fft_r2c.default,
+    aten.new_zeros.default, aten.zeros_like.default, aten.new_empty_strided.default, aten.diag_embed.default,
+    aten.scatter.src, aten.scatter_add.default, aten.index_add.default, aten.index_put.default, aten.index_copy.default,
+    aten.put.default, aten.take.default, aten.masked_scatter.default, aten.col2im.default, aten.im2col.default,
+    aten.rot90.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default,
+    operator.getitem,
+}  # fmt: skip
+# The same, where the number that they fill in is zero: its position.
+_FILLS = {
+    aten.masked_fill.Scalar: 2, aten.constant_pad_nd.default: 2, aten.index_fill.int_Scalar: 3, aten.scatter.value: 3,
+    aten._unsafe_masked_index.default: 3,
 }  # fmt: skip
 
 
@@ -105,10 +111,20 @@ def _zeros(graph: fx.Graph, depends: set[fx.Node], missing: list[fx.Node]) -> se
     """The nodes known to be zero, of those that depend on a tangent."""
     zeros = set(missing)
     for node in graph.nodes:
-        is_linear = node.op == "call_function" and node in depends and node.target in _LINEAR
+        is_linear = node.op == "call_function" and node in depends and _is_linear(node)
         if is_linear and all(a in zeros for a in node.all_input_nodes if a in depends):
             zeros.add(node)
     return zeros
+
+
+def _is_linear(node: fx.Node) -> bool:
+    op = node.target
+    if op in _FILLS:
+        return node.args[_FILLS[op] :] in ((), (0,))
+    if op in _LINEAR:
+        return True
+    name = op._schema.name if isinstance(op, OpOverload) else ""
+    return name.startswith("aten::") and name.endswith(("_backward", "_backward_data"))
 
 
 def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:

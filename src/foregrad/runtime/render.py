@@ -84,6 +84,7 @@ class _Renderer:
         self.taking_over: dict[str, AliasOutput] = {}  # views that come to have other memory
         self.memories: dict[str, str] = {}  # that memory, where it is there before inputs are replaced
         self.with_history: set[str] = set()  # views that have a history of their own by now
+        self.leaves: list[str] = []  # views to be made leaves that require grad, once views of them are taken
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
         self.made_by = names.fresh("node") if self.joins else ""
@@ -354,6 +355,7 @@ class _Renderer:
             if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement
         }
         self.views = views
+        self._make_leaves()
         return found
 
     def _returns(self, sources: dict[int, str]) -> None:
@@ -366,6 +368,7 @@ class _Renderer:
         sources |= {
             r.input: self._output(r.value) for r in replacements if r.input not in sources and not _is_late(r.value)
         }
+        self._make_leaves()
         for replacement in replacements:
             name = self.inputs[replacement.input]
             value = sources.get(replacement.input) or self._output(replacement.value)
@@ -373,6 +376,7 @@ class _Renderer:
             if replacement.history is not None:
                 self._write_history(name, replacement.history)
         values |= self._values(_is_late)
+        self._make_leaves()
         for name, info in self.taking_over.items():
             assert info.memory is not None
             memory = self.memories.get(name) or self._output(info.memory)
@@ -381,6 +385,10 @@ class _Renderer:
             self._mark(values[at], after, outputs[at].path)
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
+
+    def _make_leaves(self) -> None:
+        self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.leaves)]
+        self.leaves = []
 
     def _replace(self, name: str, value: str, *, is_set: bool, grad_enabled: bool) -> None:
         if is_set:
@@ -409,7 +417,7 @@ class _Renderer:
                 self._write_history(owner, info.history)
         name = self._view(base, info.steps, info.path)
         if info.leaf:
-            self.lines.append(f"{name}.requires_grad_()")
+            self.leaves.append(name)
         if info.memory is not None:
             self.taking_over[name] = info  # once the views of what it was are taken
             if not _is_late(info.memory):

@@ -95,10 +95,14 @@ class Storage:
 
 
 class Value:
-    """What one fake tensor holds. `entry` is right while `generation` is the storage's."""
+    """What one fake tensor holds. `entry` is right while `generation` is the storage's.
+
+    `became`: what that tensor holds since its sizes were changed in place.
+    """
 
     __slots__ = (
         "_storage",
+        "became",
         "born",
         "entry",
         "fake",
@@ -129,6 +133,7 @@ class Value:
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
         self.born = 0 if self._storage is None else self._storage.clock
+        self.became: Value | None = None
         self.of_differentiable = False  # a view of a tensor that required grad when it was taken
 
     @property
@@ -320,7 +325,13 @@ class Value:
         if spec.same_layout(self.spec) and (spec.conj, spec.neg) == (self.spec.conj, self.spec.neg):
             return new
         assert self.original is not None
-        return emit(aten.copy.default, self.original, new, spec=self.spec)
+        plain = without_bits(self.spec)  # which is what a copy is
+        return _with_bits(
+            emit,
+            emit(aten.copy.default, self.original, _with_bits(emit, new, self.spec, plain), spec=plain),
+            self.spec,
+            plain,
+        )
 
 
 def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._torch.dispatch import disable_autocast
 from .._torch.histories import have_hooks, lead_to
-from .._torch.tensors import is_marked
+from .._torch.tensors import is_marked, is_usable, is_view
 from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
 from .origin import user_line
 from .reach import reached_from
@@ -89,14 +89,6 @@ def _named(error: RuntimeError, *, has_moved: bool) -> Exception:
     return UnsupportedError(f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} {cause}")
 
 
-def _refuse_unlinked(record: InputRecord, error: Exception, where: str) -> NoReturn:
-    """Eager may never come to what raises, on the way to such a view."""
-    raise UnsupportedAliasError(
-        f"the backward of {where} raises ({str(error).splitlines()[0]}), and {record.slot} is a view made under "
-        "no_grad, to which PyTorch sends no gradients: pass a detached tensor instead."
-    )
-
-
 class Backward:
     """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
 
@@ -104,8 +96,8 @@ class Backward:
     backward that leads to no input, which eager runs all the same.
     """
 
-    def __init__(self, recorder: Recorder, lifting: Lifting) -> None:
-        self.recorder, self.lifting = recorder, lifting
+    def __init__(self, recorder: Recorder, lifting: Lifting, inputs: Inputs) -> None:
+        self.recorder, self.lifting, self.inputs = recorder, lifting, inputs
         self.error: Exception | None = None
         self.failing: dict[int, Exception] = {}
         self.error_to_nowhere: Exception | None = None
@@ -117,9 +109,12 @@ class Backward:
         found: dict[int, Entry] = {}
         leaves = [record.leaf for record in sinks]
         unlinked = [record for record in sinks if is_unlinked(record)]
+        has_asides = self._has_barred() or any(is_view(record.stand_in) for record in unlinked)
         try:
             with self._recording():
-                results, self.failing = _gradients_of(outputs, leaves, tangents, keep=keep or bool(unlinked))
+                results, self.failing = _gradients_of(
+                    outputs, leaves, tangents, keep=keep or has_asides or bool(unlinked)
+                )
                 for record, gradient in zip(sinks, results, strict=True):
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
@@ -127,26 +122,44 @@ class Backward:
             raise
         except RuntimeError as error:
             self.error = _named(error, has_moved=bool(self.recorder.writes.metadata_log))
-        if unlinked and (self.failing or self._reaches(outputs, sinks, tangents)):
-            position, raised = next(iter(self.failing.items()), (0, self.error))
-            if raised is not None:
-                _refuse_unlinked(unlinked[0], raised, self._line_of(outputs[position]))
+        if has_asides and self.error is None and not self.failing:
+            self._check_aside(outputs, sinks, tangents)
+        if self.error is not None or self.failing:
+            self.inputs.see_as_views(unlinked)
         return found
+
+    def _has_barred(self) -> bool:
+        """Whether views were made under no_grad of what was written later: autograd lets nobody use them any more."""
+        made = [v for v in self.recorder.values.values() if v.view is not None and not v.view.grad_enabled]
+        written = [v for v in made if v.fake is not None and v.born < v.storage.clock]
+        return any(is_view(v.fake) and not is_usable(v.fake) for v in written)  # type: ignore[arg-type]
+
+    def _check_aside(
+        self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
+    ) -> None:
+        """Raise where `torch.autograd.grad` answers and `backward()` does not: that runs what leads nowhere too."""
+        leaves = [record.leaf for record in sinks]
+        grads = [None if leaf is None else leaf.grad for leaf in leaves]
+        for output, tangent in zip(outputs, tangents, strict=True):
+            if not any(reach.outputs for reach in reached_from([output], leaves)):
+                continue  # see `to_nowhere`
+            try:
+                with self._recording():
+                    torch.autograd.backward([output], [tangent], retain_graph=True)
+            except ForegradError:
+                raise
+            except RuntimeError as error:
+                raise UnsupportedAliasError(
+                    f"the backward of {self._line_of(output)} raises ({str(error).splitlines()[0]}) on a way that "
+                    "leads to no input, by a view made under no_grad: detach that view."
+                ) from None
+        for leaf, grad in zip(leaves, grads, strict=True):
+            if leaf is not None:
+                leaf.grad = grad
 
     def _line_of(self, output: torch.Tensor) -> str:
         """The user's line that made it what it is."""
         return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
-
-    def _reaches(self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]) -> bool:
-        """Whether what raises is on the way to views made under no_grad alone, and others have gradients."""
-        leaves = [record.leaf for record in sinks if not is_unlinked(record)]
-        if self.error is None or not leaves:
-            return False
-        try:
-            with self._recording():
-                return any(gradient is not None for gradient in _run_backward(outputs, leaves, tangents, keep=True))
-        except RuntimeError:
-            return False
 
     def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
         """Run the backward of outputs that lead to no input, to see whether it raises."""

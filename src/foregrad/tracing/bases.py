@@ -17,7 +17,7 @@ from .alias import Value
 from .analysis import Analysis
 from .detached import keeps_history
 from .inputs import Inputs
-from .opinfo import set_to
+from .opinfo import set_to, take_data
 from .reach import is_barred
 from .recorder import Recorder
 from .roots import chain_of, is_from_custom_function, memory_root
@@ -118,6 +118,11 @@ def bases_of(
             if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]
                 value.generation = -1  # what was written to a view, seen where the view is
                 entry = value.read(recorder.emit)
+            if any(above.view is not None and above.view.op is take_data for above in chain_of(value)):
+                # What autograd has saved of this memory keeps a version counter of its own.
+                output = found.add(Base((Output(path),)), entry, value.spec, None)
+                bases[key] = BaseOutput(value, output, (ViewStep(take_data, (), (), None, id(value), True),))
+                continue
             found.add(Output(path), entry, value.spec, first)
             continue
         start, base = _common_base(recorder, [member.value for member in group])
@@ -191,7 +196,7 @@ def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]
             common = level[0]
     if common is None or common.fake is None:
         start = chains[0][0]
-        return start, start if start.fake is not None else _after_resizing(recorder, start)
+        return start, start if start.fake is not None else _after_resizing(start)
     own = base_of(common.fake) if is_view(common.fake) else None
     current = None if own is None else recorder.values.get(id(own))
     if current is None or current.storage is not common.storage:
@@ -200,13 +205,13 @@ def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]
     return next(value for value in reversed(chains[0]) if value in earlier), current
 
 
-def _after_resizing(recorder: Recorder, value: Value) -> Value:
+def _after_resizing(value: Value) -> Value:
     """What the tensor is now that held `value` before its sizes were changed in place."""
-    for tensor in recorder.kept:
-        current = recorder.values[id(tensor)]
-        if value in chain_of(current):
-            return current
-    raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
+    if value.became is None:
+        raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
+    while value.became is not None:
+        value = value.became
+    return value
 
 
 def as_it_was(value: Value) -> ViewStep:

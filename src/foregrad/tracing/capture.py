@@ -181,7 +181,7 @@ class _Capture:
         self.lifting.ask = self.facts.ask
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder, self.inputs)
-        self.backward = Backward(self.recorder, self.lifting)
+        self.backward = Backward(self.recorder, self.lifting, self.inputs)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._torch.tensors import history_of, is_usable, is_view
+from .._torch.tensors import base_of, history_of, is_usable, is_view
 from ..errors import UnsupportedMutationError
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from .reach import is_barred
@@ -34,6 +34,7 @@ def input_info(
         and record.stand_in.requires_grad
         and not record.real.requires_grad
         and history_of(record.stand_in) is None
+        and (record.is_called or not _is_marked_through_base(record.stand_in))
     )
     detached = index not in shared_of and record.real.requires_grad and is_usable(record.stand_in)
     marked = index not in shared_of and record.is_marked and history_of(record.stand_in) is None
@@ -56,3 +57,8 @@ def input_info(
         detached=(detached and not record.stand_in.requires_grad) or left_behind,
         marked=marked and record.stand_in.requires_grad,
     )
+
+
+def _is_marked_through_base(tensor: torch.Tensor) -> bool:
+    base = base_of(tensor) if is_view(tensor) else None
+    return base is not None and base.requires_grad

@@ -290,7 +290,8 @@ class Inputs:
         whole.initial = Value(None, whole.entry, spec)
         whole.initial.storage.is_input = True
         whole.start_version, whole.start_sequence_nr = 0, None
-        whole.is_marked, whole.detached_at = False, None
+        whole.is_called = whole.is_marked = False
+        whole.detached_at = None
         self.recorder.tape.append(whole.entry)
         memory = meta_storage(storage.nbytes())
         whole.leaf = whole.stand_in = new_fake_over(self.fake_mode, memory, (size,), (1,), dtype, spec.device, 0)
@@ -380,6 +381,8 @@ class Inputs:
         if marked is None:
             self.marked[id(stand_in)] = self.recorder.origins.here()
             self._kept.append(stand_in)
+        else:
+            marked.is_called = True
         if marked is not None and marked.real.requires_grad:
             marked.is_marked = is_view(marked.real)
             for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
@@ -388,8 +391,13 @@ class Inputs:
             return
         for record in self.records:
             is_concerned = record is marked or base_of(record.real) is marked.real
-            is_hidden = is_view(record.real) and not is_view(record.stand_in)
-            if is_concerned and is_hidden and not record.real.requires_grad:
+            if is_concerned and is_view(record.real) and not record.real.requires_grad:
+                self.see_as_views([record])
+
+    def see_as_views(self, records: list[InputRecord]) -> None:
+        """Capture again where one of these stands for a view and is none."""
+        for record in records:
+            if not is_view(record.stand_in) and id(record.real) not in self.viewed:
                 self.viewed.add(id(record.real))
                 raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 
@@ -414,24 +422,19 @@ class Inputs:
             if base_of(real) is not record.real or is_view(other.stand_in):
                 continue
             if is_marked(real) or self._has_marked_views(other.stand_in):
-                self.viewed.add(id(real))
-                raise SharedClosureFound(real, other.source if other.argument is None else None)
+                self.see_as_views([other])
 
     def check_detached(self, error: Exception) -> None:
         """Capture again where views of what was detached are barred: those made under no_grad are not, by then."""
         detached = [id(r.real) for r in self.records if r.detached_at is not None]
         for record in self.records if "created in no_grad mode" in str(error) else ():
             real = record.real
-            if id(base_of(real)) in detached and not is_view(record.stand_in) and id(real) not in self.viewed:
-                self.viewed.add(id(real))
-                raise SharedClosureFound(real, record.source if record.argument is None else None)
+            if id(base_of(real)) in detached:
+                self.see_as_views([record])
 
     def check_unlinked(self) -> None:
         """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
-        for record in self.records:
-            if is_unlinked(record) and not is_view(record.stand_in) and is_moved(record):
-                self.viewed.add(id(record.real))
-                raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+        self.see_as_views([record for record in self.records if is_unlinked(record) and is_moved(record)])
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import base_of, history_of, is_marked, is_usable, is_view, leads_to, leads_to_base
+from .._torch.tensors import (
+    base_of,
+    history_of,
+    is_marked,
+    is_usable,
+    is_view,
+    leads_to,
+    leads_to_base,
+    share_counters,
+)
 from ..errors import UnsupportedAliasError
 from ..graph.signature import (
     AliasOutput,
@@ -36,7 +45,7 @@ from .opinfo import CUTS
 from .origin import user_line
 from .reach import is_barred
 from .recorder import Recorder
-from .records import InputRecord
+from .records import InputRecord, is_unlinked
 from .replaced import in_order, replacement_of
 from .roots import chain_of, is_from_custom_function
 from .tape import Entry
@@ -80,6 +89,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
         if isinstance(found.outputs[-1], AliasOutput):
             found.aliases.append((len(found.outputs) - 1, leaf))
+        if recorder.writes.replaced and isinstance(leaf, FakeTensor):
+            _check_counter(recorder, inputs, found.outputs[-1], leaf)
     for index, stand_in in zip(found.replaced, stand_ins, strict=True):
         info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
         found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
@@ -275,6 +286,24 @@ def _check_memory(
             )
 
 
+def _check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
+    """What is taken of a view that `.data = ...` gave other memory counts its writes with what this was a view of."""
+    is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
+    if is_of_input or id(leaf) in recorder.writes.replaced or leaf.is_inference():
+        return
+    storage = recorder.value_of(leaf).storage
+    for record in inputs.records:
+        stand_in = record.stand_in
+        if stand_in.is_inference() or recorder.value_of(stand_in).storage is storage:
+            continue
+        if share_counters(leaf, stand_in):
+            where = recorder.writes.changed_at.get(next(reversed(recorder.writes.replaced)))
+            raise UnsupportedAliasError(
+                f"the output {info.path} is taken of a view of {record.slot} that was given other memory (`.data = "
+                f"...`) at {user_line(where)}: a write to it counts as one to {record.slot}. Return a copy."
+            )
+
+
 def _check_detached(
     recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str, steps: tuple[ViewStep, ...]
 ) -> None:
@@ -404,6 +433,7 @@ def _steps(
     marked = marked or is_marked or (record is not None and record.is_marked)
     at_start = record is not None and base is record.initial
     detached_at = None if record is None else record.detached_at
+    bars_views = marked or (record is not None and is_unlinked(record))  # once it is written
     steps = []
     while value is not base:
         view = value.view
@@ -419,7 +449,7 @@ def _steps(
                 view.grad_enabled,
                 When.AT_LAST
                 if record is None and (not marked or value.of_differentiable)
-                else _when(value, at_start, marked, detached_at),
+                else _when(value, at_start, marked, bars_views, detached_at),
             )
         )
         value = value.parent
@@ -427,18 +457,18 @@ def _steps(
     for at in range(1, len(steps)):
         above, step = steps[at - 1], steps[at]
         # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
-        bars_views = step.grad_enabled and not above.grad_enabled and detached_at is None and not marked
-        when = above.when if bars_views else max(above.when, step.when)
+        is_barred_then = step.grad_enabled and not above.grad_enabled and detached_at is None and not marked
+        when = above.when if is_barred_then else max(above.when, step.when)
         if when != step.when:
             steps[at] = dataclasses.replace(step, when=when)
     return tuple(steps)
 
 
-def _when(value: Value, at_start: bool, marked: bool, detached_at: int | None) -> When:
+def _when(value: Value, at_start: bool, marked: bool, bars_views: bool, detached_at: int | None) -> When:
     if marked and not value.of_differentiable:
         is_written_later = at_start and value.born < value.storage.clock
         return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
     if detached_at is not None and value.born <= detached_at:
         return When.BEFORE_WRITES
-    before = value.born < (value.storage.clock if marked else min(value.storage.clock, 1))
+    before = value.born < (value.storage.clock if bars_views else min(value.storage.clock, 1))
     return When.BEFORE_WRITES if before else When.AT_LAST

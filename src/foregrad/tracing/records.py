@@ -25,6 +25,7 @@ class InputRecord:
         "detached_at",
         "entry",
         "initial",
+        "is_called",
         "is_marked",
         "leaf",
         "real",
@@ -47,6 +48,7 @@ class InputRecord:
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
         self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
+        self.is_called = False  # `requires_grad_` was called on it
         self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None

@@ -45,10 +45,11 @@ def replacement_of(
     barred = is_set and is_barred(history_of(stand_in))
     value = recorder.value_of(stand_in)
     source = records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
-    if source is not None and source is not record and source.detached_at is not None and stand_in.requires_grad:
+    if source is not None and source.detached_at is not None and stand_in.requires_grad:
         raise UnsupportedMutationError(
-            f"{record.slot} takes over the memory of {source.slot}, which `detach_` is called on later, last at "
-            f"{recorder.writes.where(source.stand_in)}: its history would be lost. Detach before, or out of place."
+            f"{record.slot} takes over the memory of {source.slot} at {recorder.writes.where(stand_in)}, which "
+            f"`detach_` is called on, last at {recorder.writes.where(source.stand_in)}: its history would be lost. "
+            "Detach before, or out of place."
         )
     is_marked_view = source is record or (source is not None and not source.stand_in.requires_grad)
     if barred and not record.real.requires_grad and is_marked_view:

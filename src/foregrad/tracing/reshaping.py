@@ -56,10 +56,13 @@ def reshape_view(
         func(tensor, *args)
         recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
         return tensor
-    if tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
-        return NotImplemented
     if base.is_leaf:
         return NotImplemented  # which raises
+    if tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
+        raise UnsupportedMutationError(
+            f"the sizes of a view that is conjugated or negated, or is of such a tensor, are changed in place at "
+            f"{user_line(recorder.origins.here())}, with gradients on: change them out of place instead."
+        )
     record = inputs.by_stand_in.get(id(base))
     outer = base_of(record.real) if record is not None and is_view(record.real) else None
     if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]

@@ -324,11 +324,11 @@ class Writes:
         return user_line(self.changed_at.get(done[-1]) if done else None)
 
     def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
-        if source.fake is tensor:
-            source.fake = None  # its sizes are no longer those of this value
         self.recorder.kept.append(tensor)
         self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
         value.generation = -1
+        if source.fake is tensor:
+            source.fake, source.became = None, value  # its sizes are no longer those of `source`
 
     def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
         rec = self.recorder
@@ -354,7 +354,7 @@ class Writes:
         op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
         view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
-        if rec.value_of(source).spec.shape != rec.value_of(tensor).spec.shape:
+        if not rec.value_of(source).spec.same_layout(rec.value_of(tensor).spec):
             self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
         self.become_view(tensor, rec.value_of(source), view)
@@ -441,9 +441,10 @@ def _at_start(spec: TensorSpec) -> TensorSpec:
 
 
 def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
+    """What `aten.copy` gives: a tensor without bits."""
     entry = value.entry
     offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
-    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset)
 
 
 def _by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
@@ -496,5 +497,4 @@ def _flat_entries(values: Any) -> list[Entry]:
 
 
 def _bind(rec: Recorder, tensor: torch.Tensor, entry: Entry) -> None:
-    spec = rec.spec_of(tensor)
-    rec.values[id(tensor)] = Value(tensor, entry, spec)
+    rec.values[id(tensor)] = Value(tensor, entry, rec.spec_of(tensor))

@@ -1,0 +1,269 @@
+"""Programs that once told compiled from eager: views that are marked, conjugated, reshaped or made under no_grad."""
+
+from __future__ import annotations
+
+from tests.parity.stored import Stored
+
+VIEWS = Stored()
+regression = VIEWS.regression
+refusal = VIEWS.refusal
+
+regression(
+    "a view of a view of an argument is taken before that one is marked, and returned after it",
+    """
+def make_args():
+    a2 = torch.randn((6,), dtype=torch.float32)
+    return (a2,)
+
+
+def f(x0):
+    v0 = x0[None]
+    v4 = v0[..., 2:3]
+    v0.requires_grad_()
+    return (v0, v4)
+""",
+)
+
+regression(
+    "an argument that is a view of another is marked through that one",
+    """
+def make_args():
+    a0 = torch.randn((6,), dtype=torch.float32)
+    return (a0, a0[...], a0.view(2, 3))
+
+
+def f(x0, x1, x2):
+    y = x1 * 2
+    x0.requires_grad_()
+    return x1.squeeze(-1), x2[0] + 1, y
+""",
+)
+
+refusal(
+    "sizes of a conjugate view are changed in place, and it is used then",
+    "sizes of a view that is conjugated",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a2 = a0.conj()
+    return (a0, a2)
+
+
+def f(x0, x1):
+    x1.unsqueeze_(0)
+    v1 = x1.squeeze(3)
+    v1.index_copy_(0, torch.tensor([0]), v1[:1])
+    return ()
+""",
+)
+
+regression(
+    "a view made under no_grad is written by itself, and through memory that autograd knows nothing of",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32).expand((2, 3))).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.mT
+    a3 = torch.empty(0, dtype=torch.float32).set_(a1.untyped_storage(), 0, (5,), (1,))
+    return (a3, a1)
+
+
+def f(x0, x1):
+    x0.clamp_(-1, 1)
+    v1 = x1.chunk(2, 0)
+    with torch.no_grad():
+        v1[1][1:].copy_(v1[1][:-1])
+    return v1
+""",
+)
+
+regression(
+    "a flattened argument takes over its own transpose",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0.t(), a0)
+
+
+def f(x0, x1):
+    v1 = x1.flatten()
+    x1.set_(x0)
+    return v1
+""",
+)
+
+regression(
+    "indices of a sort are returned, changed in place, and only another output is differentiated",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = torch.empty(0, dtype=torch.float32).set_(a0.untyped_storage(), 0, (1,), (1,))
+    a3 = a0.as_strided((1,), (1,), 0)
+    return (a0, a1, a3)
+
+
+def f(x0, x1, x2):
+    v0 = x2.sort(0)
+    with torch.no_grad():
+        v1 = v0[0][...]
+    v2 = x0.detach()
+    x0.addcmul_(v2, v2)
+    return [v0[1], v1, x1, x0]
+""",
+)
+
+regression(
+    "the data of a saved tensor is returned and changed in place",
+    """
+def make_args():
+    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = torch.view_as_complex(a0)
+    return (a0, a1)
+
+
+def f(x0, x1):
+    v1 = x1.sin() * -1
+    v2 = v1.data
+    return [v2, v1.sin()]
+""",
+)
+
+regression(
+    "the data of a saved tensor is made to require grad",
+    """
+def make_args():
+    return ((torch.randn((2, 3))).detach().requires_grad_() * 1,)
+
+
+def f(x0):
+    v1 = x0.sin()
+    v2 = v1.data
+    v2.requires_grad_()
+    return v2, v1.sin()
+""",
+)
+
+refusal(
+    "a view made under no_grad is used, and what it is a view of is written twice by one operator",
+    "on a way that leads to no input, by a view made under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0.squeeze()
+    v1 = v0.sin()
+    torch._foreach_add_([x0, x0], [v1, v1])
+    return ()
+""",
+)
+
+refusal(
+    "a view is given other memory and returned detached",
+    "a write to it counts as one to",
+    """
+def make_args():
+    a1 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
+    return (a1,)
+
+
+def f(x0):
+    v0 = x0[0]
+    v0.data = v0.data.clone()
+    v3 = v0.detach()
+    return v3
+""",
+)
+
+regression(
+    "sizes change of a tensor and of a view of it, and both are returned",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (2, 1, 2), dtype=torch.int32)
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0 > 0
+    v1 = v0.diagonal(0)
+    v1.squeeze_()
+    v4 = v1.contiguous()
+    v7 = v0.to(torch.bool)
+    v4.copy_(v4.flip(0))
+    v7.unsqueeze_(0)
+    return (v0, v1)
+""",
+)
+
+regression(
+    "what a product needs was written, on the way to a view made under no_grad",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (), dtype=torch.int32)
+    a1 = (torch.randn((), dtype=torch.complex64)).detach().requires_grad_()
+    with torch.no_grad():
+        a2 = a1.conj()
+    return (a0, a2, a1)
+
+
+def f(x0, x1, x2):
+    v2 = x0 * x1
+    x0.zero_()
+    return v2
+""",
+)
+
+regression(
+    "an imaginary part of a conjugate, which an operator writes by out=",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64)
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.flip(0)
+    v1 = v0.conj()
+    v2 = v1.imag
+    torch.add(v1, v1, out=v1)
+    return v2
+""",
+)
+
+regression(
+    "an imaginary part of a conjugate argument, which is written",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.complex64).conj()
+    return (a0,)
+
+
+def f(x0):
+    v2 = x0.imag
+    x0.copy_(x0.flip(0))
+    v3 = v2.sin()
+    v2.add_(1)
+    return v3, x0
+""",
+)
+
+refusal(
+    "an argument is detached in place and takes over a view that was taken of it before",
+    "takes over the memory of",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a1 = a0.diagonal(0)
+    return (a1, a0)
+
+
+def f(x0, x1):
+    v1 = x1.permute((1, 2, 0))
+    x1.detach_()
+    x1.set_(v1)
+    return ()
+""",
+)
