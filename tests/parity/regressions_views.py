@@ -267,3 +267,128 @@ def f(x0, x1):
     return ()
 """,
 )
+
+refusal(
+    "a window of a real part is written and reshaped",
+    "or is `as_strided` of a view",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a1 = a0.real
+    a2 = a1.as_strided((2, 2), (2, 1), 1)
+    return (a1, a2)
+
+
+def f(x0, x1):
+    x1[..., 1:].add_(x1[..., :-1])
+    x1.unsqueeze_(0)
+    return ()
+""",
+)
+
+regression(
+    "a leaf is detached in place, reshaped and made to require grad again",
+    """
+def make_args():
+    a1 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_()
+    return (a1, a1)
+
+
+def f(x0, x1):
+    x0.detach_()
+    x1.transpose_(2, -2)
+    x1.requires_grad_()
+    return ()
+""",
+)
+
+regression(
+    "a view of a view made under no_grad is multiplied, and a detached one beside it reshaped",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.as_strided((3, 3), (1, 0), 0)
+    a2 = a1.unflatten(0, (1, -1))
+    a3 = a2.detach()
+    return (a1, a2, a3, a3)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x3.chunk(2, -2)
+    v3 = x1 * v0[1]
+    x2.unsqueeze_(1)
+    return v3
+""",
+)
+
+refusal(
+    "one of several views made at once is given other memory",
+    "is a view that was given other memory",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0 * 0.5
+    v3 = v1.unbind(0)
+    v3[2].data = v3[2].data.clone()
+    return (v3[2],)
+""",
+)
+
+refusal(
+    "a view is written and given other memory, and returned",
+    "is a view that was given other memory",
+    """
+def make_args():
+    a3 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.complex64).copy_(torch.randn((2, 3), dtype=torch.complex64))).detach().requires_grad_() * 1
+    return (a3,)
+
+
+def f(x2):
+    v0 = x2.tensor_split(2, -1)
+    v1 = v0[1].contiguous()
+    v1.zero_()
+    v0[1].data = v0[1].data.clone()
+    return v0
+""",
+)
+
+refusal(
+    "a view takes over another one of the same tensor, of which several views are returned",
+    "is a view in the memory of",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.permute((0, 2, 1))
+    a2 = a0.transpose(-1, 2)
+    return (a1, a0, a2)
+
+
+def f(x0, x1, x2):
+    x2.set_(x0)
+    v1 = x1.chunk(2, 1)
+    return v1
+""",
+)
+
+regression(
+    "a view is given other memory, and then what it was a view of is reshaped",
+    """
+def make_args():
+    a0 = torch.randn((), dtype=torch.float32).requires_grad_() * 1
+    a1 = (torch.randn((5, 2, 2), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    return (a1, a0)
+
+
+def f(x0, x1):
+    v1 = x1.expand((2,))
+    v1.data = x0.data
+    x1.squeeze_()
+    v4 = v1.reshape((12,))
+    return v4.detach().clone()
+""",
+)

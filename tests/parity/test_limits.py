@@ -146,6 +146,12 @@ PROGRAMS = [
         1,
     ),
     (
+        "a view is given other memory",
+        f"{LEAF} * 1,",
+        ["v = x[0]", "v.zero_()", "v.data = v.data.clone()", "return v"],
+        2,
+    ),
+    (
         "a leaf is detached in place and made to require grad",
         f"{LEAF},",
         ["x.detach_()", "v = x[0]", "x.requires_grad_()", "return v"],

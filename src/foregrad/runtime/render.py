@@ -225,7 +225,9 @@ class _Renderer:
         for write in writes:
             op = self.bind(_op_name(write.op), write.op)
             arguments = self._arguments(write.args, write.kwargs)
-            grad_enabled = write.grad_enabled and not self.signature.inputs[write.input].becomes_differentiable
+            info = self.signature.inputs[write.input]
+            was_leaf = info.requires_grad and info.is_leaf  # eager's was detached by then
+            grad_enabled = write.grad_enabled and not (info.becomes_differentiable or was_leaf)
             guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
             self._under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
 

@@ -309,6 +309,9 @@ class Inputs:
             is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
             with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
                 record.stand_in = _view_like(record.real, base.stand_in)
+                if is_leaf and not record.real.is_leaf:  # a view of such a view: its history ends there
+                    with torch.enable_grad():
+                        record.stand_in = record.stand_in.view_as(record.stand_in)
                 copy_creation_meta(record.stand_in, record.real)
                 if record.real.requires_grad is False and record.stand_in.requires_grad:
                     record.stand_in = record.stand_in.detach()

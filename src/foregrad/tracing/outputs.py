@@ -9,6 +9,7 @@ import torch
 
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import (
+    allows_writes,
     base_of,
     history_of,
     is_marked,
@@ -147,6 +148,12 @@ def _tensor_output(
     if old is None and recorder.writes.replaced and is_view(leaf):
         _check_memory(recorder, inputs, found, bases, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
+        if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.clock or not allows_writes(leaf)):
+            raise UnsupportedAliasError(
+                f"the output {path} is a view that was given other memory (`.data = ...` or `set_`) at "
+                f"{recorder.writes.where(leaf)}, while what it was a view of is written, or which is one of several "
+                "views made at once: return a copy."
+            )
         alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
         if alias is None:
             info = _memory(recorder, inputs, found, number, bases, leaf, path)

@@ -132,6 +132,8 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
     moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
     barred = {r.input: is_view(records[r.input].real) for r in found.replacements if r.is_set and r.grad_enabled}
+    bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
+    barred |= {i: False for i, r in enumerate(records) if bases & {id(r.real), id(base_of(r.real))} and i not in barred}
     for at, leaf in found.aliases if moved or barred else ():
         info = found.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
@@ -195,7 +197,8 @@ def _spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
     if TensorSpec.of(base).overlaps_itself and by_strides != [True]:
         return True
     inner_ones = [inner for outer, inner in zip(by_strides, steps[1:], strict=False) if outer]
-    return any(_overlaps(inner) or _numel(inner) < base.numel() for inner in inner_ones)
+    whole = base.numel() * base.itemsize // view.itemsize  # in elements of the view's dtype
+    return any(_overlaps(inner) or _numel(inner) < whole for inner in inner_ones)
 
 
 def _numel(step: Any) -> int:

@@ -100,7 +100,9 @@ def _is_view_of(value: Value, tensor: torch.Tensor) -> bool:
     fake = value.fake
     if fake is None or value.view is None or value.view.op is aten.as_strided.default or not fake.requires_grad:
         return False
-    return is_view(fake) and base_of(fake) is tensor and allows_writes(fake) and leads_to_base(fake)
+    if not is_view(fake) or base_of(fake) is not tensor or storage_key(fake) != storage_key(tensor):
+        return False
+    return allows_writes(fake) and leads_to_base(fake)
 
 
 def _become(recorder: Recorder, tensor: torch.Tensor, new: torch.Tensor) -> None:
