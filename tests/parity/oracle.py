@@ -187,9 +187,14 @@ class Pair:
         if not roots:
             return True
         # Gradients are laid out as tangents are where these come in as they are, not through views put together again,
-        # and where the leaf's own layout can be followed.
+        # and where the leaf's own layout can be followed. Views of what was written later are by strides to eager.
         parts = self.eager.views()
-        self.strides_are_given = not parts.intersection(roots) and not any(overlaps(t) for _, t in self.eager.inputs)
+        moved = zip(self.eager.inputs, self.eager.versions(), strict=True)
+        self.strides_are_given = not (
+            parts.intersection(roots)
+            or any(overlaps(t) for _, t in self.eager.inputs)
+            or any(by and t.requires_grad and t.is_leaf for (_, t), by in moved)
+        )
         grads: list[list[Any]] = []
         errors: list[Exception | None] = []
         for side in (self.eager, self.compiled):

@@ -144,7 +144,7 @@ def f(x0):
 )
 
 refusal(
-    "a view made under no_grad is used, and what it is a view of is written twice by one operator",
+    "a view made under no_grad is used, and added to what it is a view of",
     "on a way that leads to no input, by a view made under no_grad",
     """
 def make_args():
@@ -156,7 +156,7 @@ def f(x0):
     with torch.no_grad():
         v0 = x0.squeeze()
     v1 = v0.sin()
-    torch._foreach_add_([x0, x0], [v1, v1])
+    x0.add_(v1)
     return ()
 """,
 )
@@ -390,5 +390,108 @@ def f(x0, x1):
     x1.squeeze_()
     v4 = v1.reshape((12,))
     return v4.detach().clone()
+""",
+)
+
+refusal(
+    "a tensor is given memory by set_ with gradients, and written",
+    "which has no derivative",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0.t(),)
+
+
+def f(x0):
+    v1 = x0.unsqueeze(0)
+    v2 = v1.data
+    v2.set_(v1)
+    v2[v2 > 0] = 0
+    return v2
+""",
+)
+
+refusal(
+    "one operator on lists writes to a tensor twice, which other memory is given to",
+    "writes to a tensor twice",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
+    return (a0, a0)
+
+
+def f(x0, x1):
+    v1 = x0.sigmoid()
+    with torch.no_grad():
+        x0.set_(v1)
+    torch._foreach_add_([v1, v1], [x1, x1])
+    return v1
+""",
+)
+
+refusal(
+    "an argument takes over the memory of a view of it that is marked",
+    "gives args",
+    """
+def make_args():
+    a0 = torch.randn((1, 3), dtype=torch.float32)
+    return (a0.view(-1, 1), a0.unsqueeze(2), a0)
+
+
+def f(x0, x1, x2):
+    x0.requires_grad_()
+    x2.set_(x0)
+    return ()
+""",
+)
+
+refusal(
+    "a view takes itself over, with gradients, beside what was given the argument's memory",
+    "is called on a view of args",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.data
+    v0.set_(x0)
+    v3 = x0.squeeze(0)
+    v3.set_(v3)
+    return v0
+""",
+)
+
+regression(
+    "an argument is given memory, made smaller, and returned with a view of it",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.float64)
+    return (a0,)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    x0.resize_(3)
+    v3 = x0.unsqueeze(1)
+    v3.neg_()
+    return v3
+""",
+)
+
+regression(
+    "a window of a complex argument that begins late in its memory is written, after products",
+    """
+def make_args():
+    a0 = torch.randn((6,), dtype=torch.complex64)[1:-1]
+    return (a0, a0)
+
+
+def f(x0, x1):
+    x1.detach().add_(-1)
+    x1.mul_(0.5)
+    x0.unfold(0, x0.shape[0], 1).mul_(0)
+    return ()
 """,
 )

@@ -102,9 +102,10 @@ def bases_of(
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value
         _separate(recorder, value.root)
-        if len(group) == 1 and id(first) in inputs.by_stand_in and value.root.spec.nbytes != value.spec.nbytes:
-            root = value.root  # the input comes to own all of this memory
-            output = found.add(Base((Output(path),)), root.read(recorder.emit), root.spec, None)
+        if _owns_more(inputs, group):
+            root = value.root  # an input comes to own all of this memory
+            whole = Base(tuple(Output(member.path) for member in group))
+            output = found.add(whole, root.read(recorder.emit), root.spec, None)
             bases[key] = BaseOutput(root, output, ())
             continue
         if len(group) == 1 and is_barred_tensor(first):
@@ -118,7 +119,8 @@ def bases_of(
             if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]
                 value.generation = -1  # what was written to a view, seen where the view is
                 entry = value.read(recorder.emit)
-            if any(above.view is not None and above.view.op is take_data for above in chain_of(value)):
+            is_data = any(above.view is not None and above.view.op is take_data for above in chain_of(value))
+            if is_data and not first.requires_grad:
                 # What autograd has saved of this memory keeps a version counter of its own.
                 output = found.add(Base((Output(path),)), entry, value.spec, None)
                 bases[key] = BaseOutput(value, output, (ViewStep(take_data, (), (), None, id(value), True),))
@@ -148,6 +150,14 @@ def bases_of(
             found.by_fake.pop(id(base.fake))  # that is what it was
             found.by_fake |= {} if known is None else {id(base.fake): known}
     return bases
+
+
+def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
+    """Whether an input takes memory over that has more than its elements."""
+    owners = [member for member in group if id(member.tensor) in inputs.by_stand_in]
+    if len(group) > 1 and any(member.tensor.requires_grad for member in group):
+        return False
+    return any(owner.value.root.spec.nbytes != owner.value.spec.nbytes for owner in owners)
 
 
 def is_barred_tensor(tensor: torch.Tensor) -> bool:

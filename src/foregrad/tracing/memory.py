@@ -22,7 +22,16 @@ from .opinfo import OpInfo
 if TYPE_CHECKING:
     from .alias import Value
 
-__all__ = ["At", "CallInMemory", "Place", "place_of", "tensors_at", "where_order_matters"]
+__all__ = [
+    "At",
+    "CallInMemory",
+    "Place",
+    "draws_in_memory_order",
+    "place_of",
+    "rounds_in_memory",
+    "tensors_at",
+    "where_order_matters",
+]
 
 aten = torch.ops.aten
 
@@ -217,3 +226,17 @@ def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
 def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tensor:
     itemsize = spec.dtype.itemsize
     return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
+
+
+def draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
+    return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
+
+
+# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
+_PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
+
+
+def rounds_in_memory(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would round differently."""
+    return targets[0].is_complex() and func._schema.name.removeprefix("aten::") in _PRODUCTS

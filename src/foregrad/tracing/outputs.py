@@ -44,7 +44,7 @@ from .bases import (
 from .inputs import Inputs
 from .opinfo import CUTS
 from .origin import user_line
-from .reach import is_barred
+from .reach import is_barred, nodes_behind
 from .recorder import Recorder
 from .records import InputRecord, is_unlinked
 from .replaced import in_order, replacement_of
@@ -154,6 +154,11 @@ def _tensor_output(
                 f"{recorder.writes.where(leaf)}, while what it was a view of is written, or which is one of several "
                 "views made at once: return a copy."
             )
+        if is_set and leaf.requires_grad and not is_barred_tensor(leaf) and any(map(is_barred, nodes_behind([leaf]))):
+            raise UnsupportedAliasError(
+                f"the output {path} is given other memory by `set_` with gradients, which has no derivative, at "
+                f"{recorder.writes.where(leaf)}, and is written to with gradients then: detach it before."
+            )
         alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
         if alias is None:
             info = _memory(recorder, inputs, found, number, bases, leaf, path)
@@ -217,7 +222,7 @@ def _memory(
     """The output, whatever it was before it took another tensor's memory over."""
     value = recorder.value_of(leaf)
     is_input = id(leaf) in inputs.by_stand_in
-    if recorder.writes.has_lists and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
+    if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
         _check_view(recorder, leaf, path)
     index, above = _replaced_above(recorder, inputs, found, value)
     if above is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .._torch.symbols import has_symbolic
-from .._torch.tensors import is_view, storage_key
+from .._torch.tensors import storage_key
 from ..errors import UnsupportedAliasError
 from .origin import Origins, user_line
 
@@ -36,12 +36,12 @@ def check_view(source: torch.Tensor, size: Any) -> None:
 
 
 def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
-    """Refuse an operator on lists that writes to one view twice, with gradients."""
-    views = [id(tensor) for tensor in targets if is_view(tensor) and tensor.requires_grad]
-    if len(set(views)) < len(views):
+    """Refuse an operator on lists that writes to one tensor twice, with gradients."""
+    tensors = [id(tensor) for tensor in targets if tensor.requires_grad]
+    if len(set(tensors)) < len(tensors):
         raise UnsupportedAliasError(
-            f"the `_foreach_` operator at {user_line(origins.here())} writes to a view twice, with gradients: PyTorch "
-            "gives the view gradients of one of the writes only. Write to it twice, or to a copy."
+            f"the `_foreach_` operator at {user_line(origins.here())} writes to a tensor twice, with gradients: it "
+            "gets gradients of one of the writes only. Write to it twice, or to a copy."
         )
 
 

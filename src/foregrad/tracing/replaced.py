@@ -51,7 +51,8 @@ def replacement_of(
             f"`detach_` is called on, last at {recorder.writes.where(source.stand_in)}: its history would be lost. "
             "Detach before, or out of place."
         )
-    is_marked_view = source is record or (source is not None and not source.stand_in.requires_grad)
+    is_of_it = source is not None and (source is record or base_of(source.real) is record.real)
+    is_marked_view = is_of_it or (source is not None and not source.stand_in.requires_grad)
     if barred and not record.real.requires_grad and is_marked_view:
         raise UnsupportedMutationError(
             f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view that the function "

@@ -51,10 +51,17 @@ def check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, in
     """
     known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
     moved = {write.input for write in found.metadata_writes} - known
-    parted = {
-        id(old.storage) for key, (old, is_set) in writes.replaced.items() if is_set and key not in inputs.by_stand_in
+    set_views = {
+        key: id(old.storage)
+        for key, (old, is_set) in writes.replaced.items()
+        if is_set and key not in inputs.by_stand_in
     }
-    known |= {out.input for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred}  # type: ignore[misc]
+    parted = set(set_views.values())
+    returned = {id(leaf) for at, leaf in found.aliases if found.outputs[at].memory_is_barred}  # type: ignore[attr-defined]
+    hidden = {storage for key, storage in set_views.items() if key not in returned}
+    barred = [out for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred]
+    inputs_of = {out.input for out in barred if out.input is not None}
+    known |= {i for i in inputs_of if id(inputs.records[i].initial.storage) not in hidden}
     for index, record in enumerate(inputs.records):
         is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real) and record.real.requires_grad
         if is_listed_view and is_written_with_history(record):

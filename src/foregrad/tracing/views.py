@@ -17,7 +17,7 @@ from ..graph.meta import TensorSpec
 from .opinfo import set_to, take_data
 from .tape import Entry
 
-__all__ = ["Emit", "is_bijection", "undone", "without_bits", "write_back", "write_memory"]
+__all__ = ["Emit", "is_bijection", "moved", "undone", "without_bits", "write_back", "write_memory"]
 
 aten = torch.ops.aten
 
@@ -228,13 +228,14 @@ def write_back(
     if rule is None:
         return write_memory(emit, base, base_spec, view_spec, new)
     if isinstance(base.spec, TensorSpec):  # scatters keep the place in memory that their base has
-        base_spec = _moved(base_spec, base.spec.offset)
+        base_spec = moved(base_spec, base.spec.offset)
     if rule in _SELECTIONS and (base_spec.conj or base_spec.neg):
         base_spec = without_bits(base_spec)  # they resolve them
     return rule(emit, args, base, base_spec, new, index)
 
 
-def _moved(spec: TensorSpec, offset: Any) -> TensorSpec:
+def moved(spec: TensorSpec, offset: Any) -> TensorSpec:
+    """The spec at another place in memory."""
     if spec.offset is offset or spec.offset == offset:
         return spec
     return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
@@ -248,11 +249,11 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
     """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
     for is_set, op in ((base_spec.conj, aten._conj.default), (base_spec.neg, aten._neg_view.default)):
         if is_set:  # PyTorch would resolve it, in memory of another layout
-            base, new = emit(op, base, spec=_moved(without_bits(base_spec), _offset(base))), emit(op, new)
+            base, new = emit(op, base, spec=moved(without_bits(base_spec), _offset(base))), emit(op, new)
     if base_spec.conj or base_spec.neg:
         written = write_memory(emit, base, without_bits(base_spec), without_bits(view_spec), new)
         for is_set, op in ((base_spec.neg, aten._neg_view.default), (base_spec.conj, aten._conj.default)):
-            written = emit(op, written, spec=_moved(base_spec, _offset(written))) if is_set else written
+            written = emit(op, written, spec=moved(base_spec, _offset(written))) if is_set else written
         return written
     shape, stride = list(view_spec.shape), list(view_spec.stride)
     for dim in range(len(shape)):
@@ -262,7 +263,7 @@ def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: Tens
     if base.target is aten.view.dtype and _is_contiguous(base_spec):
         base = emit(aten.clone.default, base)  # the kernel takes no memory that ends within an element
     offset = _offset(base) + view_spec.offset - base_spec.offset
-    spec = _moved(base_spec, _offset(base))
+    spec = moved(base_spec, _offset(base))
     if not _is_contiguous(base_spec):
         base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
     return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=spec)

@@ -17,12 +17,22 @@ from .._torch.tensors import history_of
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Storage, Value, View
-from .memory import At, CallInMemory, Place, place_of, tensors_at, where_order_matters
+from .memory import (
+    At,
+    CallInMemory,
+    Place,
+    draws_in_memory_order,
+    place_of,
+    rounds_in_memory,
+    tensors_at,
+    where_order_matters,
+)
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import Origin, user_line
 from .overlaps import check_cast, check_lists, check_write
 from .reach import is_barred
 from .tape import Entry
+from .views import moved, without_bits
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -45,8 +55,7 @@ class Writes:
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.copied: dict[int, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
-        self.has_lists = False  # some `_foreach_` operator got tensors that overlap
-        self.listed: set[int] = set()  # those tensors, by id
+        self.listed: set[int] = set()  # by id, tensors that some `_foreach_` operator got and that overlap
         self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
         self.on_resize: Callable[[], None] = lambda: None
         self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
@@ -67,11 +76,10 @@ class Writes:
         if info.is_out:
             self._resized_outputs(targets)
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
-        beside = _rounds(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
+        beside = rounds_in_memory(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
             if func._schema.name.startswith("aten::_foreach_"):
                 check_lists(targets, rec.origins)
-                self.has_lists = True
                 self.listed |= set(map(id, targets))
                 self.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
             self._in_memory(info, before, values, targets, out)
@@ -80,7 +88,9 @@ class Writes:
             new = [self._copied(targets[0], args[1], before[1])]
         elif func in _FILLS:
             new = [self._filled(targets[0], before[0], _FILLS[func], args)]
-        elif info.functional is not None and not (_draws_in_memory_order(func, targets) or _rounds(func, targets)):
+        elif info.functional is not None and not (
+            draws_in_memory_order(func, targets) or rounds_in_memory(func, targets)
+        ):
             new = self._functional(info, args, kwargs, before, out)
         else:
             new = self._on_copies(info, given, before, info.writes, out)
@@ -130,7 +140,7 @@ class Writes:
         entry = rec.entry(call, args, {}, info.is_random)
         targets = [given[i] for i in writes if given.get(i) is not None]
         returned = _as_tuple(out)
-        entry.spec = (*(rec._specs_of(o) for o in returned), *(rec._specs_of(t) for t in targets))
+        entry.spec = (*(rec._specs_of(o) for o in returned), *(_at_start(rec._specs_of(t)) for t in targets))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
         written = {id(t) for value in targets for t in _tensors(value)}
         for tensor, part in zip(returned, parts, strict=False):
@@ -265,7 +275,7 @@ class Writes:
         targets = [given[i] for i in info.hidden_writes]
         if info.op is aten.native_batch_norm.default:
             entry = rec.entry(aten._native_batch_norm_legit_functional.default, before, {}, False)
-            entry.spec = (*rec._specs_of(out), *(rec.value_of(t).spec for t in targets))
+            entry.spec = (*rec._specs_of(out), *(_at_start(rec.value_of(t).spec) for t in targets))
             parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(5)]
             for tensor, part in zip(out, parts[:3], strict=True):
                 _bind(rec, tensor, part)
@@ -412,20 +422,6 @@ class Writes:
 _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
 
 
-def _draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
-    """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
-    return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
-
-
-# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
-_PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
-
-
-def _rounds(func: Any, targets: list[torch.Tensor]) -> bool:
-    """Whether the functional form would round differently."""
-    return targets[0].is_complex() and func._schema.name.removeprefix("aten::") in _PRODUCTS
-
-
 def _leaves_its_root(value: Value) -> bool:
     """Whether a view by strides goes past the memory of the input it is taken of."""
     root = value.storage.root
@@ -436,15 +432,18 @@ def _leaves_its_root(value: Value) -> bool:
     return False
 
 
-def _at_start(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
+def _at_start(spec: Any) -> Any:
+    """What a copy of it has, which is a memory of its own."""
+    if isinstance(spec, TensorSpec):
+        return moved(spec, 0)
+    return None if spec is None else tuple(map(_at_start, spec))
 
 
 def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
     """What `aten.copy` gives: a tensor without bits."""
     entry = value.entry
     offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
-    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset)
+    return moved(without_bits(spec), offset)
 
 
 def _by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
