@@ -193,7 +193,7 @@ class Pair:
         self.strides_are_given = not (
             parts.intersection(roots)
             or any(overlaps(t) for _, t in self.eager.inputs)
-            or any(by and t.requires_grad and t.is_leaf for (_, t), by in moved)
+            or any(by and attempt(lambda t=t: t.requires_grad and t.is_leaf) is True for (_, t), by in moved)
         )
         grads: list[list[Any]] = []
         errors: list[Exception | None] = []

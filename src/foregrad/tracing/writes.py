@@ -79,7 +79,7 @@ class Writes:
         beside = rounds_in_memory(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
             if func._schema.name.startswith("aten::_foreach_"):
-                check_lists(targets, rec.origins)
+                check_lists(targets, rec.origins, moved=bool(self.replaced))
                 self.listed |= set(map(id, targets))
                 self.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
             self._in_memory(info, before, values, targets, out)
