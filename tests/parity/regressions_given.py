@@ -576,7 +576,7 @@ def f(x0):
 
 refusal(
     "parts of a view are returned, whose base is detached and written",
-    "which the function wrote to with gradients",
+    "is written to and then detached in place",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1

@@ -342,7 +342,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view is stacked whose base was written and detached",
-    "a view used at",
+    "is written to and then detached in place",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1

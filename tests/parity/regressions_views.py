@@ -495,3 +495,60 @@ def f(x0, x1):
     return ()
 """,
 )
+
+refusal(
+    "a view is written by no_grad, used, and its base detached then",
+    "is written to and then detached in place",
+    """
+def make_args():
+    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0[...]
+    return (a0, a1)
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        x0.view(-1).clamp_(-1, 1)
+    v1 = x1.sum()
+    x0.detach_()
+    return ()
+""",
+)
+
+refusal(
+    "an argument is marked, a view of it taken, and detached in place",
+    "which `detach_` is called on",
+    """
+def make_args():
+    a1 = torch.randn((2, 3), dtype=torch.float32)
+    return (a1,)
+
+
+def f(x0):
+    x0.requires_grad_()
+    v4 = x0[1:]
+    x0.detach_()
+    return v4
+""",
+)
+
+refusal(
+    "a view of a marked view of an argument is written, and another view given its memory",
+    "takes over another tensor's memory",
+    """
+def make_args():
+    a0 = torch.randn((), dtype=torch.float32)
+    a1 = a0.as_strided((1,), (1,), 0)
+    a2 = a1.reshape((1, 1, 1))
+    return (a0, a2, a1, a1)
+
+
+def f(x0, x1, x2, x3):
+    x2.requires_grad_()
+    v2 = x3.narrow(-1, 0, 1)
+    v3 = v2[..., 0:0]
+    x1.set_(v2)
+    v3.mul_(x1)
+    return ()
+""",
+)

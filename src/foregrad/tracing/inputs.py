@@ -23,7 +23,7 @@ from .._torch.tensors import (
     view_again,
     whole_memory,
 )
-from ..errors import ForegradWarning, UnsupportedMutationError
+from ..errors import ForegradWarning, UnsupportedAliasError, UnsupportedMutationError
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.reads import Reads
 from ..frontend.sources import Source, find_sources
@@ -418,11 +418,18 @@ class Inputs:
         if record is None:
             return
         if record.detached_at is None:  # writes that its version does not count leave views of it what they are
-            is_moved = version_of(stand_in) != record.start_version
-            record.detached_at = 0 if is_moved else self.recorder.value_of(stand_in).storage.clock
+            record.detached_at = 0 if is_moved(record) else self.recorder.value_of(stand_in).storage.clock
         for other in self.records:  # views taken under no_grad require grad as long as their base does
             real = other.real
-            if base_of(real) is not record.real or is_view(other.stand_in):
+            if base_of(real) is not record.real:
+                continue
+            if is_moved(record) and is_usable(real) and leads_to_base(real) and is_view(other.stand_in):
+                raise UnsupportedAliasError(
+                    f"{record.slot} is written to and then detached in place (`detach_`) at "
+                    f"{user_line(self.recorder.origins.here())}, and {other.slot} is a view of it, which may keep the "
+                    "history that it had: use `x = x.detach()`."
+                )
+            if is_view(other.stand_in):
                 continue
             if is_marked(real) or self._has_marked_views(other.stand_in):
                 self.see_as_views([other])

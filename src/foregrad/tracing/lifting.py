@@ -13,7 +13,17 @@ import torch
 
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.fakes import FakeTensor
-from .._torch.tensors import allows_writes, base_of, history_of, is_inside_transform, is_marked, is_view, storage_key
+from .._torch.tensors import (
+    allows_writes,
+    base_of,
+    history_of,
+    is_inside_transform,
+    is_marked,
+    is_usable,
+    is_view,
+    leads_to_base,
+    storage_key,
+)
 from .._torch.transforms import bottom_of
 from ..errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
 from ..graph.meta import TensorSpec
@@ -217,8 +227,9 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
     if base is None or not allows_writes(result) or not torch.is_grad_enabled():
         return result
     is_of_leaf = args and type(args[0]) is FakeTensor and is_view(args[0]) and is_marked(args[0])
+    is_of_leaf = is_of_leaf or (result.requires_grad and is_usable(result) and not leads_to_base(result))
     if is_of_leaf or storage_key(base) != storage_key(result):
-        return result  # of what the base was before `.data = ...`, or of a leaf
+        return result  # of what the base was before `.data = ...`, or of a leaf that is a view itself
     if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
         return result
     if base.is_complex() and result.dtype is base.dtype.to_real():

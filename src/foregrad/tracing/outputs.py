@@ -129,9 +129,10 @@ def _output(
         return InputOutput(path, number[id(record)])
     info = _tensor_output(recorder, inputs, found, number, bases, leaf, path)
     if isinstance(info, AliasOutput) and info.input is not None and info.history is None:
+        given = inputs.records[info.input]
         is_late = info.input in found.replaced or (info.steps and info.steps[0].when is When.AT_LAST)
-        if is_late:
-            _check_detached(recorder, inputs.records[info.input], leaf, path, info.steps)
+        if is_late or not (given.real.requires_grad or given.stand_in.requires_grad):
+            _check_detached(recorder, given, leaf, path, info.steps)
     return info
 
 
@@ -327,8 +328,8 @@ def _check_detached(
     gains = record.stand_in.requires_grad and not is_cut and not keeps
     if gains or keeps:
         raise UnsupportedAliasError(
-            f"the output {path} is a view of {record.slot}, whose memory is written to or replaced, and which "
-            f"`detach_` is called on, last at {recorder.writes.where(record.stand_in)}: return a copy."
+            f"the output {path} is a view of {record.slot}, which `detach_` is called on, last at "
+            f"{recorder.writes.where(record.stand_in)}: its history can't be given back. Return a copy."
         )
 
 
