@@ -219,10 +219,10 @@ class _Capture:
                 try:
                     result = _run_function(call.function, args, kwargs)
                 except Exception as error:
-                    recorder.detached.explain(error)
                     if self.replays_views and recorder.writes.resized:
                         self.replays_views = False
                         return None
+                    recorder.detached.explain(error)
                     raise
                 finally:
                     self.origins.forget()

@@ -67,6 +67,24 @@ class Detached:
                 "x.detach()`)."
             ) from error
 
+        if self.recorder.writes.resized and self._has_unfit():
+            raise UnsupportedAliasError(
+                f"{line_of(error)} raises ({str(error).splitlines()[0]}) after a tensor was given other sizes in place "
+                "(`set_`, `resize_`, `squeeze_`) of which there are views with gradients, whose place PyTorch does not "
+                "know any more. Change sizes out of place instead."
+            ) from error
+
+    def _has_unfit(self) -> bool:
+        """Whether some view can't be taken again of what its base is by now."""
+        for value in list(self.recorder.values.values()):
+            fake = value.fake
+            try:
+                _ = fake.grad_fn if fake is not None and is_view(fake) else None
+            except Exception as error:
+                if "no_grad mode" not in str(error) and "multiple views" not in str(error):
+                    return True
+        return False
+
     def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
         """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
         known = [(view, path, id(base_of(view))) for view, path in views if self.twins and is_view(view)]
