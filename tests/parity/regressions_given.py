@@ -753,7 +753,7 @@ def f(x0, x1):
 
 refusal(
     "an argument that is marked takes over a view of itself, made under no_grad, and is written",
-    "takes over another tensor's memory",
+    "the memory of a view made under no_grad",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1

@@ -359,7 +359,7 @@ def f(x2):
 
 refusal(
     "a view takes over another one of the same tensor, of which several views are returned",
-    "is a view in the memory of",
+    "takes over another tensor.s memory",
     """
 def make_args():
     a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -550,5 +550,162 @@ def f(x0, x1, x2, x3):
     x1.set_(v2)
     v3.mul_(x1)
     return ()
+""",
+)
+
+regression(
+    "a view is taken between a write and a mark, and the argument used then",
+    """
+def make_args():
+    return (torch.randn(6), torch.randn(6))
+
+
+def f(x0, x1):
+    x0.add_(x0)
+    v = x0[:2]
+    w = x0.split(3)
+    torch._foreach_add_([x1], [x1])
+    u = x1[1:].view(5)
+    x0.requires_grad_()
+    x1.requires_grad_()
+    return v, v[0], w, u, x0.sin() + x1.cos()
+""",
+)
+
+regression(
+    "a view of a complex tensor as a real one is taken, and that transposed in place",
+    """
+def make_args():
+    a0 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    return (a0, a0)
+
+
+def f(x0, x1):
+    v3 = torch.view_as_real(x0)
+    v4 = x0.imag
+    x1.t_()
+    return v3, v4
+""",
+)
+
+regression(
+    "a tensor takes over a part of itself, and is returned with the parts",
+    """
+def make_args():
+    return (torch.randn((3, 2, 2), dtype=torch.float64),)
+
+
+def f(x0):
+    v3 = x0 * 2
+    v6 = v3.tensor_split(2, 0)
+    v3.set_(v6[1])
+    return (v3, v6)
+""",
+)
+
+regression(
+    "a view made under no_grad is viewed after its base was detached in place",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.complex64)).detach().requires_grad_()
+    with torch.no_grad():
+        a2 = a0.narrow(0, 4, 2)
+    return (a0, a2)
+
+
+def f(x0, x1):
+    x0.detach_()
+    v3 = x1.squeeze()
+    x1.masked_fill_(x1 == 0.5, 0.5)
+    return v3
+""",
+)
+
+regression(
+    "a view made under no_grad is used and marked then",
+    """
+def make_args():
+    a1 = (torch.randn((5, 2, 2), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a2 = a1.permute((0, 2, 1))
+    return (a2, a2)
+
+
+def f(x0, x1):
+    v0 = x1.sin()
+    x0.requires_grad_()
+    return v0
+""",
+)
+
+regression(
+    "an argument is given memory, and takes the elements of a part of what it was",
+    """
+def make_args():
+    a0 = torch.randn((4, 1, 2), dtype=torch.float32)[1:-1]
+    return (a0, a0)
+
+
+def f(x0, x1):
+    v1 = x1.split(2, 2)
+    x1.data = x1.data.clone()
+    x0.copy_(v1[0])
+    return ()
+""",
+)
+
+refusal(
+    "an argument is given the memory of a part of a view made under no_grad, and written",
+    "the memory of a view made under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((4, 1, 2), dtype=torch.float64)[1:-1]).detach().requires_grad_() * 1
+    with torch.no_grad():
+        a1 = a0.as_strided((3,), (1,), 1)
+    a2 = a1.narrow(0, 1, 2)
+    return (a0, a2)
+
+
+def f(x0, x1):
+    x0.set_(x1)
+    x0.index_fill_(0, torch.tensor([0]), 2)
+    return ()
+""",
+)
+
+refusal(
+    "a view is given its argument's memory and then another",
+    "is a view that was given other memory",
+    """
+def make_args():
+    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_()
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0.squeeze(0)
+    with torch.no_grad():
+        v1.set_(x0)
+    v1.data = v1.data.clone()
+    return v1
+""",
+)
+
+refusal(
+    "a view of a marked view is written under no_grad",
+    "requires_grad_",
+    """
+def make_args():
+    a0 = torch.randn((), dtype=torch.float32)
+    return (a0[...], a0)
+
+
+def f(x0, x1):
+    v1 = x1.unsqueeze(0)
+    v1.requires_grad_()
+    v4 = v1.unfold(0, 1, 1)
+    with torch.no_grad():
+        v4[..., 1:].add_(v4[..., :-1])
+    return v4
 """,
 )

@@ -146,6 +146,30 @@ PROGRAMS = [
         1,
     ),
     (
+        "an argument is written and then given other sizes",
+        "torch.randn(2, 2, dtype=torch.complex64, requires_grad=True) * 1,",
+        ["x.mul_(2)", "v = torch.view_as_real(x)", "x.t_()", "return v"],
+        2,
+    ),
+    (
+        "`set_` gives an argument a view made under",
+        f"*(lambda a: (a, torch.no_grad()(a.t)().narrow(0, 0, 2)))({LEAF} * 1),",
+        ["x.set_(v)", "x.index_fill_(0, torch.tensor([0]), 2)"],
+        0,
+    ),
+    (
+        "an argument is detached in place, resized",
+        "torch.randn(6, requires_grad=True),",
+        ["x.detach_()", "x.resize_(2)", "x.requires_grad_()"],
+        1,
+    ),
+    (
+        "a view of a tensor that is given other memory",
+        f"{LEAF} * 1,",
+        ["y = x * 2", "v = y.t()", "y.data = y.data.clone()", "y.detach_()", "return v"],
+        3,
+    ),
+    (
         "a view is given other memory",
         f"{LEAF} * 1,",
         ["v = x[0]", "v.zero_()", "v.data = v.data.clone()", "return v"],

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .transforms import bottom_of
 
 __all__ = [
+    "allow_writes",
     "allows_writes",
     "as_dtype",
     "base_of",
@@ -124,6 +125,11 @@ def allows_writes(tensor: torch.Tensor) -> bool:
         return True
     meta = torch._C._autograd._get_creation_meta(tensor)
     return bool(meta == torch._C._autograd.CreationMeta.DEFAULT)
+
+
+def allow_writes(view: torch.Tensor) -> None:
+    """Let a view made under no_grad be written to as others are."""
+    torch._C._autograd._set_creation_meta(view, torch._C._autograd.CreationMeta.DEFAULT)
 
 
 def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:

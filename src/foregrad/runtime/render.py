@@ -17,6 +17,7 @@ from .._torch import engine
 from .._torch.codegen import view_call
 from .._torch.histories import have_hooks, lead_to
 from .._torch.symbols import expression_text, is_symbolic
+from .._torch.tensors import allow_writes
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -89,6 +90,7 @@ class _Renderer:
         self.joins = self._joins()
         self.made_by = names.fresh("node") if self.joins else ""
         self.returning = False
+        self.marked: set[str] = set()  # inputs that are made to require grad before the graph runs
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
 
     def render(self) -> RunLines:
@@ -108,6 +110,7 @@ class _Renderer:
             self._histories()
         else:
             self.lines += self._marks(taken)
+            self.marked = {line.partition(".")[0] for line in self._marks(taken)}
             if counts_first:
                 marks = self._before_writes(marks)
                 self._count_writes()
@@ -339,7 +342,12 @@ class _Renderer:
 
     def _early_views(self, when: When) -> None:
         for base, steps, path in self._views_taken(when):
-            self._view(base, steps, path)
+            is_marked = when is When.BEFORE_MARKS and base in self.marked
+            if is_marked:  # the graph was to see the mark: a view that no gradients go through is as one taken before
+                steps = tuple(dataclasses.replace(step, grad_enabled=False) for step in steps)
+            name = self._view(base, steps, path)
+            if is_marked and all(step.index is None for step in steps):
+                self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
     def _sources(self) -> dict[int, str]:
         """The views of inputs that are to be the memory of others: autograd may bar views from use once written."""

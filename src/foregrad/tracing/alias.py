@@ -176,8 +176,13 @@ class Value:
 
     def separate(self, emit: Emit) -> None:
         """A copy in place of what was another tensor's value too: the root's own memory."""
-        assert self.entry is not None
-        self.entry = emit(aten.copy.default, self.entry, self.entry, spec=self.spec)  # unlike clone, keeps the strides
+        entry = self.entry
+        assert entry is not None
+        starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and self.spec.is_dense
+        again = (
+            (entry,) if starts_late else (entry, entry)
+        )  # unlike clone, `copy` keeps the strides, and the offset too
+        self.entry = emit(aten.clone.default if starts_late else aten.copy.default, *again, spec=self.spec)
         self.storage.generation += 1
         self.generation = self.storage.generation
         self.storage.last_scatter = None

@@ -146,7 +146,7 @@ def bases_of(
             continue
         leaf = is_marked(base.fake)
         bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
-        if any(member.was and member.tensor is base.fake for member in group):
+        if recorder.values.get(id(base.fake)) is not base:
             found.by_fake.pop(id(base.fake))  # that is what it was
             found.by_fake |= {} if known is None else {id(base.fake): known}
     return bases

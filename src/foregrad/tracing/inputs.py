@@ -387,6 +387,7 @@ class Inputs:
         else:
             marked.is_called = True
         if marked is not None and marked.real.requires_grad:
+            self.see_as_views([marked] if is_unlinked(marked) else [])
             marked.is_marked = is_view(marked.real)
             for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
                 value.of_differentiable &= value.storage is not marked.initial.storage  # gradients went nowhere so far

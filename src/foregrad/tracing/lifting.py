@@ -234,6 +234,8 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
         return result
     if base.is_complex() and result.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
+        if TensorSpec.of(base) == TensorSpec.of(result):
+            return result  # taken again by the operator alone
     overlaps = TensorSpec.of(base).overlaps_itself or (TensorSpec.of(result).overlaps_itself and not is_strided)
     if base.dtype is not result.dtype or overlaps:
         return result  # gradients of elements in one place are others then

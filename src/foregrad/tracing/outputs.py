@@ -30,10 +30,9 @@ from ..graph.signature import (
     When,
 )
 from ..graph.slots import Output, Updated
-from .alias import Value, View
+from .alias import Value
 from .analysis import Analysis
 from .bases import (
-    SHARED_THROUGH_REPLACED,
     BaseOutput,
     as_it_was,
     bases_of,
@@ -46,9 +45,10 @@ from .opinfo import CUTS
 from .origin import user_line
 from .reach import is_barred, nodes_behind
 from .recorder import Recorder
-from .records import InputRecord, is_unlinked
+from .records import InputRecord
 from .replaced import in_order, replacement_of
 from .roots import chain_of, is_from_custom_function
+from .steps import steps_between
 from .tape import Entry
 from .updates import (
     WRITTEN_BY_LISTS,
@@ -63,6 +63,14 @@ from .updates import (
 __all__ = ["analyze"]
 
 aten = torch.ops.aten
+# Views that autograd takes again by their operator alone.
+_OF_ANOTHER_KIND = {
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+    aten.view.dtype,
+    aten._conj.default,
+    aten._neg_view.default,
+}
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
@@ -133,6 +141,9 @@ def _output(
         is_late = info.input in found.replaced or (info.steps and info.steps[0].when is When.AT_LAST)
         if is_late or not (given.real.requires_grad or given.stand_in.requires_grad):
             _check_detached(recorder, given, leaf, path, info.steps)
+        above = inputs.by_real.get(id(base_of(given.real)))
+        if above is not None and not (above.real.requires_grad or above.stand_in.requires_grad):
+            _check_detached(recorder, above, leaf, path, info.steps)
     return info
 
 
@@ -195,11 +206,13 @@ def _what_it_was(
         return _input_alias(recorder, inputs, found, number, old, path)
     index, above = _replaced_above(recorder, inputs, found, old)
     if above is not None:
-        return AliasOutput(path, index, None, _steps(old, above), after_replacement=True)
+        return AliasOutput(path, index, None, steps_between(old, above), after_replacement=True)
     base = bases.get(id(old.storage))
     if base is None:
         return None
-    return AliasOutput(path, None, base.output, (*base.back, *_steps(old, base.value)), of_detached=base.detached)
+    return AliasOutput(
+        path, None, base.output, (*base.back, *steps_between(old, base.value)), of_detached=base.detached
+    )
 
 
 def _replaced_above(recorder: Recorder, inputs: Inputs, found: Analysis, value: Value) -> tuple[int, Value | None]:
@@ -227,7 +240,7 @@ def _memory(
         _check_view(recorder, leaf, path)
     index, above = _replaced_above(recorder, inputs, found, value)
     if above is not None:
-        alias = AliasOutput(path, index, None, _steps(value, above), after_replacement=True)
+        alias = AliasOutput(path, index, None, steps_between(value, above), after_replacement=True)
         return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
     if value.storage.is_input:
         alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
@@ -236,7 +249,7 @@ def _memory(
     if existing is not None:
         return GraphOutput(path, existing, leaf=is_marked(leaf))
     base = bases[id(value.storage)]
-    steps = (*base.back, *_steps(value, base.value, marked=base.leaf))
+    steps = (*base.back, *steps_between(value, base.value, marked=base.leaf))
     before_detach = base.detached and leaf.requires_grad
     alias = AliasOutput(
         path, None, base.output, steps, leaf=inputs.is_own_leaf(leaf), leaf_base=base.leaf, of_detached=before_detach
@@ -279,6 +292,11 @@ def _check_memory(
     """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
     base = base_of(leaf)
     assert base is not None
+    if leaf.requires_grad and id(base) in recorder.writes.replaced and id(base) in recorder.detached.twins:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
+            f"in place, last at {recorder.writes.where(base)}: return a copy."
+        )
     if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
         return
     storage = recorder.value_of(leaf).storage
@@ -324,7 +342,7 @@ def _check_detached(
     if record.detached_at is None:
         return
     is_cut = not (leaf.is_floating_point() or leaf.is_complex()) or any(step.op in CUTS for step in steps)
-    keeps = leaf.requires_grad and is_usable(leaf) and not leaf.is_leaf
+    keeps = leaf.requires_grad and not (is_usable(leaf) and leaf.is_leaf)
     gains = record.stand_in.requires_grad and not is_cut and not keeps
     if gains or keeps:
         raise UnsupportedAliasError(
@@ -339,7 +357,7 @@ def _check_marks(recorder: Recorder, inputs: Inputs, value: Value, path: str) ->
         fake = above.fake
         if fake is None or id(fake) not in inputs.marked:
             continue
-        if is_marked(fake) and recorder.values.get(id(fake)) is above:
+        if recorder.values.get(id(fake)) is above:
             raise UnsupportedAliasError(
                 f"the output {path} is a view of a tensor in an input's memory that the function calls "
                 f"`requires_grad_` on at {user_line(inputs.marked[id(fake)])}: return a copy, or call it on the input."
@@ -360,6 +378,7 @@ def _with_own_history(
     if not leaf.requires_grad:
         return alias
     if not is_usable(leaf):
+        _check_marks(recorder, inputs, value, alias.path)
         if any(step.op in CUTS for step in alias.steps):
             raise UnsupportedAliasError(
                 f"the output {alias.path} is a view of detached memory that was written to with gradients, and again "
@@ -427,61 +446,15 @@ def _input_alias(
     if at is None:
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
-    steps = _steps(value, at, record)
+    steps = steps_between(value, at, record)
     # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
     moved = number[id(record)] not in found.replaced and (at_last or (steps and steps[0].when > When.BEFORE_WRITES))
     if not is_current and (moved or not steps):
+        if steps and steps[0].op in _OF_ANOTHER_KIND and record.real.requires_grad:
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of another dtype of {record.slot}, or conjugated, which was written "
+                f"before and is given other sizes in place later, at {recorder.writes.where(record.stand_in)}: return "
+                "a copy."
+            )
         steps = (as_it_was(at), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
-
-
-def _steps(
-    value: Value, base: Value, record: InputRecord | None = None, *, marked: bool = False
-) -> tuple[ViewStep, ...]:
-    """The way from `base`, the tensor of an input where `record` is given, to `value`.
-
-    `marked`: the function calls `requires_grad_()` on the base.
-    """
-    is_marked = record is not None and record.stand_in.requires_grad and not record.real.requires_grad
-    marked = marked or is_marked or (record is not None and record.is_marked)
-    at_start = record is not None and base is record.initial
-    detached_at = None if record is None else record.detached_at
-    bars_views = marked or (record is not None and is_unlinked(record))  # once it is written
-    steps = []
-    while value is not base:
-        view = value.view
-        if not isinstance(view, View) or value.parent is None:
-            raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
-        steps.append(
-            ViewStep(
-                view.op,
-                view.args,
-                tuple(view.kwargs.items()),
-                view.index,
-                id(view.call),
-                view.grad_enabled,
-                When.AT_LAST
-                if record is None and (not marked or value.of_differentiable)
-                else _when(value, at_start, marked, bars_views, detached_at),
-            )
-        )
-        value = value.parent
-    steps.reverse()
-    for at in range(1, len(steps)):
-        above, step = steps[at - 1], steps[at]
-        # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
-        is_barred_then = step.grad_enabled and not above.grad_enabled and detached_at is None and not marked
-        when = above.when if is_barred_then else max(above.when, step.when)
-        if when != step.when:
-            steps[at] = dataclasses.replace(step, when=when)
-    return tuple(steps)
-
-
-def _when(value: Value, at_start: bool, marked: bool, bars_views: bool, detached_at: int | None) -> When:
-    if marked and not value.of_differentiable:
-        is_written_later = at_start and value.born < value.storage.clock
-        return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
-    if detached_at is not None and value.born <= detached_at:
-        return When.BEFORE_WRITES
-    before = value.born < (value.storage.clock if bars_views else min(value.storage.clock, 1))
-    return When.BEFORE_WRITES if before else When.AT_LAST

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters
+from .._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from ..graph.signature import AliasOutput, OutputInfo, Replacement
@@ -58,6 +58,13 @@ def replacement_of(
             f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view that the function "
             "made require grad: detach it before, or use torch.no_grad()."
         )
+    base = None if source is None else base_of(source.real)
+    ends = source is not None and base is not None and base.requires_grad and not leads_to_base(source.real)
+    if is_set and ends and value.storage.is_written:
+        raise UnsupportedMutationError(
+            f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view made under no_grad, "
+            "or of a view of that, and it is written to: detach that view."
+        )
     history = None
     if is_written_with_history(record) and not barred:
         takes_view = source is not None and base_of(source.real) is record.real and is_unlinked(source)
@@ -85,6 +92,11 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
                 f"`set_` at {recorder.writes.where_set()} gives {record.slot} another tensor's memory after it was "
                 "used with gradients: they still flow to it in `backward()`, but not in `torch.autograd.grad`. Use "
                 "`.data = ...`, or `set_` before it is used."
+            )
+        if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
+            raise UnsupportedMutationError(
+                f"{record.slot} is detached in place and resized, last at {recorder.writes.where(record.stand_in)}, "
+                "and then made to require grad; compute with a tensor of its own instead."
             )
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.

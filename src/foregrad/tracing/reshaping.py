@@ -41,7 +41,10 @@ def reshape_view(
 ) -> Any:
     """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view."""
     if not is_view(tensor):
-        return _take_views_again(recorder, func, tensor, args, kwargs)
+        record = inputs.by_stand_in.get(id(tensor))
+        return _take_views_again(
+            recorder, func, tensor, args, kwargs, is_base=record is None or not is_view(record.real)
+        )
     base = base_of(tensor)
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
         return NotImplemented
@@ -79,11 +82,17 @@ def reshape_view(
     return tensor
 
 
-def _take_views_again(recorder: Recorder, func: Any, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-    """`func(tensor, *args)`; views that were taken of `tensor` before stay views of the places that they had."""
+def _take_views_again(
+    recorder: Recorder, func: Any, tensor: torch.Tensor, args: Any, kwargs: Any, *, is_base: bool
+) -> Any:
+    """`func(tensor, *args)`; views that were taken of `tensor` before stay views of the places that they had.
+
+    Not so those of another dtype, or conjugated, where it is no view itself: eager takes them again by their operator.
+    """
     spec = recorder.value_of(tensor).spec
     fakes = [value.fake for value in list(recorder.values.values()) if _is_view_of(value, tensor)]
-    views = [fake for fake in fakes if fake is not None]
+    kind = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    views = [f for f in fakes if f is not None and not (is_base and (f.dtype, f.is_conj(), f.is_neg()) != kind)]
     result = func(tensor, *args, **kwargs)
     if views:
         with torch.enable_grad():

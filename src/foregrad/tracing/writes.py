@@ -367,6 +367,7 @@ class Writes:
         if not rec.value_of(source).spec.same_layout(rec.value_of(tensor).spec):
             self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
+        old.storage.clock += is_set  # it counts as a write
         self.become_view(tensor, rec.value_of(source), view)
         self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
 
