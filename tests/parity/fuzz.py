@@ -24,7 +24,8 @@ from tests.parity.programs import PROFILES, Program, RandomChooser, grow, reduce
 GRAD_SLACK = 32
 
 # Once sizes change in place, views are told to autograd by their places: their gradients are laid out as their base is.
-_RESHAPED = re.compile(r"\.(t|transpose|swapaxes|swapdims|squeeze|unsqueeze)_\(")
+# Those of a tensor that is given other memory are laid out as it was, or as it is.
+_RESHAPED = re.compile(r"\.(t|transpose|swapaxes|swapdims|squeeze|unsqueeze|set)_\(|\.data = ")
 
 # Where eager's backward fails and the compiled one does not, of faults of PyTorch's own: a view of a tensor that changed
 # its sizes in place since; the real part of a complex tensor that was written since; `as_strided` before the place

@@ -709,3 +709,57 @@ def f(x0, x1):
     return v4
 """,
 )
+
+refusal(
+    "what a backward needs was written, beside a way to a view made under no_grad",
+    "on a way that leads to no input, by a view made under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float64)).detach().requires_grad_()
+    return (a0[1:],)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0.expand((2, 1, 3))
+    v1 = v0.relu()
+    v1.copy_(x0)
+    return v1
+""",
+)
+
+refusal(
+    "a view of a view that was given other memory, and what that was of is written",
+    "is a view of a tensor that was given other memory",
+    """
+def make_args():
+    a1 = torch.randn((), dtype=torch.float32)
+    a2 = (torch.randn((1, 3), dtype=torch.float32).expand((1, 3))).detach().requires_grad_()
+    return (a1, a2 * 1)
+
+
+def f(x1, x2):
+    v0 = x2.expand((2, 2, 3))
+    v0.data = v0.data.clone()
+    v4 = v0.flatten()
+    x2.unfold(0, x2.shape[0], 1).mul_(2)
+    return v4
+""",
+)
+
+regression(
+    "an argument is reshaped, marked, and the data of a view of it written",
+    """
+def make_args():
+    return (torch.randn((5, 2, 2), dtype=torch.complex64)[1:-1],)
+
+
+def f(x0):
+    x0.unsqueeze_(1)
+    x0.requires_grad_()
+    v5 = x0.conj()
+    v6 = v5.data
+    v6.sin_()
+    return v6
+""",
+)

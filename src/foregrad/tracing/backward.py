@@ -10,7 +10,7 @@ import torch
 
 from .._torch.dispatch import disable_autocast
 from .._torch.histories import have_hooks, lead_to
-from .._torch.tensors import is_marked, is_usable, is_view
+from .._torch.tensors import is_marked, is_view
 from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
 from .origin import user_line
 from .reach import reached_from
@@ -109,7 +109,7 @@ class Backward:
         found: dict[int, Entry] = {}
         leaves = [record.leaf for record in sinks]
         unlinked = [record for record in sinks if is_unlinked(record)]
-        has_asides = self._has_barred() or any(is_view(record.stand_in) for record in unlinked)
+        has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
         try:
             with self._recording():
                 results, self.failing = _gradients_of(
@@ -128,11 +128,13 @@ class Backward:
             self.inputs.see_as_views(unlinked)
         return found
 
-    def _has_barred(self) -> bool:
-        """Whether views were made under no_grad of what was written later: autograd lets nobody use them any more."""
-        made = [v for v in self.recorder.values.values() if v.view is not None and not v.view.grad_enabled]
-        written = [v for v in made if v.fake is not None and v.born < v.storage.clock]
-        return any(is_view(v.fake) and not is_usable(v.fake) for v in written)  # type: ignore[arg-type]
+    def _has_unlinked(self) -> bool:
+        """Whether views were made under no_grad of what requires grad, and something was written to in place."""
+        values = [value for value in self.recorder.values.values() if value.fake is not None]
+        made = [v for v in values if v.view is not None and not v.view.grad_enabled]
+        if not any(is_view(v.fake) and v.fake.requires_grad for v in made):  # type: ignore[arg-type, union-attr]
+            return False
+        return any(value._storage is not None and value._storage.clock for value in values)
 
     def _check_aside(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]

@@ -12,7 +12,7 @@ from .._torch.tensors import base_of, history_of, is_usable, is_view
 from ..errors import UnsupportedAliasError
 from .alias import View
 from .opinfo import set_to
-from .origin import line_of
+from .origin import line_of, user_line
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -87,6 +87,17 @@ class Detached:
 
     def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
         """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
+        views = list(views)
+        for view, path in views if self.recorder.writes.replaced else ():
+            try:
+                is_usable(view)
+            except Exception as error:  # not autograd's own: that of the operator which made the view
+                writes = self.recorder.writes
+                where = user_line(writes.changed_at.get(next(reversed(writes.replaced))))
+                raise UnsupportedAliasError(
+                    f"the output {path} is a view of a tensor that was given other memory (`.data = ...`, `set_`) at "
+                    f"{where}, and what is there was written to: return a copy."
+                ) from error
         known = [(view, path, id(base_of(view))) for view, path in views if self.twins and is_view(view)]
         known = [(view, path, base) for view, path, base in known if base in self.twins and view.requires_grad]
         for view, path, base in known:

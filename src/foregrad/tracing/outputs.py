@@ -457,4 +457,7 @@ def _input_alias(
                 "a copy."
             )
         steps = (as_it_was(at), *steps)
+    elif is_current and at is not record.initial and steps and steps[0].when <= When.BEFORE_WRITES:
+        # Taken before the real one's sizes are changed.
+        steps = (dataclasses.replace(as_it_was(at), when=steps[0].when), *steps)
     return AliasOutput(path, number[id(record)], None, steps)
