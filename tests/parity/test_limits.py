@@ -170,6 +170,12 @@ PROGRAMS = [
         3,
     ),
     (
+        "detached memory is written with gradients",
+        f"{LEAF} * 1,",
+        ["v = x.data", "v.lerp_(x, 0.5)", "v.data = v.data.clone()", "return v"],
+        2,
+    ),
+    (
         "a view is given other memory",
         f"{LEAF} * 1,",
         ["v = x[0]", "v.zero_()", "v.data = v.data.clone()", "return v"],

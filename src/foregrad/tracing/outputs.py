@@ -181,6 +181,12 @@ def _tensor_output(
                     f"{recorder.writes.where_set()}, and can't be differentiated then: detach it before."
                 )
             return info
+        is_cut = any(step.op in CUTS for step in alias.steps) and not (is_marked(leaf) or is_barred_tensor(leaf))
+        if leaf.requires_grad and is_cut:
+            raise UnsupportedAliasError(
+                f"the output {path} is detached memory that was written to with gradients, and is given other memory "
+                f"(`.data = ...`, `set_`) at {recorder.writes.where(leaf)}: return a copy."
+            )
         memory = _memory(recorder, inputs, found, number, bases, leaf, path)
         return dataclasses.replace(
             alias,
