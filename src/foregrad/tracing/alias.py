@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedMutationError
+from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .memory import CallInMemory, Place, place_of
 from .opinfo import IDENTITIES
@@ -214,6 +214,11 @@ class Value:
             spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + step, spec.conj, spec.neg)
         if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
             args = (args[0], args[1], args[2] + shift)
+            if spec.is_static and args[2] < 0:
+                raise UnsupportedAliasError(
+                    "`as_strided` of a view of another dtype goes back past the beginning of the tensor that this is a "
+                    "view of; take it of that tensor instead."
+                )
         if view.op is aten.as_strided.default and _bits(spec) != _bits(parent.spec):  # not read from its own parent
             return _with_bits(emit, emit(view.op, source, *args, spec=without_bits(spec)), spec, parent.spec)
         if view.index is None:

@@ -155,7 +155,9 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
         storage = id(record.initial.storage)
         is_of_barred = info.input in barred and leaf.requires_grad and not info.after_replacement
         is_of_barred &= barred.get(info.input, False) or any(step.index is not None for step in info.steps)
-        if is_of_barred or (storage in moved and storage in marked):
+        is_many = leaf.requires_grad and any(step.index is not None for step in info.steps)
+        is_of_written = storage in moved and is_many and record.initial.storage.is_written
+        if is_of_barred or is_of_written or (storage in moved and storage in marked):
             key = id(record.stand_in) if is_of_barred else moved[storage]
             raise UnsupportedAliasError(
                 f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
