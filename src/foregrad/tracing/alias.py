@@ -237,6 +237,8 @@ class Value:
         if self.spec.numel == 0:
             storage.is_touched = True
             self.mark_written()
+            if storage.is_input and storage.generation == 0 and storage.root.entry is not None:
+                storage.root.separate(emit)  # what it was may be saved, and counts no write
             return
         if self.parent is None:
             new = self._laid_out(emit, new)
