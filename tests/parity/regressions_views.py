@@ -763,3 +763,111 @@ def f(x0):
     return v6
 """,
 )
+
+regression(
+    "an expanded argument is written through a part of a view of another dtype",
+    """
+def make_args():
+    a0 = torch.randn((1, 2), dtype=torch.float32).expand((2, 2))
+    return (a0,)
+
+
+def f(x0):
+    v2 = torch.view_as_complex(x0)
+    v2[..., 1:].add_(v2[..., :-1])
+    return ()
+""",
+)
+
+regression(
+    "a write of no elements to a view that is used then, in memory that autograd knows only in part",
+    """
+def make_args():
+    a0 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.float32).copy_(torch.randn((1, 3), dtype=torch.float32))).detach().requires_grad_() * 1
+    a1 = a0.squeeze(1)
+    a2 = a0.data
+    return (a2, a1)
+
+
+def f(x0, x1):
+    x1[1:].copy_(x1[:-1])
+    v3 = x1 @ x1.t()
+    return torch.cat([v3, v3], 1).sum(1)
+""",
+)
+
+refusal(
+    "a window of bytes begins before the argument that it is of",
+    "goes back past the beginning",
+    """
+def make_args():
+    a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]
+    a1 = a0.squeeze(-2)
+    a2 = a1.detach().requires_grad_()
+    a3 = a0.expand((2, 1, 3))
+    return (a3, a1, a2)
+
+
+def f(x0, x1, x2):
+    v0 = x2.view(torch.int16)
+    v1 = v0.as_strided((3,), (4,), 3)
+    v3 = v1.unflatten(0, (1, -1))
+    with torch.no_grad():
+        x2.mul_(x2)
+    v3.bernoulli_(0.5)
+    return ()
+""",
+)
+
+refusal(
+    "a view of an argument is taken, that detached in place and written",
+    "which `detach_` is called on",
+    """
+def make_args():
+    return (torch.randn((2, 1, 2), dtype=torch.float32),)
+
+
+def f(x0):
+    x0.requires_grad_()
+    v3 = x0[..., 2:4]
+    x0.detach_()
+    x0.unfold(0, x0.shape[0], 1).mul_(-1)
+    return v3
+""",
+)
+
+refusal(
+    "several views of what an argument was, which was written before it was given memory",
+    "is a view in the memory of",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    x0 += 2
+    v1 = x0.diagonal(-1)
+    x0.data = x0.data.clone()
+    v6 = v1.split(1, -1)
+    return v6
+""",
+)
+
+refusal(
+    "a view is given memory of another place, and what it was a view of written",
+    "what it is a view of is written to",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a0, a0[1:])
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        x0[x0 > 0] = 0
+    v1 = x1.narrow(-1, 4, 1)
+    x1.data = x1.data.clone()
+    return ()
+""",
+)

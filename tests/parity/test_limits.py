@@ -176,6 +176,12 @@ PROGRAMS = [
         2,
     ),
     (
+        "`.data = ...` gives an argument that is a view",
+        f"*(lambda a: (a, a[1]))({LEAF} * 1),",
+        ["torch.no_grad()(x.zero_)()", "v.data = v.data.clone()"],
+        1,
+    ),
+    (
         "a view is given other memory",
         f"{LEAF} * 1,",
         ["v = x[0]", "v.zero_()", "v.data = v.data.clone()", "return v"],

@@ -302,6 +302,7 @@ class Value:
         if above is not None:
             parent.generation = -1
         if above is None or above.spec.dtype is not self.spec.dtype:
+            self.mark_written()
             self._write_in_memory(emit, new)
             return
         if not above.spec.holds(self.spec):

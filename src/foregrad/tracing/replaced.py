@@ -75,6 +75,12 @@ def replacement_of(
                 "with gradients flowing through; write to a copy and return it instead."
             )
         history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+    is_elsewhere = not is_set and is_view(record.real) and stand_in.storage_offset() != record.spec.offset
+    if is_elsewhere and record.real.requires_grad and is_moved(record):
+        raise UnsupportedMutationError(
+            f"{record.slot}, a view, is given other memory (`.data = ...`) at {recorder.writes.where(stand_in)}, and "
+            "what it is a view of is written to: its gradient would be another. Write to a copy instead."
+        )
     return Replacement(index, info, is_set, barred, history)
 
 
