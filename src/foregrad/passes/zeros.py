@@ -52,13 +52,16 @@ _LINEAR = {
     aten.scatter.src, aten.scatter_add.default, aten.index_add.default, aten.index_put.default, aten.index_copy.default,
     aten.put.default, aten.take.default, aten.masked_scatter.default, aten.col2im.default, aten.im2col.default,
     aten.rot90.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default,
-    operator.getitem,
+    aten._linalg_solve_ex.default, aten._conj_physical.default, aten.index_fill.int_Tensor, aten.xlogy.Tensor,
+    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem,
 }  # fmt: skip
 # The same, where the number that they fill in is zero: its position.
 _FILLS = {
     aten.masked_fill.Scalar: 2, aten.constant_pad_nd.default: 2, aten.index_fill.int_Scalar: 3, aten.scatter.value: 3,
     aten._unsafe_masked_index.default: 3,
 }  # fmt: skip
+# Of those that are run on copies of what they write to.
+_IN_PLACE = {aten.mul_.Scalar, aten.mul_.Tensor, aten.div_.Scalar, aten.div_.Tensor}
 
 
 def without_tangents(
@@ -121,7 +124,7 @@ def _is_linear(node: fx.Node) -> bool:
     op = node.target
     if op in _FILLS:
         return node.args[_FILLS[op] :] in ((), (0,))
-    if op in _LINEAR:
+    if op in _LINEAR or getattr(op, "op", None) in _IN_PLACE:
         return True
     name = op._schema.name if isinstance(op, OpOverload) else ""
     return name.startswith("aten::") and name.endswith(("_backward", "_backward_data"))
