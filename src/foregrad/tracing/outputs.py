@@ -349,7 +349,7 @@ def _check_detached(
         return
     is_cut = not (leaf.is_floating_point() or leaf.is_complex()) or any(step.op in CUTS for step in steps)
     keeps = leaf.requires_grad and not (is_usable(leaf) and leaf.is_leaf)
-    keeps |= recorder.value_of(leaf).of_differentiable
+    keeps |= recorder.value_of(leaf).of_differentiable  # autograd, once asked again, may have forgotten
     gains = record.stand_in.requires_grad and not is_cut and not keeps
     if gains or keeps:
         raise UnsupportedAliasError(
