@@ -378,12 +378,28 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
         raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
 
 
+def _check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: torch.Tensor) -> None:
+    """Views made under no_grad after `set_`, which moves a version: they are barred when taken before."""
+    base = base_of(leaf) if is_view(leaf) else None
+    if base is None or all(step.grad_enabled for step in alias.steps):
+        return
+    keys = [key for key, (_, is_set) in recorder.writes.replaced.items() if is_set and key in inputs.by_stand_in]
+    for record in (inputs.by_stand_in[key] for key in keys):
+        if record.stand_in is base or share_counters(record.stand_in, base):
+            raise UnsupportedAliasError(
+                f"the output {alias.path} is a view, made under no_grad, of {record.slot}, or of what that was "
+                f"detached from, to which `set_` gives other memory at {recorder.writes.where(record.stand_in)}: "
+                "return a copy."
+            )
+
+
 def _with_own_history(
     recorder: Recorder, inputs: Inputs, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
 ) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
     if not leaf.requires_grad:
         return alias
+    _check_set(recorder, inputs, alias, leaf)
     if not is_usable(leaf):
         _check_marks(recorder, inputs, value, alias.path)
         if any(step.op in CUTS for step in alias.steps):
@@ -396,12 +412,6 @@ def _with_own_history(
         base = base_of(leaf) if is_view(leaf) else None
         if base is not None and base.requires_grad and value.storage.is_input:
             _check_marks(recorder, inputs, value, alias.path)
-        _, is_set = recorder.writes.replaced.get(id(base), (None, False))
-        if is_set and id(base) in inputs.by_stand_in:
-            raise UnsupportedAliasError(
-                f"the output {alias.path} is a view, made under no_grad, of {inputs.by_stand_in[id(base)].slot}, to "
-                f"which `set_` gives other memory at {recorder.writes.where(base)}: return a copy."
-            )
         is_cut = any(step.op in CUTS for step in alias.steps)  # its base, taken again, does not require grad
         return dataclasses.replace(alias, leaf=is_cut or inputs.is_own_leaf(leaf))
     if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
