@@ -871,3 +871,18 @@ def f(x0, x1):
     return ()
 """,
 )
+
+regression(
+    "a write of no elements to an argument that begins late in its memory, then one through a window",
+    """
+def make_args():
+    a0 = torch.randn((8,), dtype=torch.float64)[1:-1]
+    return (a0,)
+
+
+def f(x0):
+    x0[6:6] = torch.full((0,), 2, dtype=torch.float64)
+    x0.unfold(0, x0.shape[0], 1).mul_(0.5)
+    return ()
+""",
+)

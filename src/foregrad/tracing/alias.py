@@ -23,7 +23,7 @@ from .memory import CallInMemory, Place, place_of
 from .opinfo import IDENTITIES
 from .origin import Origin
 from .tape import Entry
-from .views import Emit, is_bijection, without_bits, write_back, write_memory
+from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
 __all__ = ["PAST_THE_EDGES", "Storage", "Value", "View", "member_of"]
 
@@ -182,7 +182,8 @@ class Value:
         again = (
             (entry,) if starts_late else (entry, entry)
         )  # unlike clone, `copy` keeps the strides, and the offset too
-        self.entry = emit(aten.clone.default if starts_late else aten.copy.default, *again, spec=self.spec)
+        spec = moved(self.spec, 0) if starts_late else self.spec
+        self.entry = emit(aten.clone.default if starts_late else aten.copy.default, *again, spec=spec)
         self.storage.generation += 1
         self.generation = self.storage.generation
         self.storage.last_scatter = None
