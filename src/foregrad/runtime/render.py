@@ -109,8 +109,9 @@ class _Renderer:
             self._inference()
             self._histories()
         else:
-            self.lines += self._marks(taken)
-            self.marked = {line.partition(".")[0] for line in self._marks(taken)}
+            early = self._marks(taken)
+            self.lines += early
+            self.marked = {line.partition(".")[0] for line in early}
             if counts_first:
                 marks = self._before_writes(marks)
                 self._count_writes()

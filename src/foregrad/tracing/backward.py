@@ -130,11 +130,11 @@ class Backward:
 
     def _has_unlinked(self) -> bool:
         """Whether views were made under no_grad of what requires grad, and something was written to in place."""
-        values = [value for value in self.recorder.values.values() if value.fake is not None]
-        made = [v for v in values if v.view is not None and not v.view.grad_enabled]
-        if not any(is_view(v.fake) and v.fake.requires_grad for v in made):  # type: ignore[arg-type, union-attr]
+        values = self.recorder.values.values()
+        made = [v.fake for v in values if v.view is not None and not v.view.grad_enabled and v.fake is not None]
+        if not any(is_view(fake) and fake.requires_grad for fake in made):
             return False
-        return any(value._storage is not None and value._storage.clock for value in values)
+        return any(v.fake is not None and v._storage is not None and v._storage.clock for v in values)
 
     def _check_aside(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
