@@ -886,3 +886,85 @@ def f(x0):
     return ()
 """,
 )
+
+regression(
+    "a complex view as an argument is written, and changes its sizes then",
+    """
+def make_args():
+    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_() * 1
+    a1 = torch.view_as_complex(a0)
+    return (a1,)
+
+
+def f(x0):
+    x0[[0]] = 2
+    x0.t_()
+    return x0.sin()
+""",
+)
+
+regression(
+    "a conjugate view as an argument is written, and changes its sizes twice",
+    """
+def make_args():
+    a0 = torch.randn((2, 3), dtype=torch.complex64).requires_grad_() * 1
+    return (a0.conj(),)
+
+
+def f(x0):
+    x0[[0]] = 2
+    x0.t_()
+    x0.unsqueeze_(1)
+    return x0 * 2
+""",
+)
+
+regression(
+    "an imaginary part as an argument gets a history, and changes its sizes then",
+    """
+def make_args():
+    a0 = torch.randn((3,), dtype=torch.float32).requires_grad_() * 1
+    a1 = torch.randn((4, 2, 3), dtype=torch.complex64)
+    return (a1.imag, a0)
+
+
+def f(x0, x1):
+    x0.mul_(x1.sum())
+    x0.transpose_(0, 1)
+    return x0 * 2
+""",
+)
+
+refusal(
+    "a conjugate view without a history changes its sizes, and is written then",
+    "its memory is written to later",
+    """
+def make_args():
+    a0 = torch.randn((3,), dtype=torch.float32).requires_grad_() * 1
+    a1 = torch.randn((4, 3), dtype=torch.complex64).conj()
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.t_()
+    x0.mul_(x1.sum())
+    return x0 * 2
+""",
+)
+
+regression(
+    "gradients by a view of an argument that is only detached, as its memory is written through `.data`",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_()
+    a1 = a0.squeeze()
+    a2 = a0.data
+    return (a0, a1, a2)
+
+
+def f(x0, x1, x2):
+    x2.copy_(x1)
+    x0.detach_()
+    return ()
+""",
+)

@@ -104,6 +104,12 @@ PROGRAMS = [
         0,
     ),
     (
+        "sizes of a view of another dtype",
+        "(torch.randn(2, 3, dtype=torch.complex64, requires_grad=True) * 1).conj(),",
+        ["x.t_()", "x.mul_(2)"],
+        0,
+    ),
+    (
         "sizes of a view that is conjugated",
         "torch.randn(2, 3, dtype=torch.complex64, requires_grad=True) * 1,",
         ["v = x.conj()", "v.unsqueeze_(0)", "return v"],

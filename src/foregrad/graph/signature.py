@@ -87,15 +87,16 @@ class MetadataWrite:
 class Update:
     """An input whose elements were written: `output` is the graph output that holds its new value.
 
-    That has the sizes the input came with, or, when gradients flow through the write, those it has after the call.
-    `differentiable`: gradients flow through the write. `counted`: the write moves the version counter (a write
-    through `.data` does not).
+    That has the sizes the input came with, or, when gradients flow through the write, those it has after the call,
+    unless it is `first`. `differentiable`: gradients flow through the write. `counted`: the write moves the version
+    counter (a write through `.data` does not). `first`: the write comes before the input's sizes are changed.
     """
 
     input: int
     output: int
     differentiable: bool
     counted: bool = True
+    first: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

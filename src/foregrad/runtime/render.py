@@ -129,17 +129,19 @@ class _Renderer:
             if info.detached
         ]
         self._updates()  # in the sizes the inputs came with
+        for index in [index for index, update in self.unwritten.items() if update.first]:
+            self._differentiable_update(index)
         # A view of another dtype takes up the history of its base as it was taken: it changes its sizes after that.
         written = set() if signature.replacements else {signature.inputs[i].spec.dtype for i in self.unwritten}
         after = [
-            write
-            for write in signature.metadata_writes
-            if written and signature.inputs[write.input].spec.dtype not in written
+            w for w in signature.metadata_writes if written and signature.inputs[w.input].spec.dtype not in written
         ]
         self._metadata_writes([write for write in signature.metadata_writes if write not in after])
         sources = self._sources()
         for index in list(self.unwritten):  # in the sizes they have after the call
             self._differentiable_update(index)
+        # PyTorch takes such a view for a leaf until it is asked.
+        self.lines += dict.fromkeys(f"{self.inputs[write.input]}.grad_fn" for write in after)
         self._metadata_writes(after)
         if not counts_first:
             self._count_writes()

@@ -14,7 +14,7 @@ from ..graph.slots import Slot
 from .alias import Value
 from .tape import Entry
 
-__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_unlinked"]
+__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_of_another_kind", "is_unlinked"]
 
 
 class InputRecord:
@@ -78,3 +78,13 @@ def is_unlinked(record: InputRecord) -> bool:
     """Whether it is a view made under no_grad, marked through its base: PyTorch sends no gradients there."""
     base = base_of(record.real)
     return base is not None and base.requires_grad and is_marked(record.real)
+
+
+def is_of_another_kind(record: InputRecord) -> bool:
+    """Whether it is a view that autograd takes again by its operators alone: of another dtype, conjugated, negated."""
+    real, base = record.real, base_of(record.real)
+    return base is not None and (real.dtype, real.is_conj(), real.is_neg()) != (
+        base.dtype,
+        base.is_conj(),
+        base.is_neg(),
+    )

@@ -185,7 +185,7 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
         storage = whole.initial.storage
         detached = recorder.detached.storages[id(storage)]
         if storage.clock > detached:  # views of what is only detached stay what they are
-            everyone = detached > 0
+            everyone = any(r.detached_at is not None and is_moved(r) for r in members)
             known = members if everyone else _known_as_written(members)
             views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
             changed = recorder.writes.changed_at

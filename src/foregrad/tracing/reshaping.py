@@ -23,6 +23,7 @@ from .._torch.tensors import (
 )
 from ..errors import UnsupportedMutationError
 from .origin import user_line
+from .records import is_of_another_kind
 
 if TYPE_CHECKING:
     from .alias import Value
@@ -42,9 +43,11 @@ def reshape_view(
     """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view."""
     if not is_view(tensor):
         record = inputs.by_stand_in.get(id(tensor))
-        return _take_views_again(
-            recorder, func, tensor, args, kwargs, is_base=record is None or not is_view(record.real)
-        )
+        is_base, before = record is None or not is_view(record.real), version_of(tensor)
+        result = _take_views_again(recorder, func, tensor, args, kwargs, is_base=is_base)
+        if record is not None and is_of_another_kind(record):
+            _note(recorder, tensor, before)
+        return result
     base = base_of(tensor)
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
         return NotImplemented
@@ -55,9 +58,10 @@ def reshape_view(
         )
     if base.is_complex() and tensor.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
+    before = version_of(tensor)
     if base.dtype is not tensor.dtype:
         func(tensor, *args)
-        recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
+        _note(recorder, tensor, before)
         return tensor
     if base.is_leaf:
         return NotImplemented  # which raises
@@ -78,8 +82,14 @@ def reshape_view(
     _become(recorder, tensor, base.as_strided(moved.shape, moved.stride(), moved.storage_offset()))
     log.append((id(tensor), op, rest, keywords, True))
     if other_dtype:
-        recorder.reshaped.append((tensor, version_of(tensor), user_line(recorder.origins.here())))
+        _note(recorder, tensor, before)
     return tensor
+
+
+def _note(recorder: Recorder, tensor: torch.Tensor, before: int) -> None:
+    """The sizes of a view that can't be written to any more were changed; it was of the version `before` until then."""
+    others = [known for known in recorder.reshaped if known[0] is not tensor or known[1] != before]
+    recorder.reshaped = [*others, (tensor, version_of(tensor), user_line(recorder.origins.here()))]
 
 
 def _take_views_again(
@@ -134,8 +144,8 @@ def _become(recorder: Recorder, tensor: torch.Tensor, new: torch.Tensor) -> None
 def check_reshaped(recorder: Recorder) -> None:
     """Raise for views of another dtype that are written to once their sizes were changed, or their base is."""
     for tensor, version, where in recorder.reshaped:
-        if version_of(tensor) != version:
+        if tensor.requires_grad and version_of(tensor) != version:
             raise UnsupportedMutationError(
-                f"the sizes of a view of another dtype are changed in place at {where}, and its memory is written to "
-                "later: PyTorch can't take its gradient then. Change the sizes out of place instead."
+                f"the sizes of a view of another dtype, or conjugated, are changed in place at {where}, and its memory "
+                "is written to later: PyTorch can't take its gradient then. Change the sizes out of place instead."
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .._torch.tensors import base_of, is_view, share_counters
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.signature import AliasOutput, MetadataWrite, Update
@@ -9,7 +11,7 @@ from ..graph.slots import Updated
 from .analysis import Analysis
 from .inputs import Inputs
 from .recorder import Recorder
-from .records import InputRecord, is_moved
+from .records import InputRecord, is_moved, is_of_another_kind
 from .replaced import is_set_again, is_written_with_history
 from .writes import Writes
 
@@ -137,9 +139,16 @@ def add_updates(
         return
     if differentiable:
         check_resized(recorder, record)
+    first = differentiable and resized and is_of_another_kind(record)
+    if first:
+        with recorder, torch.enable_grad():
+            stand_in = stand_in.as_strided(record.spec.shape, record.spec.stride, record.spec.offset)
+        recorder.kept.append(stand_in)
+        current = recorder.value_of(stand_in)
     value = current if differentiable else initial
     out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
-    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted or stand_in.is_inference()))
+    counted = counted or stand_in.is_inference()
+    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted, first=first))
 
 
 def check_resized(recorder: Recorder, record: InputRecord) -> None:
