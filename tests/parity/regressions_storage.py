@@ -411,3 +411,20 @@ def f(x0):
     return v0
 """,
 )
+
+regression(
+    "a tensor is resized, a view of it is taken, and it is made to require grad",
+    """
+def make_args():
+    a0 = torch.randn((1, 3), dtype=torch.float32)
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.clone()
+    v0.resize_(2)
+    v4 = v0.view(2)
+    v0.requires_grad_()
+    return v4.view_as(v4)
+""",
+)

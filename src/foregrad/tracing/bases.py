@@ -145,6 +145,8 @@ def bases_of(
             found.by_fake[id(base.fake)] = bases[key].output
             continue
         leaf = is_marked(base.fake)
+        if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
+            entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
         bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
         if recorder.values.get(id(base.fake)) is not base:
             found.by_fake.pop(id(base.fake))  # that is what it was
