@@ -428,3 +428,96 @@ def f(x0):
     return v4.view_as(v4)
 """,
 )
+
+regression(
+    "a view of one of several views made at once, whose base is given other memory and written",
+    """
+def make_args():
+    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
+    a1 = a0.unbind(0)[0]
+    return (a0, a1)
+
+
+def f(x0, x1):
+    v0 = x1[..., 2:2]
+    x0.data = x0.data.clone()
+    x0.detach_()
+    x0.neg_()
+    return v0
+""",
+)
+
+regression(
+    "a view of a view of an argument that is detached in place and resized",
+    """
+def make_args():
+    a1 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
+    a2 = a1[None]
+    return (a2, a1)
+
+
+def f(x0, x1):
+    x1.detach_()
+    v1 = x0.unflatten(0, (1, -1))
+    x1.resize_(3)
+    return v1
+""",
+)
+
+refusal(
+    "a view made under no_grad, marked after what it is a view of was detached in place and resized",
+    "its history can't be given back",
+    """
+def make_args():
+    a1 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
+    with torch.no_grad():
+        a2 = a1[None]
+    return (a2, a1)
+
+
+def f(x0, x1):
+    x1.detach_()
+    v1 = x0.unflatten(0, (1, -1))
+    x1.resize_(3)
+    x0.requires_grad_()
+    return v1
+""",
+)
+
+refusal(
+    "several views made at once of memory that is detached, marked, and no argument's any more",
+    "that the function calls `requires_grad_` on",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    v1 = x0.detach()
+    v2 = v1.expand((2,))
+    v1.requires_grad_()
+    return v2.split(1, 0)
+""",
+)
+
+refusal(
+    "a view that `set_` gave other sizes is used and then written: the backward of some outputs raises",
+    "PyTorch fails in the derivative of a captured function",
+    """
+def make_args():
+    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
+    a1 = a0[3]
+    return (a0, a1)
+
+
+def f(x0, x1):
+    v0 = x1[None]
+    with torch.no_grad():
+        v0.set_(x1)
+    v2 = torch.where(v0 > 0, v0, x1)
+    v0.add_(0)
+    return v2
+""",
+)

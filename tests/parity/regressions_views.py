@@ -968,3 +968,21 @@ def f(x0, x1, x2):
     return ()
 """,
 )
+
+refusal(
+    "a view of a view of another dtype, taken once the sizes of its base were changed in place",
+    "PyTorch can't take its gradient then",
+    """
+def make_args():
+    a1 = torch.randn((2, 2), dtype=torch.complex64).requires_grad_() * 1
+    return (a1,)
+
+
+def f(x1):
+    v0 = torch.view_as_real(x1)
+    x1.unsqueeze_(2)
+    v8 = v0.expand((2, 2, 2, 2))
+    x1.add_(1)
+    return v8 * 2
+""",
+)

@@ -110,6 +110,12 @@ PROGRAMS = [
         0,
     ),
     (
+        "a view is taken of a view of another dtype",
+        "torch.randn(4, dtype=torch.complex64, requires_grad=True) * 1,",
+        ["v = torch.view_as_real(x)", "x.unsqueeze_(0)", "w = v[:1]", "x.add_(1)", "return w * 2"],
+        2,
+    ),
+    (
         "sizes of a view that is conjugated",
         "torch.randn(2, 3, dtype=torch.complex64, requires_grad=True) * 1,",
         ["v = x.conj()", "v.unsqueeze_(0)", "return v"],

@@ -69,7 +69,7 @@ def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[A
     return failing
 
 
-def _named(error: RuntimeError, *, has_moved: bool) -> Exception:
+def _named(error: Exception, *, has_moved: bool) -> Exception:
     """A failure of PyTorch's own checks says nothing to anybody, and eager, which sees other tensors, may do without.
 
     `has_moved`: tensors were given other sizes or memory in place.
@@ -121,12 +121,16 @@ class Backward:
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.error = _named(error, has_moved=bool(self.recorder.writes.metadata_log))
+            self.error = self._named(error)
+        self.failing = {position: self._named(error) for position, error in self.failing.items()}
         if has_asides and self.error is None and not self.failing:
             self._check_aside(outputs, sinks, tangents)
         if self.error is not None or self.failing:
             self.inputs.see_as_views(unlinked)
         return found
+
+    def _named(self, error: Exception) -> Exception:
+        return _named(error, has_moved=bool(self.recorder.writes.metadata_log))
 
     def _has_unlinked(self) -> bool:
         """Whether views were made under no_grad of what requires grad, and something was written to in place."""

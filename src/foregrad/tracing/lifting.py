@@ -44,6 +44,10 @@ _PAST_EDGES = (
     "`as_strided` at {} goes past the edges of a view, where its gradients end, and sizes or elements of that memory "
     "are changed in place: take it of what that is a view of, or of a copy."
 )
+_STALE = (
+    "a view is taken at {} of a view of another dtype, or conjugated, and what that is a view of was given other sizes "
+    "in place at {}: PyTorch can't take its gradient then. Take the first view again, or change sizes out of place."
+)
 
 
 class Lifting(TorchFunctionMode):
@@ -77,9 +81,10 @@ class Lifting(TorchFunctionMode):
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
         self.windows: list[tuple[Any, torch.Tensor | None, str]] = []  # a history, or whose by then; where taken
+        self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
-        self.reshape_view: Callable[[Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
+        self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KEEP_REAL:
@@ -97,15 +102,18 @@ class Lifting(TorchFunctionMode):
         reader = READERS.get(func)
         if reader is not None:
             result = reader(func, args, kwargs)
+            self._check_stale(result, args)
             return _by_strides(result, args) if self.views_by_strides else result
         if self.views_by_strides:
             if func in RESHAPERS:
                 self._check_window(args[0])
-                result = self.reshape_view(func, args[0], args[1:], kwargs)
+                result = self.reshape_view(self.stale, func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
             if func in _AS_STRIDED:
                 return self._window(func(*args, **kwargs), args)
-            return _by_strides(func(*args, **kwargs), args)
+            result = func(*args, **kwargs)
+            self._check_stale(result, args)
+            return _by_strides(result, args)
         return func(*args, **kwargs)
 
     def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
@@ -130,6 +138,17 @@ class Lifting(TorchFunctionMode):
         for history, window, where in self.windows:
             if (history if window is None else history_of(window)) in behind:
                 raise UnsupportedAliasError(_PAST_EDGES.format(where))
+
+    def _check_stale(self, result: Any, args: tuple[Any, ...]) -> None:
+        """Raise for a view of a view whose base has other sizes by now: its gradients do not fit those."""
+        if not self.stale:
+            return
+        first = result[0] if type(result) in (tuple, list) and result else result
+        if type(first) is not FakeTensor or not (is_view(first) and first.requires_grad):
+            return
+        for view, where in self.stale:
+            if any(arg is view for arg in args) and first is not view:
+                raise UnsupportedAliasError(_STALE.format(self.where(), where))
 
     def _check_window(self, tensor: torch.Tensor) -> None:
         """Raise for a window whose own sizes change: it is taken anew then."""
@@ -228,8 +247,9 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
         return result
     is_of_leaf = args and type(args[0]) is FakeTensor and is_view(args[0]) and is_marked(args[0])
     is_of_leaf = is_of_leaf or (result.requires_grad and is_usable(result) and not leads_to_base(result))
-    if is_of_leaf or storage_key(base) != storage_key(result):
-        return result  # of what the base was before `.data = ...`, or of a leaf that is a view itself
+    is_of_detached = result.requires_grad and not base.requires_grad
+    if is_of_leaf or is_of_detached or storage_key(base) != storage_key(result):
+        return result  # of what the base was before `.data = ...`, or `detach_`, or of a leaf that is a view itself
     if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
         return result
     if base.is_complex() and result.dtype is base.dtype.to_real():

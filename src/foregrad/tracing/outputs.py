@@ -142,7 +142,8 @@ def _output(
         if is_late or not (given.real.requires_grad or given.stand_in.requires_grad):
             _check_detached(recorder, given, leaf, path, info.steps)
         above = inputs.by_real.get(id(base_of(given.real)))
-        if above is not None and not (above.real.requires_grad or above.stand_in.requires_grad):
+        is_first = bool(info.steps) and info.steps[0].when is When.AT_FIRST
+        if above is not None and (is_first or not (above.real.requires_grad or above.stand_in.requires_grad)):
             _check_detached(recorder, above, leaf, path, info.steps)
     return info
 
@@ -347,11 +348,12 @@ def _check_detached(
     """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
     if record.detached_at is None:
         return
+    too_early = bool(steps) and steps[0].when is When.AT_FIRST and recorder.value_of(leaf).born > record.detached_at
     is_cut = not (leaf.is_floating_point() or leaf.is_complex()) or any(step.op in CUTS for step in steps)
     keeps = leaf.requires_grad and not (is_usable(leaf) and leaf.is_leaf)
     keeps |= recorder.value_of(leaf).of_differentiable  # autograd, once asked again, may have forgotten
     gains = record.stand_in.requires_grad and not is_cut and not keeps
-    if gains or keeps:
+    if gains or keeps or too_early:
         raise UnsupportedAliasError(
             f"the output {path} is a view of {record.slot}, which `detach_` is called on, last at "
             f"{recorder.writes.where(record.stand_in)}: its history can't be given back. Return a copy."
@@ -422,7 +424,7 @@ def _with_own_history(
         own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
         return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    if value.storage.is_input:
+    if alias.input is not None:
         _check_marks(recorder, inputs, value, alias.path)
     owner = base_of(leaf) if is_view(leaf) else leaf
     if not cuts or is_barred(history_of(owner) if owner is not None else None):

@@ -38,13 +38,22 @@ RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims
 
 
 def reshape_view(
-    recorder: Recorder, inputs: Inputs, func: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: Any
+    recorder: Recorder,
+    inputs: Inputs,
+    stale: list[tuple[torch.Tensor, str]],
+    func: Any,
+    tensor: torch.Tensor,
+    args: tuple[Any, ...],
+    kwargs: Any,
 ) -> Any:
-    """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view."""
+    """`func(tensor, *args)`; NotImplemented where autograd does not watch, or `tensor` is no view.
+
+    To `stale` come views, and where, that autograd would take again with other sizes than they have.
+    """
     if not is_view(tensor):
         record = inputs.by_stand_in.get(id(tensor))
         is_base, before = record is None or not is_view(record.real), version_of(tensor)
-        result = _take_views_again(recorder, func, tensor, args, kwargs, is_base=is_base)
+        result = _take_views_again(recorder, stale, func, tensor, args, kwargs, is_base=is_base)
         if record is not None and is_of_another_kind(record):
             _note(recorder, tensor, before)
         return result
@@ -93,16 +102,26 @@ def _note(recorder: Recorder, tensor: torch.Tensor, before: int) -> None:
 
 
 def _take_views_again(
-    recorder: Recorder, func: Any, tensor: torch.Tensor, args: Any, kwargs: Any, *, is_base: bool
+    recorder: Recorder,
+    stale: list[tuple[torch.Tensor, str]],
+    func: Any,
+    tensor: torch.Tensor,
+    args: Any,
+    kwargs: Any,
+    *,
+    is_base: bool,
 ) -> Any:
     """`func(tensor, *args)`; views that were taken of `tensor` before stay views of the places that they had.
 
     Not so those of another dtype, or conjugated, where it is no view itself: eager takes them again by their operator.
     """
     spec = recorder.value_of(tensor).spec
-    fakes = [value.fake for value in list(recorder.values.values()) if _is_view_of(value, tensor)]
+    values = [value for value in list(recorder.values.values()) if _is_view_of(value, tensor)]
+    fakes = [value.fake for value in values if value.fake is not None]
     kind = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    views = [f for f in fakes if f is not None and not (is_base and (f.dtype, f.is_conj(), f.is_neg()) != kind)]
+    views = [f for f in fakes if not (is_base and (f.dtype, f.is_conj(), f.is_neg()) != kind)]
+    where = user_line(recorder.origins.here())
+    stale += [(fake, where) for fake in fakes if all(fake is not view for view in views)]
     result = func(tensor, *args, **kwargs)
     if views:
         with torch.enable_grad():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from .._torch.tensors import allows_writes, is_view
 from ..errors import UnsupportedAliasError
 from ..graph.signature import ViewStep, When
 from .alias import Value, View
 from .bases import SHARED_THROUGH_REPLACED
-from .records import InputRecord, is_unlinked
+from .records import InputRecord, is_moved, is_unlinked
 
 __all__ = ["steps_between"]
 
@@ -26,6 +27,9 @@ def steps_between(
     detached_at = None if record is None else record.detached_at
     # Once it is written, while what it is a view of still requires grad.
     bars_views = marked or (record is not None and is_unlinked(record) and record.stand_in.requires_grad)
+    # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
+    is_one_of_several = record is not None and is_view(record.real) and not allows_writes(record.real)
+    counts_elsewhere = is_one_of_several and record is not None and is_moved(record) and not value.storage.clock
     steps = []
     while value is not base:
         view = value.view
@@ -41,7 +45,7 @@ def steps_between(
                 view.grad_enabled,
                 When.AT_LAST
                 if record is None and (not marked or value.of_differentiable)
-                else _when(value, at_start, marked, bars_views, detached_at),
+                else _when(value, at_start, marked, bars_views, detached_at, counts_elsewhere),
             )
         )
         value = value.parent
@@ -56,11 +60,13 @@ def steps_between(
     return tuple(steps)
 
 
-def _when(value: Value, at_start: bool, marked: bool, bars_views: bool, detached_at: int | None) -> When:
+def _when(
+    value: Value, at_start: bool, marked: bool, bars_views: bool, detached_at: int | None, counts_elsewhere: bool
+) -> When:
     if marked and not value.of_differentiable:
         is_written_later = at_start and value.born < value.storage.clock
         return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
     if detached_at is not None and value.born <= detached_at:
         return When.BEFORE_WRITES
     before = value.born < (value.storage.clock if bars_views else min(value.storage.clock, 1))
-    return When.BEFORE_WRITES if before else When.AT_LAST
+    return When.BEFORE_WRITES if before or counts_elsewhere else When.AT_LAST
