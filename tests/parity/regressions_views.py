@@ -986,3 +986,37 @@ def f(x1):
     return v8 * 2
 """,
 )
+
+refusal(
+    "a view of a window of an argument that is a real part, whose base changes its sizes",
+    "goes past the edges of a view",
+    """
+def make_args():
+    a2 = (torch.randn((4, 3), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
+    a3 = a2.real
+    return (a2, a3)
+
+
+def f(x0, x1):
+    x0.unsqueeze_(2)
+    v5 = x1.as_strided((3,), (3,), 2)
+    return v5.view((1, 3))
+""",
+)
+
+refusal(
+    "a list has an argument twice that is a view, and a view of it is returned",
+    "`_foreach_` operator at",
+    """
+def make_args():
+    a0 = torch.randn((4, 1, 2), dtype=torch.float32)[1:-1]
+    a1 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
+    return (a1, a0)
+
+
+def f(x0, x1):
+    v5 = x1.view((1, 2, 2))
+    torch._foreach_add_([x1, x1], [x0, x0])
+    return v5
+""",
+)

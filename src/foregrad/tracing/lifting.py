@@ -103,7 +103,7 @@ class Lifting(TorchFunctionMode):
         if reader is not None:
             result = reader(func, args, kwargs)
             self._check_stale(result, args)
-            return _by_strides(result, args) if self.views_by_strides else result
+            return self._view(result, args) if self.views_by_strides else result
         if self.views_by_strides:
             if func in RESHAPERS:
                 self._check_window(args[0])
@@ -113,7 +113,7 @@ class Lifting(TorchFunctionMode):
                 return self._window(func(*args, **kwargs), args)
             result = func(*args, **kwargs)
             self._check_stale(result, args)
-            return _by_strides(result, args)
+            return self._view(result, args)
         return func(*args, **kwargs)
 
     def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
@@ -122,11 +122,25 @@ class Lifting(TorchFunctionMode):
         base = base_of(window)
         is_of_view = window is not result and window.requires_grad and args[0] is not base
         if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
-            where = self.where()
-            self.windows.append((history_of(window), None, where))
-            if base is not None and base.dtype is not window.dtype:
-                self.windows.append((None, window, where))
+            self._note_window(window, self.where())
         return window
+
+    def _note_window(self, window: torch.Tensor, where: str) -> None:
+        base = base_of(window)
+        self.windows.append((history_of(window), None, where))
+        if base is not None and base.dtype is not window.dtype:
+            self.windows.append((None, window, where))
+
+    def _view(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """What an operator gave, views by strides; those of a window are windows."""
+        taken = _by_strides(result, args)
+        if self.windows and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
+            source = history_of(args[0])
+            where = next((where for history, _, where in self.windows if history is source), None)
+            for view in taken if type(taken) in (tuple, list) else (taken,):
+                if where is not None and type(view) is FakeTensor and is_view(view) and history_of(view) is not source:
+                    self._note_window(view, where)
+        return taken
 
     def check_windows(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise where gradients go through a window as it was taken: in eager they end at the edges of its source.

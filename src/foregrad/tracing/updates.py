@@ -65,7 +65,7 @@ def check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, in
     inputs_of = {out.input for out in barred if out.input is not None}
     known |= {i for i in inputs_of if id(inputs.records[i].initial.storage) not in hidden}
     for index, record in enumerate(inputs.records):
-        is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real) and record.real.requires_grad
+        is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real)
         if is_listed_view and is_written_with_history(record):
             raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"{record.slot} is", writes.where(record.stand_in)))
         if index in known or id(record) in through_bases or is_view(record.stand_in):
