@@ -1020,3 +1020,21 @@ def f(x0, x1):
     return v5
 """,
 )
+
+regression(
+    "the backward by a view of a view made under no_grad, which is another argument, raises",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float64)).detach().requires_grad_()
+    with torch.no_grad():
+        a1 = a0.permute((0, 1))
+    a2 = a1.as_strided((2, 2), (1, 0), 0)
+    return (a0, a1, a2)
+
+
+def f(x0, x1, x2):
+    v5 = x2.softmax(0)
+    v5.fill_(0.5)
+    return v5
+""",
+)

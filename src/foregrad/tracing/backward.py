@@ -10,8 +10,9 @@ import torch
 
 from .._torch.dispatch import disable_autocast
 from .._torch.histories import have_hooks, lead_to
-from .._torch.tensors import is_marked, is_view
+from .._torch.tensors import is_usable, is_view
 from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
+from .detached import keeps_history
 from .origin import user_line
 from .reach import reached_from
 from .records import is_unlinked
@@ -29,7 +30,10 @@ __all__ = ["Backward", "InnerGradients", "takes_gradient"]
 def takes_gradient(record: InputRecord) -> bool:
     """Whether gradients arrive at an input by itself, not through the tensor that it is a view of."""
     leaf = record.leaf
-    return leaf is not None and is_marked(leaf)
+    if leaf is None or not leaf.requires_grad or not is_usable(leaf):
+        return False
+    # A view of a view made under no_grad has a history that ends there.
+    return leaf.is_leaf or (is_view(leaf) and leaf is record.stand_in and not keeps_history(leaf))
 
 
 def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
