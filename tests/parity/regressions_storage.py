@@ -521,3 +521,21 @@ def f(x0, x1):
     return v2
 """,
 )
+
+refusal(
+    "an argument is made to require grad after `set_` on a view of it, and a view that was taken in between is returned",
+    "calls `set_` on",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.float32)
+    a1 = a0[..., 0:3:2]
+    return (a0, a1)
+
+
+def f(x0, x1):
+    x1.set_(x0.unfold(-1, 2, 2))
+    v5 = x1.unflatten(0, (1, -1))
+    x0.requires_grad_()
+    return v5
+""",
+)

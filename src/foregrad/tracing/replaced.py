@@ -11,7 +11,7 @@ import torch
 from .._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
-from ..graph.signature import AliasOutput, OutputInfo, Replacement
+from ..graph.signature import AliasOutput, OutputInfo, Replacement, When
 from ..graph.slots import Updated
 from .origin import Origin, user_line
 from .reach import is_barred, nodes_behind
@@ -148,12 +148,13 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
     inputs = {id(record.stand_in) for record in records}
     replaced = recorder.writes.replaced.items()
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
+    set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
     moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
     barred = {r.input: is_view(records[r.input].real) for r in found.replacements if r.is_set and r.grad_enabled}
     bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
     barred |= {i: False for i, r in enumerate(records) if bases & {id(r.real), id(base_of(r.real))} and i not in barred}
-    for at, leaf in found.aliases if moved or barred else ():
+    for at, leaf in found.aliases if moved or barred or set_again else ():
         info = found.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
             continue
@@ -163,8 +164,11 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
         is_of_barred &= barred.get(info.input, False) or any(step.index is not None for step in info.steps)
         is_many = leaf.requires_grad and any(step.index is not None for step in info.steps)
         is_of_written = storage in moved and is_many and record.initial.storage.is_written
-        if is_of_barred or is_of_written or (storage in moved and storage in marked):
-            key = id(record.stand_in) if is_of_barred else moved[storage]
+        # `set_` moves the version that the view was taken at.
+        is_early = any(step.when < When.AT_LAST for step in info.steps)
+        is_before_set = is_early and storage in set_again and storage in marked
+        if is_of_barred or is_of_written or is_before_set or (storage in moved and storage in marked):
+            key = id(record.stand_in) if is_of_barred else {**set_again, **moved}[storage]
             raise UnsupportedAliasError(
                 f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
                 "grad or calls `set_` on, and where a tensor is resized or given other memory at "
