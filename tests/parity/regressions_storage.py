@@ -539,3 +539,37 @@ def f(x0, x1):
     return v5
 """,
 )
+
+regression(
+    "a view made under no_grad of a view of what was detached in place is resized",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_()
+    a2 = a0.squeeze()
+    return (a2, a0)
+
+
+def f(x1, x2):
+    x2.detach_()
+    with torch.no_grad():
+        v5 = x1.squeeze()
+    v5.resize_(0)
+    return ()
+""",
+)
+
+refusal(
+    "a view of an argument that was given other memory, given other memory itself",
+    "a write to it counts as one to",
+    """
+def make_args():
+    return (torch.randn(3, 2),)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    v1 = x0.chunk(2, 0)[0]
+    v1.data = v1.data.clone()
+    return v1
+""",
+)

@@ -438,7 +438,8 @@ class Inputs:
     def check_detached(self, error: Exception) -> None:
         """Capture again where views of what was detached are barred: those made under no_grad are not, by then."""
         detached = [id(r.real) for r in self.records if r.detached_at is not None]
-        for record in self.records if "created in no_grad mode" in str(error) else ():
+        barred = "created in no_grad mode" in str(error) or "cannot resize variables" in str(error)
+        for record in self.records if barred else ():
             real = record.real
             if id(base_of(real)) in detached:
                 self.see_as_views([record])

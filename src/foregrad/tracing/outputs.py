@@ -327,7 +327,8 @@ def _check_memory(
 def _check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
     """What is taken of a view that `.data = ...` gave other memory counts its writes with what this was a view of."""
     is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
-    if is_of_input or id(leaf) in recorder.writes.replaced or leaf.is_inference():
+    is_known = id(leaf) in recorder.writes.replaced and isinstance(info, AliasOutput)
+    if is_of_input or is_known or leaf.is_inference():
         return
     storage = recorder.value_of(leaf).storage
     for record in inputs.records:
