@@ -573,3 +573,21 @@ def f(x0):
     return v1
 """,
 )
+
+regression(
+    "a view made under no_grad of what is detached in place then is resized",
+    """
+def make_args():
+    a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.squeeze()
+    return (a0, a1)
+
+
+def f(x0, x1):
+    with torch.no_grad():
+        v1 = x1[...]
+    x0.detach_()
+    v1.resize_(11)
+    return v1
+""",
+)

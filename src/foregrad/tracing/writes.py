@@ -382,10 +382,10 @@ class Writes:
         self._resizes(old)
         self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
         old.storage.clock += 1
-        fits = spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes
-        if fits:
+        if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
             where = (list(spec.shape), list(spec.stride), spec.offset)
-            view = View(aten.as_strided.default, where, {}, None, object(), torch.is_grad_enabled())
+            enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)
+            view = View(aten.as_strided.default, where, {}, None, object(), enabled)
             self.become_view(tensor, old, view)
             return out
         self._require_unshared(old, "grown by resize_")
