@@ -192,6 +192,7 @@ class Pair:
         moved = zip(self.eager.inputs, self.eager.versions(), strict=True)
         self.strides_are_given = not (
             parts.intersection(roots)
+            or self.eager.cut_off()
             or any(overlaps(t) for _, t in self.eager.inputs)
             or any(by and attempt(lambda t=t: t.requires_grad and t.is_leaf) is True for (_, t), by in moved)
         )

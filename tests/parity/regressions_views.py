@@ -1038,3 +1038,60 @@ def f(x0, x1, x2):
     return v5
 """,
 )
+
+regression(
+    "the gradient by a view without elements alone, taken by strides",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
+    return (a0, a0)
+
+
+def f(x0, x2):
+    v0 = x2 + x0
+    v3 = v0[..., 1:1]
+    v0.squeeze_()
+    v9 = v3.relu()
+    return (v0, v9)
+""",
+)
+
+regression(
+    "a view made under no_grad beside a view of another dtype that was written with a history",
+    """
+def make_args():
+    a0 = (torch.randn((1, 2), dtype=torch.float32).expand((2, 2))).detach().requires_grad_() * 1
+    a2 = torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))
+    return (a2, a0, a0)
+
+
+def f(x0, x1, x2):
+    v0 = x1.view(torch.float64)
+    v1 = v0.permute((0, 1))
+    v0.fill_(x2.sum())
+    with torch.no_grad():
+        v4 = x1.view((4,))
+    return (
+        x2,
+        v4,
+        v1,
+    )
+""",
+)
+
+regression(
+    "the gradient by one output, the other a view made under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
+    return (a0,)
+
+
+def f(x0):
+    v0 = x0.sum()
+    v3 = torch.stack([x0, x0])
+    with torch.no_grad():
+        v13 = v3[..., 0:1:2]
+    return (v0, v13)
+""",
+)

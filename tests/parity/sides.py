@@ -128,6 +128,10 @@ class Side:
                 found.add(label)
         return found
 
+    def cut_off(self) -> bool:
+        """Whether some output requires grad and no backward can start from it: the others are but a part."""
+        return any(tensor.requires_grad and is_cut_off(tensor) for _, tensor in self.outputs)
+
     def coarseness(self, dtype: torch.dtype) -> int:
         """How many roundings of `dtype` are one of the coarsest type that the arguments have."""
         kinds = [t.dtype.to_real() for _, t in self.inputs if t.is_floating_point() or t.is_complex()]

@@ -131,7 +131,7 @@ class _Renderer:
         self._updates()  # in the sizes the inputs came with
         for index in [index for index, update in self.unwritten.items() if update.first]:
             self._differentiable_update(index)
-        # A view of another dtype takes up the history of its base as it was taken: it changes its sizes after that.
+        # A view of another dtype takes up the history of its base, when asked, as it was taken: its sizes change then.
         written = set() if signature.replacements else {signature.inputs[i].spec.dtype for i in self.unwritten}
         after = [
             w for w in signature.metadata_writes if written and signature.inputs[w.input].spec.dtype not in written
@@ -140,7 +140,6 @@ class _Renderer:
         sources = self._sources()
         for index in list(self.unwritten):  # in the sizes they have after the call
             self._differentiable_update(index)
-        # PyTorch takes such a view for a leaf until it is asked.
         self.lines += dict.fromkeys(f"{self.inputs[write.input]}.grad_fn" for write in after)
         self._metadata_writes(after)
         if not counts_first:
@@ -317,8 +316,9 @@ class _Renderer:
             self.lines.append(f"{mark}({name}, {self.made_by})")
 
     def _values(self, chosen: Callable[[OutputInfo], bool]) -> dict[int, str]:
-        """An expression for each of the chosen outputs."""
-        return {at: self._output(info) for at, info in enumerate(self.signature.outputs) if chosen(info)}
+        """An expression for each of the chosen outputs, first of those that are written: versions move."""
+        outputs = sorted(enumerate(self.signature.outputs), key=lambda pair: getattr(pair[1], "history", None) is None)
+        return {at: self._output(info) for at, info in outputs if chosen(info)}
 
     def _views_taken(self, when: When) -> list[tuple[str, tuple[ViewStep, ...], str]]:
         """The views of inputs that are taken by then: input, steps, path of the output."""

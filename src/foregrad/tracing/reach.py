@@ -60,7 +60,7 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
         mask, custom = masks[id(node)], through_custom[id(node)]
         name = node.name()
         has_statistics |= name in _WITH_STATISTICS
-        if isinstance(node, torch.autograd.function.BackwardCFunction) or name in _GIVE_ZEROS:
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or name in _GIVE_ZEROS or _is_empty(node, name):
             custom = mask
         for following, number in node.next_functions:
             cut = cuts.get((following, number))
@@ -82,6 +82,13 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
         for leaf in leaves
     ]
     return _with_pairs(order, outputs, leaves, cuts, found) if has_statistics else found
+
+
+def _is_empty(node: Any, name: str) -> bool:
+    """Whether it is that of a view by strides without elements, whose gradient is zeros whatever comes in."""
+    if name != "AsStridedBackward0":
+        return False
+    return any(type(size) is int and size == 0 for size in node._input_metadata[0].shape)
 
 
 # Nodes whose second and third outputs, statistics, send a gradient on where none comes in for the first: to the first
