@@ -591,3 +591,75 @@ def f(x0, x1):
     return v1
 """,
 )
+
+regression(
+    "gradients by a view of a leaf that is detached in place, and a view made under no_grad is another argument",
+    """
+def make_args():
+    a0 = torch.randn((1, 3), dtype=torch.complex64).requires_grad_()
+    a1 = a0.permute((1, 0))
+    with torch.no_grad():
+        a2 = a1[None]
+    return (a1, a0, a2)
+
+
+def f(x0, x1, x3):
+    v5 = x0[[0, 0]]
+    x1.detach_()
+    return v5
+""",
+)
+
+regression(
+    "an argument is resized and made to require grad beside a window of another that is written",
+    """
+def make_args():
+    a0 = torch.randint(-3, 4, (1, 3), dtype=torch.int64).expand((2, 3))
+    a3 = torch.randn((2, 2), dtype=torch.float32)
+    return (a0, a3)
+
+
+def f(x0, x3):
+    v0 = x0.narrow(-2, 0, 1)
+    x3.resize_(3)
+    x3.requires_grad_()
+    torch.add(v0, v0, out=v0)
+    return v0
+""",
+)
+
+refusal(
+    "several views made at once of what an argument that `set_` is called on was detached from",
+    "calls `set_` on",
+    """
+def make_args():
+    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
+    a1 = a0.detach()
+    return (a1, a0)
+
+
+def f(x0, x1):
+    x0.set_(x1)
+    x1.unsqueeze_(0)
+    return x1.unbind(0)
+""",
+)
+
+refusal(
+    "`set_` gives an argument a view made under no_grad, which is marked then",
+    "`requires_grad_` called on it",
+    """
+def make_args():
+    a0 = torch.randn((1, 3), dtype=torch.float32).expand((2, 3))
+    a1 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_()
+    with torch.no_grad():
+        a2 = a1.as_strided((2, 2), (2, 1), 0)
+    return (a0, a2)
+
+
+def f(x0, x2):
+    x0.set_(x2)
+    x2.requires_grad_()
+    return ()
+""",
+)

@@ -359,7 +359,7 @@ def f(x2):
 
 refusal(
     "a view takes over another one of the same tensor, of which several views are returned",
-    "takes over another tensor.s memory",
+    "calls `set_` on",
     """
 def make_args():
     a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -534,7 +534,7 @@ def f(x0):
 
 refusal(
     "a view of a marked view of an argument is written, and another view given its memory",
-    "takes over another tensor's memory",
+    "Change sizes out of place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)

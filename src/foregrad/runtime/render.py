@@ -152,8 +152,9 @@ class _Renderer:
     def _before_writes(self, marks: list[str]) -> list[str]:
         """Take the views that are taken before inputs are written; the marks that come later still."""
         if self._views_taken(When.BEFORE_WRITES):
-            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)}
-            late -= {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
+            early = {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
+            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)} - early
+            late |= {self.inputs[write.input] for write in self.signature.metadata_writes}
             late_marks = [line for line in marks if line.partition(".")[0] in late]
             self.lines += [line for line in marks if line not in late_marks]
             marks = late_marks
@@ -201,9 +202,8 @@ class _Renderer:
             self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _marks(self, inputs: list[int]) -> list[str]:
-        infos = self.signature.inputs
-        marked = [i for i in inputs if infos[i].becomes_differentiable or infos[i].marked]
-        return [f"{self.inputs[i]}.requires_grad_()" for i in marked]
+        infos = [(self.inputs[i], self.signature.inputs[i]) for i in inputs]
+        return [f"{name}.requires_grad_()" for name, info in infos if info.becomes_differentiable or info.marked]
 
     def _training(self, taken: list[int]) -> None:
         signature = self.signature

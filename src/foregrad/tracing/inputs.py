@@ -303,7 +303,7 @@ class Inputs:
     def _place(
         self, record: InputRecord, whole: InputRecord, memory: torch.UntypedStorage, bases: dict[int, InputRecord]
     ) -> None:
-        base = bases.get(id(base_of(record.real))) if base_of(record.real) is not None else None
+        base = bases.get(id(base_of(record.real))) if self._is_seen_as_view(record) else None
         if base is not None and base is not record:
             # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
@@ -320,6 +320,9 @@ class Inputs:
             self._set_member(record, memory, bases)
         record.initial = member_of(whole.initial, record.spec, record.stand_in, record.entry)
         self.memory[-1][1].append(record)
+
+    def _is_seen_as_view(self, record: InputRecord) -> bool:
+        return id(record.real) in self.viewed or id(record.real) in self.shared_bases
 
     def _set_member(self, record: InputRecord, memory: torch.UntypedStorage, bases: dict[int, InputRecord]) -> None:
         fake = self._with_counter_of_others(record, bases)
@@ -352,8 +355,7 @@ class Inputs:
         bases: dict[int, InputRecord] = {}
         for record in group:
             base = base_of(record.real)
-            wanted = id(record.real) in self.viewed or id(record.real) in self.shared_bases
-            if base is None or not wanted or record.real.is_inference() or id(base) in bases:
+            if base is None or not self._is_seen_as_view(record) or record.real.is_inference() or id(base) in bases:
                 continue
             if base.requires_grad and not record.real.requires_grad:  # taken without gradients
                 continue

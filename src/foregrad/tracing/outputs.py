@@ -382,17 +382,17 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
 
 
 def _check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: torch.Tensor) -> None:
-    """Views made under no_grad after `set_`, which moves a version: they are barred when taken before."""
+    """Views made under no_grad, or several at once, after `set_`, which moves a version: not to be taken before."""
     base = base_of(leaf) if is_view(leaf) else None
-    if base is None or all(step.grad_enabled for step in alias.steps):
+    if base is None or all(step.grad_enabled and step.index is None for step in alias.steps):
         return
     keys = [key for key, (_, is_set) in recorder.writes.replaced.items() if is_set and key in inputs.by_stand_in]
     for record in (inputs.by_stand_in[key] for key in keys):
         if record.stand_in is base or share_counters(record.stand_in, base):
             raise UnsupportedAliasError(
-                f"the output {alias.path} is a view, made under no_grad, of {record.slot}, or of what that was "
-                f"detached from, to which `set_` gives other memory at {recorder.writes.where(record.stand_in)}: "
-                "return a copy."
+                f"the output {alias.path} is a view, made under no_grad or one of several made at once, of "
+                f"{record.slot}, or of what that was detached from, and the function calls `set_` on {record.slot} at "
+                f"{recorder.writes.where(record.stand_in)}: return a copy."
             )
 
 

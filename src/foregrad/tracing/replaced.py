@@ -60,10 +60,10 @@ def replacement_of(
         )
     base = None if source is None else base_of(source.real)
     ends = source is not None and base is not None and base.requires_grad and not leads_to_base(source.real)
-    if is_set and ends and value.storage.is_written:
+    if is_set and source is not None and ends and (value.storage.is_written or source.is_called):
         raise UnsupportedMutationError(
             f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view made under no_grad, "
-            "or of a view of that, and it is written to: detach that view."
+            "or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
         )
     history = None
     if is_written_with_history(record) and not barred:
