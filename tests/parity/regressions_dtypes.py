@@ -399,3 +399,22 @@ def f(x0, x1):
     return v3
 """,
 )
+
+regression(
+    "a view of another dtype is written that begins late in its memory, then its memory through a window",
+    """
+def make_args():
+    a0 = torch.randn((), dtype=torch.complex64)
+    a2 = torch.randn((2, 2), dtype=torch.float64)
+    return (a0, a2)
+
+
+def f(x0, x2):
+    v1 = x2.unbind(-2)
+    v3 = torch.view_as_complex(v1[1])
+    v3.mul_(x0)
+    v7 = v1[1].unsqueeze(0)
+    v7.unfold(0, v7.shape[0], 1).mul_(0.5)
+    return ()
+""",
+)

@@ -120,7 +120,11 @@ class CallOnCopies:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return aten.copy.default(value, value)  # unlike clone, keeps the strides of any layout
+        if value.storage_offset() == 0 or value.numel() == 0 or value.is_conj() or value.is_neg():
+            return aten.copy.default(value, value)  # unlike clone, keeps the strides of any layout
+        # It keeps the offset, too: views are taken of a copy by strides, from its beginning.
+        span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+        return value.as_strided((span,), (1,)).clone().as_strided(value.shape, value.stride())
     if isinstance(value, (list, tuple)):
         return [_copy(item) for item in value]
     return value
