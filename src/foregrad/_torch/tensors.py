@@ -23,6 +23,7 @@ __all__ = [
     "is_usable",
     "is_view",
     "is_wrapper_subclass",
+    "kind_of",
     "leads_to",
     "leads_to_base",
     "share_counters",
@@ -93,6 +94,11 @@ def history_of(tensor: torch.Tensor) -> Any:
 def is_marked(tensor: torch.Tensor) -> bool:
     """Whether it is a leaf that requires grad: also a view made under no_grad, through its base."""
     return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
+    """What strides say nothing of: the dtype, and whether it is conjugated or negated."""
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def leads_to_base(view: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from .._torch.tensors import (
     is_marked,
     is_usable,
     is_view,
+    kind_of,
     leads_to_base,
     share_counters,
     storage_key,
@@ -472,7 +473,7 @@ class SharedClosureFound(CaptureAgain):
 
 def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The same view of `base` that `real` is of its own base."""
-    if (real.dtype, real.is_conj(), real.is_neg()) == (base.dtype, base.is_conj(), base.is_neg()):
+    if kind_of(real) == kind_of(base):
         return base.as_strided(real.shape, real.stride(), real.storage_offset())
     return view_again(real, base)
 

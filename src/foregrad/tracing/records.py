@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import fake_device
-from .._torch.tensors import base_of, is_marked, version_of
+from .._torch.tensors import base_of, is_marked, kind_of, version_of
 from ..graph.meta import TensorSpec
 from ..graph.slots import Slot
 from .alias import Value
@@ -82,9 +82,5 @@ def is_unlinked(record: InputRecord) -> bool:
 
 def is_of_another_kind(record: InputRecord) -> bool:
     """Whether it is a view that autograd takes again by its operators alone: of another dtype, conjugated, negated."""
-    real, base = record.real, base_of(record.real)
-    return base is not None and (real.dtype, real.is_conj(), real.is_neg()) != (
-        base.dtype,
-        base.is_conj(),
-        base.is_neg(),
-    )
+    base = base_of(record.real)
+    return base is not None and kind_of(record.real) != kind_of(base)

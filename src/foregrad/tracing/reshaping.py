@@ -16,6 +16,7 @@ from .._torch.tensors import (
     base_of,
     exchange,
     is_view,
+    kind_of,
     leads_to_base,
     storage_key,
     version_of,
@@ -118,8 +119,7 @@ def _take_views_again(
     spec = recorder.value_of(tensor).spec
     values = [value for value in list(recorder.values.values()) if _is_view_of(value, tensor)]
     fakes = [value.fake for value in values if value.fake is not None]
-    kind = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    views = [f for f in fakes if not (is_base and (f.dtype, f.is_conj(), f.is_neg()) != kind)]
+    views = [fake for fake in fakes if not is_base or kind_of(fake) == kind_of(tensor)]
     where = user_line(recorder.origins.here())
     stale += [(fake, where) for fake in fakes if all(fake is not view for view in views)]
     result = func(tensor, *args, **kwargs)
