@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
-from .._torch.codegen import view_call
 from .._torch.histories import have_hooks, lead_to
-from .._torch.symbols import expression_text, is_symbolic
 from .._torch.tensors import allow_writes
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec
@@ -34,6 +32,7 @@ from ..graph.signature import (
 from ..graph.source import Names, unpacked
 from .compiled import Compiled
 from .decisions import decision_lines, open_sizes
+from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .pack import pack_expression
 from .passed import join, marking
@@ -66,22 +65,19 @@ def render_run(
     return _Renderer(compiled, inputs, names, diverged, symbols or {}).render()
 
 
-class _Renderer:
+class _Renderer(LineWriter):
     def __init__(
         self, compiled: Compiled, inputs: list[str], names: Names, diverged: str, symbols: Mapping[Any, str]
     ) -> None:
+        super().__init__(names)
         self.compiled = compiled
         self.diverged = diverged
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
-        self.names = names
-        self.lines: list[str] = []
-        self.globals: dict[str, Any] = {}
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
-        self.views: dict[tuple[Any, ...], str] = {}
         self.taking_over: dict[str, AliasOutput] = {}  # views that come to have other memory
         self.memories: dict[str, str] = {}  # that memory, where it is there before inputs are replaced
         self.with_history: set[str] = set()  # views that have a history of their own by now
@@ -161,15 +157,6 @@ class _Renderer:
         self._early_views(When.BEFORE_WRITES)
         return marks
 
-    def bind(self, wanted: str, value: Any) -> str:
-        """A global name for a value."""
-        for name, bound in self.globals.items():
-            if bound is value and name.startswith(wanted):
-                return name
-        name = self.names.fresh(wanted)
-        self.globals[name] = value
-        return name
-
     # ---------------------------------------------------------------- running the graph
 
     def _inference(self) -> None:
@@ -180,17 +167,14 @@ class _Renderer:
             # Gradients are mostly off already; asking is ten times quicker than turning them off again.
             self.lines.append(f"if {self.bind('is_grad_enabled', torch.is_grad_enabled)}():")
             start = len(self.lines)
-            self._under([f"{self.bind('no_grad', torch.no_grad)}()", *autocast], [call])
-            self._indent(start)
+            self.under([f"{self.bind('no_grad', torch.no_grad)}()", *autocast], [call])
+            self.indent(start)
             self.lines.append("else:")
             start = len(self.lines)
-            self._under(autocast, [call])
-            self._indent(start)
+            self.under(autocast, [call])
+            self.indent(start)
         else:
-            self._under(autocast, [call])
-
-    def _indent(self, start: int) -> None:
-        self.lines[start:] = ["    " + line for line in self.lines[start:]]
+            self.under(autocast, [call])
 
     def _histories(self) -> None:
         """Outputs that require grad though it leads nowhere."""
@@ -199,7 +183,7 @@ class _Renderer:
             error = self.joint.rootless_error
             raised = "" if error is None else f", {self.bind('backward_error', error)}"
             line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
-            self._under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
+            self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
 
     def _marks(self, inputs: list[int]) -> list[str]:
         infos = [(self.inputs[i], self.signature.inputs[i]) for i in inputs]
@@ -213,28 +197,22 @@ class _Renderer:
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
         self.lines += before
-        self._under(guards, [call])
+        self.under(guards, [call])
         self.lines += after
         if self.joins:
             self.lines.append(f"{self.made_by} = {self.outputs[signature.differentiable[0]]}.grad_fn")
-
-    def _under(self, guards: list[str], body: list[str]) -> None:
-        if guards:
-            self.lines.append(f"with {', '.join(guards)}:")
-            body = ["    " + line for line in body]
-        self.lines += body
 
     # ---------------------------------------------------------------- after it
 
     def _metadata_writes(self, writes: list[MetadataWrite]) -> None:
         for write in writes:
-            op = self.bind(_op_name(write.op), write.op)
-            arguments = self._arguments(write.args, write.kwargs)
+            op = self.bind(op_name(write.op), write.op)
+            arguments = self.arguments(write.args, write.kwargs)
             info = self.signature.inputs[write.input]
             was_leaf = info.requires_grad and info.is_leaf  # eager's was detached by then
             grad_enabled = write.grad_enabled and not (info.becomes_differentiable or was_leaf)
             guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
-            self._under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
+            self.under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
 
     def _count_writes(self) -> None:
         """Eager moves the version counter of these though no element is written here."""
@@ -336,11 +314,11 @@ class _Renderer:
         views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.leaf_base]
         for info in views:
             steps = tuple(step for step in info.steps if step.when is not When.AT_LAST)
-            self._view(self.outputs[info.output or 0], steps, info.path)
+            self.view(self.outputs[info.output or 0], steps, info.path)
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
         views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.of_detached]
         for info in views:
-            self._view(self.outputs[info.output or 0], info.steps, info.path)
+            self.view(self.outputs[info.output or 0], info.steps, info.path)
         self.lines += [f"{name}.detach_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
 
     def _early_views(self, when: When) -> None:
@@ -348,7 +326,7 @@ class _Renderer:
             is_marked = when is When.BEFORE_MARKS and base in self.marked
             if is_marked:  # the graph was to see the mark: a view that no gradients go through is as one taken before
                 steps = tuple(dataclasses.replace(step, grad_enabled=False) for step in steps)
-            name = self._view(base, steps, path)
+            name = self.view(base, steps, path)
             if is_marked and all(step.index is None for step in steps):
                 self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
@@ -406,14 +384,14 @@ class _Renderer:
     def _replace(self, name: str, value: str, *, is_set: bool, grad_enabled: bool) -> None:
         if is_set:
             guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
-            self._under(guards, [f"{name}.set_({value})"])
+            self.under(guards, [f"{name}.set_({value})"])
         else:
             self.lines.append(f"{name}.data = {value}")
 
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
-            return self._literal(value)
+            return self.literal(value)
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, GraphOutput):
@@ -424,11 +402,11 @@ class _Renderer:
         assert isinstance(info, AliasOutput)
         base = self.inputs[info.input] if info.input is not None else self._result(info.output or 0)
         if info.history is not None:
-            owner = self._view(base, info.steps[: info.history_at], info.path)
+            owner = self.view(base, info.steps[: info.history_at], info.path)
             if owner not in self.with_history:
                 self.with_history.add(owner)
                 self._write_history(owner, info.history)
-        name = self._view(base, info.steps, info.path)
+        name = self.view(base, info.steps, info.path)
         if info.leaf:
             self.leaves.append(name)
         if info.memory is not None:
@@ -436,54 +414,6 @@ class _Renderer:
             if not _is_late(info.memory):
                 self.memories[name] = self._output(info.memory)
         return name
-
-    def _view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:
-        """Lines that take a view of `base`, sharing steps already taken for other outputs."""
-        current = base
-        key: tuple[Any, ...] = (base,)
-        for step in steps:
-            if step.index is not None:
-                many_key = (*key, step.call, "all")
-                many = self.views.get(many_key)
-                if many is None:
-                    many = self.views[many_key] = self._step(current, step, path)
-                key = (*key, step.call, step.index)
-                if key not in self.views:
-                    self.views[key] = f"{many}[{step.index}]"
-            else:
-                key = (*key, step.call)
-                if key not in self.views:
-                    self.views[key] = self._step(current, step, path)
-            current = self.views[key]
-        if current.endswith("]"):
-            name = self.names.fresh("view")
-            self.lines.append(f"{name} = {current}")
-            self.views[key] = current = name
-        return current
-
-    def _step(self, source: str, step: ViewStep, path: str) -> str:
-        name = self.names.fresh("view")
-        op = self.bind(_op_name(step.op), view_call(step.op, step.args, step.kwargs))
-        line = f"{name} = {op}({', '.join([source, *self._arguments(step.args, step.kwargs)])})  # {path}"
-        needs_no_grad = not step.grad_enabled and torch.is_grad_enabled()
-        guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []
-        self._under(guards, [line])
-        return name
-
-    def _arguments(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[str]:
-        return [*map(self._literal, args), *(f"{k}={self._literal(v)}" for k, v in kwargs)]
-
-    def _literal(self, value: Any) -> str:
-        if value is None or type(value) in (bool, int, str):
-            return repr(value)
-        if isinstance(value, (list, tuple)):
-            items = ", ".join(map(self._literal, value))
-            if isinstance(value, torch.Size):
-                return f"{self.bind('Size', torch.Size)}([{items}])"
-            return f"[{items}]" if isinstance(value, list) else f"({items},)"
-        if is_symbolic(value):
-            return f"({expression_text(value, self.symbols, self.bind)})"
-        return self.bind("constant", value)
 
 
 def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], said: str) -> None:
@@ -493,8 +423,3 @@ def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], said: s
 
 def _is_late(info: OutputInfo) -> bool:
     return isinstance(info, AliasOutput) and info.after_replacement
-
-
-def _op_name(op: Any) -> str:
-    packet = getattr(op, "overloadpacket", None)
-    return f"aten_{packet.__name__}" if packet is not None else "op"

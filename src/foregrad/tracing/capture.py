@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,29 +26,26 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
-from .again import Derivable, read_again
+from ..graph.signature import Reach
+from .again import Derivable
 from .analysis import Analysis
+from .assembly import Assembly
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
-from .decisions import Decisions, generators_drawn_from
+from .decisions import Decisions
 from .effects import check_left_behind, check_run, check_tensors
 from .facts import Facts
-from .graph import build_module
-from .infos import input_info
 from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
 from .lifting import Lifting
 from .numbers import Numbers
 from .origin import Origins, user_line
 from .outputs import analyze
-from .reach import passed_through, reached_from
+from .reach import reached_from
 from .recorder import Recorder
-from .records import InputRecord
 from .replaced import check_marked, check_overlapping, check_sizes, views_of_written
 from .reshaping import check_reshaped, reshape_view
-from .roots import memory_root
-from .session import Session, fresh_autocast_cache, make_tangent
+from .session import fresh_autocast_cache, make_tangent
 from .sizes import OpenSizes
 from .symbols import fake_mode_of, symbols_of
 from .tape import Entry
@@ -264,13 +260,16 @@ class _Capture:
                 differentiable = [differentiable[k] for k in kept]
         check_sizes(recorder, found, inputs.records, gradients)
         check_marked(recorder, found, inputs.records)
-        self._separate_outputs(found)
+        assembly = Assembly(
+            self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, self.inner, self.lifting
+        )
+        assembly.separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
-        records, joint = self._joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
+        records, joint = assembly.joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
-        derivable = self._derivable(found, records, joint) if differentiable and self.higher_order else None
+        derivable = assembly.derivable(found, records, joint) if differentiable and self.higher_order else None
         self.facts.attributes(self.scan.names)
         number = {id(record): index for index, record in enumerate(records)}
         facts = [
@@ -366,133 +365,6 @@ class _Capture:
         # One that has a history by now was written to: gradients go on through that.
         found = reached_from(outputs, [r.leaf if takes_gradient(r) else None for r in records])
         return {id(r): positions for r, positions in zip(records, found, strict=True)}
-
-    def _separate_outputs(self, found: Analysis) -> None:
-        """Copy an output that would share memory with an input or with another output when eager's does not."""
-        recorder = self.recorder
-        taken: set[int] = set()
-        for index, entry in enumerate(found.entries):
-            root = memory_root(entry)
-            if root.target is None or id(root) in taken:
-                starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and entry.spec.is_dense
-                again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
-                op = aten.clone.default if starts_late else aten.copy.default
-                entry = recorder.emit(op, *again, spec=found.specs[index])
-                root = entry
-                found.entries[index] = entry
-            taken.add(id(root))
-
-    def _joint(
-        self,
-        found: Analysis,
-        differentiable: list[int],
-        rootless: list[int],
-        tangents: list[tuple[torch.Tensor, Entry]],
-        gradients: list[Entry | None],
-        reached: dict[int, Reach],
-        out_tree: Any,
-    ) -> tuple[list[InputRecord], JointGraph]:
-        inputs = self.inputs
-        outputs: list[Entry | None] = [*found.entries, *gradients]
-        records = list(inputs.records)
-        live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
-        shared = []
-        for whole, members in inputs.memory:
-            if id(whole.entry) in live:
-                records.append(whole)
-                outputs.append(None)
-                shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
-        outputs += [None] * len(inputs.numbers)
-        decisions = self.recorder.decisions
-        table = decisions.numbers.table if self.symbols or decisions.sizes.made else None
-        module = build_module(
-            self.recorder.tape,
-            [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
-            [entry for _, entry in tangents],
-            outputs,
-            self.fake_mode,
-            "JointGraph",
-            table is not None,
-            decisions.numbers.by_entry
-            | decisions.sizes.made
-            | {id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
-        )
-        number = {id(r): i for i, r in enumerate(records)}
-        found.updates += [
-            Update(number[id(whole)], out, differentiable=False, counted=False) for whole, out in found.whole_updates
-        ]
-        shared_of = {whole: members[0] for whole, members in shared}
-        passed = passed_through([found.fakes[i] for i in differentiable], found.aliases)  # type: ignore[misc]
-        signature = Signature(
-            inputs=(
-                *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
-                *(
-                    InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
-                    for n in inputs.numbers
-                ),
-            ),
-            graph_outputs=tuple(found.slots),
-            graph_output_specs=tuple(found.specs),
-            differentiable=tuple(differentiable),
-            rootless=tuple(rootless),
-            reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
-            tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
-            gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
-            runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
-            updates=tuple(found.updates),
-            metadata_writes=tuple(found.metadata_writes),
-            outputs=tuple(found.outputs),
-            output_spec=out_tree,
-            replacements=tuple(found.replacements),
-            counted=tuple(found.counted),
-            counted_along=tuple(found.counted_along),
-            shared_memory=tuple(shared),
-            decisions=tuple(found.decisions),
-            generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
-            symbols=self._signature_symbols(records),
-            apart=self.inner.apart(number),
-            passed=passed[0],
-            passed_aliases=passed[1],
-        )
-        errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
-        return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
-
-    def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
-        if self.symbols is None:
-            return ()
-        entries = [*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)]
-        return self.symbols.signature({id(entry): i for i, entry in enumerate(entries)})
-
-    def _derivable(self, found: Analysis, records: list[InputRecord], joint: JointGraph) -> Derivable:
-        """The capture as it stands, to be gone on with; it holds on to no real tensor."""
-        known = {id(r.real): (weakref.ref(r.real), r.stand_in) for r in self.inputs.records}
-        for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
-            for key, value in record.real.__dict__.items():
-                if record.stand_in.__dict__.get(key) is value:
-                    del record.stand_in.__dict__[key]
-        differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
-        session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
-        return Derivable(
-            session,
-            tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
-            tuple(found.slots[i] for i in differentiable),
-            joint.signature.tangent_specs,
-            (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
-            (
-                *(r.leaf if takes_gradient(r) and i in taken else None for i, r in enumerate(records)),
-                *(None for _ in self.inputs.numbers),
-            ),
-            (*(r.slot for r in records), *(n.slot for n in self.inputs.numbers)),
-            {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
-            read_again(self.recorder.tape) | self._names_of_numbers(),
-            session.decisions.of_capture,
-        )
-
-    def _names_of_numbers(self) -> frozenset[str]:
-        """The nodes of integers and of sizes that the graph finds: a derivative may compute with any of them."""
-        sizes = self.recorder.decisions.sizes.made
-        entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if id(e) in sizes)]
-        return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

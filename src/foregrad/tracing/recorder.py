@@ -33,12 +33,12 @@ from .alias import Value, View
 from .constants import evaluate
 from .decisions import Decisions
 from .detached import Detached
-from .formulas import FORMULAS
 from .kernel_errors import as_kernels_say
-from .metadata import Metadata, is_cacheable
-from .opinfo import IN_GRAD_MODE, MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
+from .metadata import Metadata
+from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
 from .origin import Origin, Origins, user_line
 from .overlaps import check_view
+from .plans import NO_KEYWORDS, PLAIN, PLAINER, QUERIES, Plan, draws_nothing, has_real
 from .tape import Entry, Tape
 from .writes import Writes
 
@@ -47,51 +47,7 @@ __all__ = ["Recorder"]
 aten = torch.ops.aten
 prim = torch.ops.prim
 
-# Questions about a tensor that its fake answers: nothing to record.
-_QUERIES = {
-    prim.device.default,
-    prim.layout.default,
-    aten.size.default,
-    aten.stride.default,
-    aten.storage_offset.default,
-    aten.sym_size.default,
-    aten.sym_stride.default,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-    aten.numel.default,
-    aten.dim.default,
-    aten.is_contiguous.default,
-    aten.is_contiguous.memory_format,
-    aten.is_strides_like_format.default,
-    aten.is_non_overlapping_and_dense.default,
-    aten._fused_sdp_choice.default,
-}
-
-
 _DEVICE = prim.device.default
-
-
-def _plain_zeros(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-    return aten.zeros.default(size, dtype=dtype, device=device)
-
-
-# Forward mode's zeros have no memory, which no compiler knows.
-_PLAINER = {aten._efficientzerotensor.default: _plain_zeros}
-
-
-class _Plan:
-    """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
-
-    __slots__ = ("decomposition", "formula", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
-
-    def __init__(self, op: Any, info: OpInfo | None, decomposition: Any) -> None:
-        self.op = op
-        self.info: Any = info
-        self.is_query = info is None
-        self.decomposition = decomposition
-        self.in_grad_mode = IN_GRAD_MODE.get(op, op)
-        self.is_cacheable = info is not None and is_cacheable(info)
-        self.formula = FORMULAS.get(op)
 
 
 class Recorder(TorchDispatchMode):
@@ -122,7 +78,7 @@ class Recorder(TorchDispatchMode):
         self.phases: dict[int, torch.Tensor] = {}  # see formulas.py, by autograd sequence number
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
-        self.plans: dict[int, _Plan] = {}
+        self.plans: dict[int, Plan] = {}
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)
         self.detached = Detached(self)
@@ -152,7 +108,7 @@ class Recorder(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if _has_real(args) or (kwargs and _has_real(kwargs.values())):
+        if has_real(args) or (kwargs and has_real(kwargs.values())):
             args, kwargs = self._adopt_real(func, args, kwargs)
         if info.is_metadata_write:
             return self.writes.metadata(info, args, kwargs)
@@ -164,16 +120,16 @@ class Recorder(TorchDispatchMode):
             return plan.formula(self, plan, args, kwargs)
         return self.pure(plan, args, kwargs)
 
-    def _plan(self, func: Any) -> _Plan:
-        if func in _QUERIES:
-            plan = self.plans[id(func)] = _Plan(func, None, None)
+    def _plan(self, func: Any) -> Plan:
+        if func in QUERIES:
+            plan = self.plans[id(func)] = Plan(func, None, None)
             return plan
         if not isinstance(func, OpOverload):
             raise UnsupportedOpError(
                 f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
                 "Write the branch or loop in Python, or keep that part outside the compiled function."
             )
-        plan = self.plans[id(func)] = _Plan(func, op_info(func), self.decompositions.get(func, _PLAINER.get(func)))
+        plan = self.plans[id(func)] = Plan(func, op_info(func), self.decompositions.get(func, PLAINER.get(func)))
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -204,7 +160,7 @@ class Recorder(TorchDispatchMode):
                 raise
             raise said from None
 
-    def pure(self, plan: _Plan, args: Any, kwargs: Any) -> Any:
+    def pure(self, plan: Plan, args: Any, kwargs: Any) -> Any:
         """An operator that writes to nothing."""
         info, constant, specs = plan.info, None, None
         if info.is_view and type(args[0]) is complex:  # the conjugate of a number, in the derivative of a product
@@ -231,7 +187,7 @@ class Recorder(TorchDispatchMode):
             return self._view(info, args, kwargs, out, specs)
         target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
         entry = self.entry(
-            target, self.to_entries(args), self.to_entries(kwargs) if kwargs else _NO_KEYWORDS, info.is_random
+            target, self.to_entries(args), self.to_entries(kwargs) if kwargs else NO_KEYWORDS, info.is_random
         )
         entry.value = constant
         return self.bind_results(entry, out, specs)
@@ -295,7 +251,7 @@ class Recorder(TorchDispatchMode):
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
         entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs)
-        entry.has_effect = is_random and not _draws_nothing(target, args)
+        entry.has_effect = is_random and not draws_nothing(target, args)
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
         entry.origin, entry.sequence_nr = self.made()
@@ -343,7 +299,7 @@ class Recorder(TorchDispatchMode):
         cls = type(value)
         if cls is FakeTensor or isinstance(value, torch.Tensor):
             return self.value_of(value).read(self.emit)
-        if cls in _PLAIN:
+        if cls in PLAIN:
             return value
         if isinstance(value, (list, tuple)):
             return [self.to_entries(item) for item in value] if cls is list else tuple(map(self.to_entries, value))
@@ -457,30 +413,3 @@ class Recorder(TorchDispatchMode):
         except UnsupportedDataDependentError:
             raise error from None
         return self.bind_results(entry, self._fakes_like(specs))
-
-
-def _has_real(values: Any) -> bool:
-    """Whether there is a tensor among the values that is no fake."""
-    for value in values:
-        cls = type(value)
-        if cls is FakeTensor or cls in _PLAIN:
-            continue
-        if isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and _has_real(value)):
-            return True
-    return False
-
-
-_NO_KEYWORDS: dict[str, Any] = {}
-_PLAIN = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.Size}
-
-
-def _draws_nothing(target: Any, args: Any) -> bool:
-    """Whether a random operator is called in a way that draws no random numbers (dropout with probability 0)."""
-    if not isinstance(target, OpOverload):
-        return False
-    for index, argument in enumerate(target._schema.arguments):
-        if argument.name in ("dropout_p", "p", "dropout") and index < len(args):
-            return isinstance(args[index], float) and args[index] == 0.0 and "dropout" in argument.name
-        if argument.name == "dropout_p":
-            return True  # left at its default, 0
-    return False

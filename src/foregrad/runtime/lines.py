@@ -1,0 +1,96 @@
+"""What the rendered runtime is written with: names bound to values, indented blocks, views of a base, literals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._torch.codegen import view_call
+from .._torch.symbols import expression_text, is_symbolic
+from ..graph.signature import ViewStep
+from ..graph.source import Names
+
+__all__ = ["LineWriter", "op_name"]
+
+
+class LineWriter:
+    """Lines of a function body and the globals that they use. `symbols` has the variable of each symbolic size."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {}
+        self.symbols: dict[Any, str] = {}
+        self.views: dict[tuple[Any, ...], str] = {}  # the variable of each view that was taken
+
+    def bind(self, wanted: str, value: Any) -> str:
+        """A global name for a value."""
+        for name, bound in self.globals.items():
+            if bound is value and name.startswith(wanted):
+                return name
+        name = self.names.fresh(wanted)
+        self.globals[name] = value
+        return name
+
+    def under(self, guards: list[str], body: list[str]) -> None:
+        if guards:
+            self.lines.append(f"with {', '.join(guards)}:")
+            body = ["    " + line for line in body]
+        self.lines += body
+
+    def indent(self, start: int) -> None:
+        self.lines[start:] = ["    " + line for line in self.lines[start:]]
+
+    def view(self, base: str, steps: tuple[ViewStep, ...], path: str) -> str:
+        """Lines that take a view of `base`, sharing steps already taken for other outputs."""
+        current = base
+        key: tuple[Any, ...] = (base,)
+        for step in steps:
+            if step.index is not None:
+                many_key = (*key, step.call, "all")
+                many = self.views.get(many_key)
+                if many is None:
+                    many = self.views[many_key] = self.step(current, step, path)
+                key = (*key, step.call, step.index)
+                if key not in self.views:
+                    self.views[key] = f"{many}[{step.index}]"
+            else:
+                key = (*key, step.call)
+                if key not in self.views:
+                    self.views[key] = self.step(current, step, path)
+            current = self.views[key]
+        if current.endswith("]"):
+            name = self.names.fresh("view")
+            self.lines.append(f"{name} = {current}")
+            self.views[key] = current = name
+        return current
+
+    def step(self, source: str, step: ViewStep, path: str) -> str:
+        name = self.names.fresh("view")
+        op = self.bind(op_name(step.op), view_call(step.op, step.args, step.kwargs))
+        line = f"{name} = {op}({', '.join([source, *self.arguments(step.args, step.kwargs)])})  # {path}"
+        needs_no_grad = not step.grad_enabled and torch.is_grad_enabled()
+        guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []
+        self.under(guards, [line])
+        return name
+
+    def arguments(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[str]:
+        return [*map(self.literal, args), *(f"{k}={self.literal(v)}" for k, v in kwargs)]
+
+    def literal(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if isinstance(value, (list, tuple)):
+            items = ", ".join(map(self.literal, value))
+            if isinstance(value, torch.Size):
+                return f"{self.bind('Size', torch.Size)}([{items}])"
+            return f"[{items}]" if isinstance(value, list) else f"({items},)"
+        if is_symbolic(value):
+            return f"({expression_text(value, self.symbols, self.bind)})"
+        return self.bind("constant", value)
+
+
+def op_name(op: Any) -> str:
+    packet = getattr(op, "overloadpacket", None)
+    return f"aten_{packet.__name__}" if packet is not None else "op"
