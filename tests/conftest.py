@@ -1,4 +1,4 @@
-"""Settings for every test: one thread, fixed seeds, our own warnings are errors, hypothesis profiles."""
+"""Settings for every test: one thread, fixed seeds, every stage checked, our own warnings are errors, hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 import hypothesis
 import pytest
 import torch
+
+os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked against its rules
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 for folder in (str(ROOT), str(ROOT / "src")):
