@@ -166,15 +166,17 @@ void save(CompiledNode& node, PyObject* results, PyObject* const* inputs, const 
   }
   node.sizes.set(sizes.get());
   node.num_saved = tensors.size();
-  node.saved.reserve(tensors.size());
+  auto saved = std::make_shared<SavedVariables>(); // the node's only when all are packed
+  saved->reserve(tensors.size());
   MayWait others;
   for (const auto& [how, result] : tensors) {
     const at::Tensor tensor = kept(how, *result);
     others.before_asking(tensor);
     // An output is kept without its history, which is this node.
     const bool is_output = tensor.requires_grad() && tensor.grad_fn().get() == &node;
-    node.saved.emplace_back(tensor, is_output);
+    saved->emplace_back(tensor, is_output);
   }
+  node.saved = std::move(saved);
 }
 
 void keep_trails(CompiledNode& node, PyObject* const* inputs, const Program& program) {

@@ -21,7 +21,6 @@
 
 namespace foregrad {
 
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 void Held::set(PyObject* borrowed) {
@@ -92,26 +91,29 @@ bool is_plain_strided(const at::Tensor& tensor) {
 
 } // namespace
 
+std::shared_ptr<SavedVariables> CompiledNode::all_saved() const {
+  TORCH_CHECK(saved || num_saved == 0, torch::autograd::ERR_BACKWARD_TWICE);
+  return saved ? saved : std::make_shared<SavedVariables>();
+}
+
 void CompiledNode::unpack_into(PyObject* list, Py_ssize_t at) {
-  if (saved.size() != num_saved) {
-    TORCH_CHECK(false, torch::autograd::ERR_BACKWARD_TWICE);
-  }
+  const std::shared_ptr<SavedVariables> held = all_saved();
   NodePtr self = getptr();
   for (size_t i = 0; i < num_saved; ++i) {
-    // Hooks of the user's may run here, in which another thread may have let go of the rest.
-    TORCH_CHECK(i < saved.size(), torch::autograd::ERR_BACKWARD_TWICE);
-    PyList_SET_ITEM(list, at + static_cast<Py_ssize_t>(i), wrapped(saved[i].unpack(self)));
+    // Hooks of the user's may run here, which may let go of the rest, as may another thread meanwhile.
+    TORCH_CHECK(saved == held, torch::autograd::ERR_BACKWARD_TWICE);
+    PyList_SET_ITEM(list, at + static_cast<Py_ssize_t>(i), wrapped((*held)[i].unpack(self)));
   }
 }
 
 void CompiledNode::let_go() {
   // What dies with them may be anything, and come back here.
-  std::vector<SavedVariable> gone;
+  std::shared_ptr<SavedVariables> gone;
   gone.swap(saved);
 }
 
 void CompiledNode::release_variables() {
-  if (saved.empty()) {
+  if (!saved) {
     return;
   }
   PyGILState_STATE state = PyGILState_Ensure(); // other threads look at them under it
@@ -348,22 +350,28 @@ PyObject* saved_tensor(PyObject* self, PyObject* position) {
   if (PyErr_Occurred()) {
     return nullptr;
   }
-  TORCH_CHECK(i < node.saved.size(), torch::autograd::ERR_BACKWARD_TWICE);
-  return wrapped(node.saved[i].unpack(node.getptr()));
+  const std::shared_ptr<SavedVariables> held = node.all_saved();
+  if (i >= held->size()) {
+    PyErr_SetString(PyExc_IndexError, "there is no saved tensor at this position");
+    return nullptr;
+  }
+  return wrapped((*held)[i].unpack(node.getptr()));
   END_HANDLE_TH_ERRORS
 }
 
-// Objects to register hooks on, which live as long as the node.
+// Objects to register hooks on: each keeps the saved tensors, for the node may let go of them first.
 PyObject* raw_saved_tensors(PyObject* self, void*) {
   HANDLE_TH_ERRORS
   CompiledNode& node = node_of(self);
-  TORCH_CHECK(node.saved.size() == node.num_saved, torch::autograd::ERR_BACKWARD_TWICE);
-  THPObjectPtr tuple(PyTuple_New(static_cast<Py_ssize_t>(node.saved.size())));
+  auto* held = new std::shared_ptr<SavedVariables>(node.all_saved());
+  const pybind11::capsule keeper(held, [](void* kept) { delete static_cast<std::shared_ptr<SavedVariables>*>(kept); });
+  THPObjectPtr tuple(PyTuple_New(static_cast<Py_ssize_t>((*held)->size())));
   if (!tuple) {
     return nullptr;
   }
-  for (size_t i = 0; i < node.saved.size(); ++i) {
-    pybind11::object object = pybind11::cast(&node.saved[i], pybind11::return_value_policy::reference);
+  for (size_t i = 0; i < (*held)->size(); ++i) {
+    pybind11::object object =
+        pybind11::cast(&(**held)[i], pybind11::return_value_policy::reference_internal, keeper);
     PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), object.release().ptr());
   }
   return tuple.release();

@@ -80,6 +80,8 @@ struct Program {
   bool autocast_off = false; // during the forward
 };
 
+using SavedVariables = std::vector<torch::autograd::SavedVariable>;
+
 // A call of a compiled function, in autograd's graph.
 struct CompiledNode : torch::autograd::Node {
   explicit CompiledNode(std::shared_ptr<Program> of) : program(std::move(of)) {}
@@ -93,6 +95,8 @@ struct CompiledNode : torch::autograd::Node {
   // The saved tensors, as new references, appended to `list` from `at` on.
   void unpack_into(PyObject* list, Py_ssize_t at);
   void let_go();
+  // What is saved; raises where it was let go.
+  std::shared_ptr<SavedVariables> all_saved() const;
 
   // Whether the gradient of this input of the node goes anywhere in the backward that is running.
   bool is_wanted(size_t input) const;
@@ -104,7 +108,8 @@ struct CompiledNode : torch::autograd::Node {
       const std::vector<size_t>& outputs, const torch::autograd::variable_list& tangents, const char* how);
 
   std::shared_ptr<Program> program;
-  std::vector<torch::autograd::SavedVariable> saved;
+  // Hooks of the user's run while a saved tensor is packed or unpacked, and may let go of it: whoever does so holds this.
+  std::shared_ptr<SavedVariables> saved;
   size_t num_saved = 0; // stays when they are let go
   Held sizes; // a list, or nothing
   Held trails;

@@ -3,7 +3,7 @@
 * `torch.nn.Module.__call__`: to know which module is running.
 * `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
 * `torch.Tensor.__getattr__`: to know which attributes a tensor was asked for that it does not have.
-* the generator in `torch.random`'s functions: to refuse what would seed it or ask for its state.
+* the methods of generators that seed them or tell their state: see `generators`.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
@@ -25,8 +25,7 @@ import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
-from ..errors import UnsupportedSideEffectError
-from . import control_flow
+from . import control_flow, generators
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -121,33 +120,6 @@ def _missing(self: torch.Tensor, name: str) -> Any:
     raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
 
 
-_FORBIDDEN = {"manual_seed", "seed", "initial_seed", "get_state", "set_state"}
-_PASSED_OVER = {"torch.random", "contextlib", __name__}
-
-
-class _Generator:
-    """Stands in for the default generator in the functions of `torch.random`, for which a capture has no answer."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _FORBIDDEN and getattr(_active, "hooks", None) is not None:
-            frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_globals.get("__name__") in _PASSED_OVER:
-                frame = frame.f_back
-            if frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in (
-                "torch",
-                "foregrad",
-            ):
-                raise UnsupportedSideEffectError(
-                    f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name} seeds the random generator "
-                    "or asks for its state, which a compiled call would not repeat. Do so before the call instead."
-                )
-        return getattr(_original_generator, name)
-
-
-_random: Any = torch.random
-_original_generator = _random.default_generator
-
-
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
@@ -218,6 +190,10 @@ def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
         hooks.swap = before
 
 
+def _is_capturing() -> bool:
+    return getattr(_active, "hooks", None) is not None
+
+
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in place for this thread; others run as if they were not."""
@@ -232,10 +208,10 @@ def patched(hooks: Hooks) -> Iterator[None]:
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
             torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
-            _random.default_generator = _Generator()
             subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
             _Region.__call__ = _tagged_region  # type: ignore[method-assign]
-            control_flow.install(lambda: getattr(_active, "hooks", None) is not None)
+            control_flow.install(_is_capturing)
+            generators.install(_is_capturing)
         _installed += 1
     _active.hooks = hooks
     try:
@@ -252,7 +228,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
                 del torch.Tensor.__getattr__  # type: ignore[attr-defined]
-                _random.default_generator = _original_generator
                 subclasses.FakeTensor = _original_fake  # type: ignore[misc]
                 _Region.__call__ = _original_region  # type: ignore[method-assign]
                 control_flow.remove()
+                generators.remove()

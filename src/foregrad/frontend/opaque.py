@@ -18,6 +18,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .libraries import asked_of_library
 
 __all__ = ["asked_of", "is_cached_function", "is_number_of_numpy", "state_of", "used_up"]
@@ -79,6 +81,8 @@ def used_up(value: Any) -> Any:
     if isinstance(value, types.ModuleType):
         return _generator_of_module(value)
     if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        if isinstance(value.__self__, torch.Generator):
+            return value  # seeds, or tells a state, where no capture can see it
         value = value.__self__
     if isinstance(value, types.ModuleType):
         return None
@@ -106,6 +110,8 @@ def _is_generator_of_numpy(value: Any) -> bool:
 
 def state_of(value: Any) -> Any:
     """How far something that is used up has come: compared with `==`."""
+    if isinstance(value, types.BuiltinMethodType):
+        return object()
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, types.GeneratorType):

@@ -210,7 +210,6 @@ class _Capture:
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),
         ):
-            drawn = torch.get_rng_state()
             with self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
@@ -222,7 +221,7 @@ class _Capture:
                     raise
                 finally:
                     self.origins.forget()
-            check_run(self.name, drawn, call, (args, kwargs), leaves, self.reads)
+            check_run(self.name, call, (args, kwargs), leaves, self.reads)
             needed = views_of_written(inputs.memory, recorder)
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed

@@ -20,6 +20,7 @@ import torch
 
 from .._torch.dispatch import default_generator, plain_execution
 from .._torch.fakes import FakeTensor
+from .._torch.generators import drawing_from
 from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import concrete, map_symbolic, symbol_made
 from ..errors import UnsupportedDataDependentError
@@ -216,7 +217,7 @@ class Prefix:
         self.real_of = real_of
         self.values: dict[int, Any] = {}
         self.at = 0  # up to here, every random operator has run
-        self.states: dict[torch.Generator, torch.Tensor] = {}
+        self.forks: dict[torch.Generator, torch.Generator] = {}
 
     def value(self, entry: Entry) -> Any:
         with plain_execution():
@@ -268,16 +269,27 @@ class Prefix:
         if not entry.has_effect:
             return entry.target(*args, **kwargs)
         generators = _generators(entry)
+        if len(generators) == 1:
+            fork = self._fork_of(generators[0])
+            draw = drawing_from(entry.target, fork)
+            if draw is not None:
+                return draw(*args, **kwargs)
         before = [generator.get_state() for generator in generators]
-        for generator in generators:
-            if generator in self.states:
-                generator.set_state(self.states[generator])
+        for generator in generators:  # this operator is known to draw from no other
+            generator.set_state(self._fork_of(generator).get_state())
         try:
             return entry.target(*args, **kwargs)
         finally:
             for generator, state in zip(generators, before, strict=True):
-                self.states[generator] = generator.get_state()
+                self._fork_of(generator).set_state(generator.get_state())
                 generator.set_state(state)
+
+    def _fork_of(self, generator: torch.Generator) -> torch.Generator:
+        """A generator that draws what `generator` will draw in the call."""
+        fork = self.forks.get(generator)
+        if fork is None:
+            fork = self.forks[generator] = generator.clone_state()
+        return fork
 
     def _known(self, entry: Entry) -> Any:
         return self.values[id(entry)]

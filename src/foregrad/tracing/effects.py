@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import torch
-
 from .._torch.tensors import is_usable
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
@@ -20,14 +18,12 @@ __all__ = ["check_left_behind", "check_run", "check_tensors"]
 
 def check_run(
     name: str,
-    generator: torch.Tensor,
     call: FlatCall,
     arguments: tuple[Any, Any],
     leaves: list[Any],
     reads: Reads,
 ) -> None:
-    """A run left the random generator, the containers among its arguments and what can be used up as they were."""
-    _check_generator(name, generator)
+    """A run left the containers among its arguments and what can be used up as they were."""
     _check_containers(name, call, arguments, leaves)
     _check_used_up(name, reads)
 
@@ -39,16 +35,6 @@ def _check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], lea
         raise UnsupportedSideEffectError(
             f"`{name}` changed a container among its arguments (added, removed or replaced an item), which a "
             "compiled call would not repeat. Return the new values instead."
-        )
-
-
-def _check_generator(name: str, before: torch.Tensor) -> None:
-    """Nothing draws for real while capturing: a generator that moved was seeded by the function."""
-    if not torch.equal(before, torch.get_rng_state()):
-        torch.set_rng_state(before)
-        raise UnsupportedSideEffectError(
-            f"`{name}` seeds the random generator (torch.manual_seed or set_rng_state), which a compiled call "
-            "would not repeat. Seed before the call instead."
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._torch.generators import drawing_from
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import is_view, storage_key
 from ..errors import UnsupportedAliasError
@@ -121,13 +122,17 @@ def is_symbolic_tensor(value: Any) -> bool:
 def ask_kernel(op: Any, args: Any, kwargs: Any) -> Any:
     """What the operator's kernel returns on zeros laid out like the fakes among the arguments, or raises.
 
-    NotImplemented where they would take too much memory. Random numbers that it draws are nobody's.
+    NotImplemented where they would take too much memory, or random numbers that other threads draw too.
     """
     replicas = _Replicas()
     args, kwargs = replicas.of(args), replicas.of(kwargs)
     if replicas.nbytes > _LIMIT_BYTES:
         return NotImplemented
-    with torch.no_grad(), torch.random.fork_rng(devices=()):
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        op = drawing_from(op, torch.Generator())
+        if op is None:
+            return NotImplemented
+    with torch.no_grad():
         return op(*args, **kwargs)
 
 
