@@ -22,6 +22,7 @@ __all__ = [
     "global_state",
     "is_inference",
     "matmul_precision",
+    "versions_tell",
 ]
 
 TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
@@ -53,6 +54,33 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [
 SWITCHES: list[tuple[dict[str, Any], str, str]] = [
     (vars(torch.backends.mha), "_is_fastpath_enabled", "attention fast path"),
 ]
+
+
+class _Probe:
+    pass
+
+
+def _counts_attributes() -> bool:
+    """Whether an assignment to an attribute is a write that the version of the object's `__dict__` counts.
+
+    CPython 3.13.0 keeps attributes beside the `__dict__` of their object, and tells nobody of such writes:
+    https://github.com/python/cpython/issues/125608.
+    """
+    probe = _Probe()
+    probe.value = 0  # type: ignore[attr-defined]
+    before = dict_version(vars(probe))
+    probe.value = 1  # type: ignore[attr-defined]
+    return dict_version(vars(probe)) != before
+
+
+_ATTRIBUTES_ARE_COUNTED = _counts_attributes()
+_MUTABLE = _Probe()
+_MOST_BESIDE = 30  # attributes that CPython keeps beside an object's `__dict__`; with more, the dict has them itself
+
+
+def versions_tell(table: dict[Any, Any]) -> bool:
+    """Whether the version of a dict counts every write to it."""
+    return _ATTRIBUTES_ARE_COUNTED or len(table) > _MOST_BESIDE
 
 
 def current_device() -> Any:
@@ -100,7 +128,9 @@ class Tree:
 
     def key(self, node: Any, holder: Any, key: Any) -> Any:
         """The node of `holder[key]`, for dicts."""
-        return node.dict_getitem_manager(key, "", holder[key], self._kind)
+        # PyTorch looks at an immutable item only when the version of the dict is another one.
+        example = holder[key] if versions_tell(holder) else _MUTABLE
+        return node.dict_getitem_manager(key, "", example, self._kind)
 
     def item(self, node: Any, holder: Any, index: int) -> Any:
         """The node of `holder[index]`, for lists."""

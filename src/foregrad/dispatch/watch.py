@@ -3,7 +3,8 @@
 Places that are seldom written to (the tables of modules, the globals of a library) are checked by the version that
 CPython keeps of each dict; a place that was written to is looked at again, item by item, and when nothing that
 matters has changed, is from its second time on checked by its items. So the cost is some ten nanoseconds for each
-place, whatever is in it, and a change is never missed: every doubt ends in the slow look.
+place, whatever is in it, and a change is never missed: every doubt ends in the slow look. A dict whose version does
+not tell of every write (see `versions_tell`) is checked by its items from the start.
 
 The parameters and buffers of modules are kept as a tuple, read again when one of the tables they are in was written
 to; their metadata, which can change without any table being written to, is checked on every call.
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version
+from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
@@ -264,7 +265,10 @@ def _item_check(places: list[Place]) -> Check:
     """By one call into C++, and where that can't tell by looking at the places from Python."""
     tree = Tree(tuple(place.holder for place in places))
     slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
+    ordered = [(p.holder, list(p.keys)) for p in places if p.keys is not None and _by_items_in_order(p)]
     fast: Check = tree.check
+    if ordered:
+        fast = _and_in_order(fast, ordered)
     if not slow:
         return fast
     # Some of these have an answer that is quicker than the slow look, when nothing differs.
@@ -281,6 +285,10 @@ def _item_check(places: list[Place]) -> Check:
         return all(place.difference() is None for place in others)
 
     return check
+
+
+def _and_in_order(check: Check, ordered: list[tuple[dict[Any, Any], list[Any]]]) -> Check:
+    return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
 
 
 def _quick_look(place: Place) -> Callable[[], bool] | None:
@@ -312,7 +320,12 @@ def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:
 def _by_version(place: Place) -> bool:
     if place.kind != "dict" or (place.keys is not None and isinstance(place.holder, collections.OrderedDict)):
         return False  # `move_to_end` is no write
-    return place.volatile < _PATIENCE or place.keys is not None
+    return (place.volatile < _PATIENCE or place.keys is not None) and versions_tell(place.holder)
+
+
+def _by_items_in_order(place: Place) -> bool:
+    """Whether the tree looks at the items of a dict, and does not see in which order they are."""
+    return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
 
 
 def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
@@ -324,7 +337,7 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
         if _by_version(place):
             conditions.append(f"version(place_{number}) == {version}")
             continue
-        if type(place.holder) is not dict:
+        if type(place.holder) is not dict or place.keys is not None:
             return None
         for key, expected in place.items.items():
             now = place.look(key)

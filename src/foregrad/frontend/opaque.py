@@ -24,7 +24,6 @@ from .libraries import asked_of_library
 
 __all__ = ["asked_of", "is_cached_function", "is_number_of_numpy", "state_of", "used_up"]
 
-_UNKNOWN = object()  # differs from everything
 _LRU = type(functools.lru_cache(lambda: None))
 
 
@@ -109,7 +108,7 @@ def _is_generator_of_numpy(value: Any) -> bool:
 
 
 def state_of(value: Any) -> Any:
-    """How far something that is used up has come: compared with `==`."""
+    """How far something that is used up has come: compared with `==`. Two answers of what can't tell differ."""
     if isinstance(value, types.BuiltinMethodType):
         return object()
     if isinstance(value, random.Random):
@@ -120,8 +119,8 @@ def state_of(value: Any) -> Any:
         bits = getattr(value, "bit_generator", None)
         return pickle.dumps(bits.state if bits is not None else value.get_state(legacy=False))
     try:
-        reduced = value.__reduce__()
-    except TypeError:
-        return _UNKNOWN if not isinstance(value, collections.abc.Sized) else len(value)
+        reduced = value.__reduce_ex__(2)
+    except (TypeError, DeprecationWarning):  # itertools will not tell from 3.14 on, and warns of it before
+        return len(value) if isinstance(value, collections.abc.Sized) else object()  # which differs from every other
     inner = [state_of(part) for part in reduced[1] if hasattr(type(part), "__next__")]
     return repr(reduced), inner

@@ -395,10 +395,11 @@ class Reads:
 
     def shape(self, value: Any) -> None:
         """An object is to stay of its class, with its own table of attributes."""
+        reference: Any
         try:
             reference = weakref.ref(value)
         except TypeError:
-            return
+            reference = _Strong(value)
         self.shapes.setdefault(id(value), (reference, type(value), table_of(value)))
 
     # ---------------------------------------------------------------- modules

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
 from .libraries import asked_of_module, keeps_options, loggers_of, referent
 from .reads import ABSENT, Expected, Place, Reads, is_plain, items_in, table_of
@@ -41,17 +42,7 @@ _LIBRARIES = (
     "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
-_MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 _CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
-_CODE_OF_CLASSES = (
-    staticmethod,
-    classmethod,
-    property,
-    functools.cached_property,
-    functools.partialmethod,
-    functools.singledispatchmethod,
-    types.FunctionType,
-)
 _MOST_FUNCTIONS = 20_000
 _DEEPEST = 8
 _DEEPEST_IN_LIBRARY = 3
@@ -140,7 +131,7 @@ class Scan:
         elif isinstance(value, types.FunctionType):
             if not self._is_new(value):
                 return
-            if not is_outside(value.__globals__.get("__name__")):
+            if _is_users(value):
                 self._functions.append((value, self._rank))
                 return
             if value.__closure__:
@@ -302,7 +293,7 @@ class Scan:
             self._class(value)
             for base in value.__mro__:  # it may be called
                 if not is_outside(base.__module__):
-                    makers = _MAKERS | _CALLED_BY_AUTOGRAD if issubclass(base, torch.autograd.Function) else _MAKERS
+                    makers = MAKERS | _CALLED_BY_AUTOGRAD if issubclass(base, torch.autograd.Function) else MAKERS
                     for maker in makers & base.__dict__.keys():
                         self.function(base.__dict__[maker], f"{name}.{maker}")
         elif isinstance(value, _BAGS) or not is_outside(type(value).__module__):
@@ -365,7 +356,9 @@ class Scan:
         for value, name, depth, rank, done in list(self._objects):
             if isinstance(value, type):
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
-                new = self.names.intersection(known).union(_special_names(value)) - done
+                new = self.names.intersection(known).union(special_names(value)) - done
+                if self.makes_up_names:
+                    new |= values_of(value) - done
                 self._rank = rank + 1
             else:
                 new = self._names_in_object(value) - done
@@ -379,7 +372,7 @@ class Scan:
                 elif (table := table_of(value)) is not None:
                     self.reads.place(table, "dict", name, "attr").lacks(*missing)
             for attribute in sorted(there):
-                if isinstance(value, type) and attribute not in self._called and _is_method(value, attribute):
+                if isinstance(value, type) and attribute not in self._called and is_method(value, attribute):
                     continue
                 done.add(attribute)
                 found = self._attribute(value, name, attribute, depth) or found
@@ -399,8 +392,10 @@ class Scan:
         """The attributes of an object that matter by what is known of the code so far."""
         table = table_of(value)
         if isinstance(value, types.FunctionType):
-            return self.names.intersection(table or ())
+            return set(table or ()) if self.makes_up_names else self.names.intersection(table or ())
         names = self.names.intersection(self._attributes_of(type(value))) | self.probed
+        if self.makes_up_names:
+            names |= self._slots_of(type(value))
         if table is None:
             return names
         if self.makes_up_names or isinstance(value, _BAGS):
@@ -421,7 +416,7 @@ class Scan:
     def _slots_of(self, cls: type) -> frozenset[str]:
         known = self._slots.get(cls)
         if known is None:
-            known = frozenset(name for name in self._attributes_of(cls) if _is_slot(cls, name))
+            known = frozenset(name for name in self._attributes_of(cls) if is_slot(cls, name))
             self._slots[cls] = known
         return known
 
@@ -441,7 +436,7 @@ class Scan:
 
     def _attribute_of_class(self, cls: type, name: str, attribute: str) -> bool:
         item = cls.__dict__[attribute]
-        is_code = isinstance(item, _CODE_OF_CLASSES)
+        is_code = isinstance(item, CODE_OF_CLASSES)
         if attribute.startswith("__") and not isinstance(item, types.FunctionType):
             if is_code:
                 self.function(item, f"{name}.{attribute}")
@@ -464,19 +459,11 @@ class Scan:
         return True
 
 
+def _is_users(function: types.FunctionType) -> bool:
+    """Whether a function is of no library; one made by `exec` may be of no module at all."""
+    module = function.__globals__.get("__name__")
+    return not (function.__code__.co_filename.startswith("<eval_with_key>") if module is None else is_outside(module))
+
+
 def _is_library(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and is_outside(value.__name__)
-
-
-def _special_names(cls: type) -> list[str]:
-    """Methods that no code has to name to run them."""
-    return [name for name in cls.__dict__ if name.startswith("__") and name not in _MAKERS]
-
-
-def _is_method(cls: type, name: str) -> bool:
-    """Whether it is an ordinary method, which runs only where code names it."""
-    return isinstance(cls.__dict__[name], types.FunctionType) and not name.startswith("__")
-
-
-def _is_slot(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), types.MemberDescriptorType)

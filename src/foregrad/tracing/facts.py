@@ -43,7 +43,13 @@ class Facts:
         return NotImplemented if record is None else rule(self, record, func)
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
-        """The program asked for an attribute that the tensor does not have."""
+        """The program, or PyTorch's C++ in its place, asked for an attribute that the tensor does not have.
+
+        PyTorch asks so about the tensors that it makes of numbers, which are no inputs.
+        """
+        inputs = self.inputs
+        if not isinstance(tensor, FakeTensor) and id(tensor) not in inputs.by_real and not inputs.known_source(tensor):
+            return
         record = self._record(tensor)
         if record is not None:
             self.note(record, f"{{}}.__dict__.get({name!r}, ABSENT)", ABSENT)

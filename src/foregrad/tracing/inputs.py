@@ -212,8 +212,12 @@ class Inputs:
             self._sources = find_sources(self.call.function, modules)
         return self._sources
 
+    def known_source(self, real: torch.Tensor) -> Source | None:
+        """Where the function can read a tensor; None for one that was made in the call."""
+        return self._found_sources().get(id(real)) or self.reads.source_of(real)
+
     def _source_of(self, real: torch.Tensor) -> Source:
-        source = self._found_sources().get(id(real)) or self.reads.source_of(real)
+        source = self.known_source(real)
         if source is None:
             where = self.recorder.origins.here()
             warnings.warn(

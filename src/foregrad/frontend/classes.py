@@ -1,0 +1,42 @@
+"""What a class holds itself: methods, special ones, slots, options."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+__all__ = ["CODE_OF_CLASSES", "MAKERS", "is_method", "is_slot", "special_names", "values_of"]
+
+MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
+CODE_OF_CLASSES = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    types.FunctionType,
+)
+
+
+def special_names(cls: type) -> list[str]:
+    """Methods that no code has to name to run them."""
+    return [name for name in cls.__dict__ if name.startswith("__") and name not in MAKERS]
+
+
+def is_method(cls: type, name: str) -> bool:
+    """Whether it is an ordinary method, which runs only where code names it."""
+    return isinstance(cls.__dict__[name], types.FunctionType) and not name.startswith("__")
+
+
+def values_of(cls: type) -> set[str]:
+    """The options that a class itself holds: neither its code nor what describes it."""
+    return {
+        name
+        for name, value in cls.__dict__.items()
+        if not (name.startswith("__") or isinstance(value, CODE_OF_CLASSES) or hasattr(type(value), "__get__"))
+    }
+
+
+def is_slot(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), types.MemberDescriptorType)
