@@ -185,7 +185,7 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     """A function of the call's leaves, one by one, without guards; and what the pipeline made."""
     product = pipeline.build(call, name, config.value)
     signature = product.captured.joint.signature
-    names = Names(["args", "call_module"])
+    names = Names(["args", "call_module", "error", "forward"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
     reads, symbols = size_reads(signature, variables, names)
     lines += reads
@@ -201,6 +201,12 @@ def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[st
     arguments = [names.fresh(f"args_{i}") for i in range(count)]
     lines = [f"{', '.join(arguments)}{',' if count == 1 else ''} = args"] if count else []
     globals_: dict[str, Any] = {}
+
+    def bind(wanted: str, value: Any) -> str:
+        name = names.fresh(wanted)
+        globals_[name] = value
+        return name
+
     variables = []
     for info in signature.inputs:
         if info.argument is not None:
@@ -208,9 +214,8 @@ def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[st
             continue
         if not isinstance(info.source, Source):
             raise SharedInputsError("aot_module_simplified with inputs that share memory and are written to")
-        name, root = names.fresh("param"), names.fresh("root")
-        globals_[root] = info.source.root
-        lines.append(f"{name} = {info.source.expression(root)}")
+        name, root = names.fresh("param"), bind("root", info.source.root)
+        lines.append(f"{name} = {info.source.expression(root, bind)}")
         variables.append(name)
     return variables, lines, globals_
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from .._torch.codegen import Argument, FastCall, OpOverload, fast_call, raw_call
 from ..errors import BackendError
 from ..graph.meta import TensorSpec
 from ..graph.source import Names, Renderer, infix
+from ..graph.spelling import attribute
 
 __all__ = ["CallWriter", "has_many_outputs", "resolve"]
 
@@ -53,11 +54,15 @@ class CallWriter:
             self.globals[name] = value
         return name
 
+    def _bind_name(self, wanted: str, value: Any) -> str:
+        return self.bind(value, wanted)
+
     def write(self, node: Node) -> str:
         """The expression that computes a node."""
         target, args, kwargs, render = node.target, node.args, node.kwargs, self.render
         if node.op == "call_method":
-            return f"{render(args[0])}.{target}({render.arguments(args[1:], kwargs)})"
+            method = attribute(render(args[0]), str(target), self._bind_name)
+            return f"{method}({render.arguments(args[1:], kwargs)})"
         if node.op == "call_module":
             name = self.bind(resolve(self.gm, str(target)), str(target).rpartition(".")[2])
             return f"{name}({render.arguments(args, kwargs)})"
@@ -260,7 +265,8 @@ def _operator_name(op: OpOverload) -> str:
 
 
 def _callable_name(target: Callable[..., Any] | str) -> str:
-    return cast("str", getattr(target, "__name__", None) or type(target).__name__)
+    name = getattr(target, "__name__", None)
+    return name if name and isinstance(name, str) else type(target).__name__
 
 
 def _binding_key(value: Any) -> Any:

@@ -241,7 +241,7 @@ class Dispatcher:
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
         while True:
-            names = Names(["args", "kwargs", "MISS"])
+            names = Names(["args", "kwargs", "MISS", "call", "error"])
             guards = render_guards(call, captured, names, native=self.config.native)
             known = captured.joint.num_guards()
             run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +19,14 @@ from .._torch.native import make_tensor_check
 from .._torch.pytree import registered_functions
 from .._torch.tensors import share_counters, share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
-from ..frontend.opaque import is_number_of_numpy
-from ..frontend.reads import ABSENT, Expected, Reads
+from ..frontend.reads import Expected, Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names, unpacked
+from ..graph.spelling import attribute, item
+from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
 from .shapes import size_lines, static_or_none
 from .state import state_conditions
 from .watch import Watch
@@ -48,7 +47,6 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _FEW_PAIRS = (
     12  # of inputs, one of them written to: up to here, asking about each pair takes less than sorting them out
 )
-_BY_VALUE = (slice, range, torch.device, torch.Size, complex, bytes)
 
 
 @dataclasses.dataclass(slots=True)
@@ -113,8 +111,8 @@ class _Renderer:
         watch = self._watched(inputs, static)
         self._bases(inputs)
         self._relations(inputs)
-        for index, expression, value in self.facts:
-            self._require(_fact(expression.format(inputs[index]), value, self._bind))
+        for index, question, attribute_asked, value in self.facts:
+            self._require(answers(question, inputs[index], attribute_asked, value, self._bind))
         # A lookup that fails on the way is a difference too.
         body = ["    " + line for line in self.lines]
         lines = [
@@ -158,10 +156,13 @@ class _Renderer:
         if not keyword.children:
             self._require("not kwargs")
             return
-        self._require(f"len(kwargs) == {len(keyword.children)}")
+        if order_of_keywords_matters(self.call.function):
+            self._require(has_keys("kwargs", keyword.context, self._bind))
+        else:
+            self._require(f"len(kwargs) == {len(keyword.children)}")
         for key, child in zip(keyword.context, keyword.children, strict=True):
             name = self.names.fresh(str(key))
-            self.lines.append(f"{name} = kwargs[{key!r}]")
+            self.lines.append(f"{name} = {item('kwargs', key, self._bind)}")
             self._open(name, child)
 
     def _children(self, tree: Tree, wanted: list[str]) -> list[str]:
@@ -180,18 +181,18 @@ class _Renderer:
             if children:
                 self.lines.append(f"{unpack}{name}")
         elif tree.kind == "dict":
-            self._require(f"tuple({name}) == {self._bind('keys', tree.context)}")
+            self._require(has_keys(name, tree.context, self._bind))
             if children:
                 self.lines.append(f"{unpack}{name}.values()")
         elif tree.kind == "dataclass":
             for child, field in zip(children, tree.context, strict=True):
-                self.lines.append(f"{child} = {name}.{field}")
+                self.lines.append(f"{child} = {attribute(name, field, self._bind)}")
         else:
             functions = registered_functions(tree.type)
             assert functions is not None
             items, context = self.names.fresh("items"), self.names.fresh("context")
             self.lines.append(f"{items}, {context} = {self._bind('flatten', functions[0])}({name})")
-            self._require(f"{context} == {self._bind('context', tree.context)}")
+            self._require(has_context(context, tree.context, self._bind))
             if children:
                 self.lines.append(f"{unpack}{items}")
         for child, subtree in zip(children, tree.children, strict=True):
@@ -210,31 +211,7 @@ class _Renderer:
             if kind is float:
                 self._require(f"{self._bind('isfinite', math.isfinite)}({name})")
         elif not isinstance(value, torch.Tensor):
-            self._require(self._same_constant(name, value))
-
-    def _same_constant(self, name: str, value: Any) -> str:
-        if value is None or isinstance(value, bool) or value is Ellipsis:
-            return f"{name} is {value if value is not Ellipsis else '...'}"
-        if type(value) in (int, str):
-            return f"type({name}) is {type(value).__name__} and {name} == {value!r}"
-        if type(value) is float:
-            if math.isnan(value):
-                return f"type({name}) is float and {name} != {name}"
-            if math.isinf(value):
-                return f"type({name}) is float and {name} == {self._bind('constant', value)}"
-            sign = f" and {self._bind('copysign', math.copysign)}(1.0, {name}) == {math.copysign(1.0, value)}"
-            return f"type({name}) is float and {name} == {value!r}{'' if value else sign}"
-        if is_number_of_numpy(value):
-            return f"{self._bind('holds', Expected(value).holds)}({name})"
-        if isinstance(value, types.MethodType):  # made anew each time it is asked for
-            return f"{name} == {self._bind('method', weakref.WeakMethod(value))}()"
-        constant = self._bind("constant", value)
-        if isinstance(value, _BY_VALUE) or type(value) in (int, float, str):
-            return f"type({name}) is type({constant}) and {name} == {constant}"
-        if isinstance(value, torch.nn.Module):
-            self.globals[constant] = weakref.ref(value)  # the guard does not keep it
-            return f"{name} is {constant}()"
-        return f"{name} is {constant}"
+            self._require(is_constant(name, value, self._bind))
 
     # ---------------------------------------------------------------- inputs
 
@@ -262,7 +239,7 @@ class _Renderer:
                 root = roots[id(start)] = self._bind("root", weakref.ref(start)) + "()"
             elif root is None:
                 root = roots[id(start)] = self._bind("root", start)
-            self.lines.append(f"{inputs[index]} = {info.source.expression(root)}")
+            self.lines.append(f"{inputs[index]} = {info.source.expression(root, self._bind)}")
 
     def _bases(self, inputs: list[str]) -> None:
         for name, info in zip(inputs, self.signature.inputs, strict=True):
@@ -436,17 +413,6 @@ def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], 
             reads.add(holder, key, step)
     known[way] = step
     return step
-
-
-def _fact(expression: str, value: Any, bind: Callable[[str, Any], str]) -> str:
-    """What was asked of an input, as a condition; `expression` has the input's name in it."""
-    if "ABSENT" in expression:
-        expression = expression.replace("ABSENT", bind("ABSENT", ABSENT))
-    if value is None or isinstance(value, bool):
-        return f"({expression}) is {value}"
-    if type(value) in (int, str):
-        return f"({expression}) == {value!r}"
-    return f"{bind('holds', Expected(value).holds)}({expression})"
 
 
 def _identifier(info: InputInfo) -> str:

@@ -76,7 +76,7 @@ class Transformed:
         inputs = captured.joint.signature.inputs
         if not inputs or not all(_can_be_read_again(info) for info in inputs):
             return None
-        names = Names(["args", "kwargs", "MISS"])
+        names = Names(["args", "kwargs", "MISS", "call", "error"])
         guards = render_guards(call, captured, names, transformed=True)
         run = self._run(call, captured)
         through = names.fresh("through")

@@ -30,6 +30,7 @@ from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
 from ..graph.source import compile_source
+from ..graph.spelling import key_text, literal
 
 __all__ = ["Watch"]
 
@@ -332,7 +333,16 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
     """The check in Python, where there is little to check: a tree takes a microsecond for one look at anything."""
     if len(places) > _FEW:
         return None
-    conditions, known = [], {"version": dict_version, "ABSENT": ABSENT}
+    conditions = []
+    known: dict[str, Any] = {"version": dict_version, "ABSENT": ABSENT}
+
+    def spelled(key: Any) -> str:
+        text = literal(key)
+        if text is None:
+            text = f"key_{len(known)}"
+            known[text] = key
+        return text
+
     for number, (place, version) in enumerate(zip(places, versions, strict=True)):
         if _by_version(place):
             conditions.append(f"version(place_{number}) == {version}")
@@ -343,8 +353,8 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
             now = place.look(key)
             if type(key) is not str or expected.kind == "tensor" or not (now is ABSENT or isinstance(now, bool)):
                 return None
-            conditions.append(f"place_{number}.get({key!r}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
-        conditions += [f"{key!r} not in place_{number}" for key in sorted(place.absent, key=str)]
+            conditions.append(f"place_{number}.get({spelled(key)}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
+        conditions += [f"{spelled(key)} not in place_{number}" for key in sorted(place.absent, key=key_text)]
     if not 0 < len(conditions) <= _FEW:
         return None
     names = ", ".join(f"place_{number}" for number in range(len(places)))

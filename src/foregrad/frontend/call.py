@@ -12,6 +12,7 @@ from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
+from ..graph.spelling import key_texts
 from .tree import Tree, check_leaves, flatten
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
@@ -55,12 +56,13 @@ class FlatCall:
 def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
     """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for what can't be captured."""
     leaves, tree = flatten((args, dict(kwargs)))
+    keywords = tree.children[1]
     paths = [
         *(p for i, child in enumerate(tree.children[0].children) for p in child.paths(f"args[{i}]")),
         *(
-            p
-            for name, child in zip(tree.children[1].context, tree.children[1].children, strict=True)
-            for p in child.paths(str(name))
+            path
+            for name, text, child in zip(keywords.context, key_texts(keywords.context), keywords.children, strict=True)
+            for path in child.paths(name if name.isidentifier() else f"kwargs[{text}]")
         ),
     ]
     check_leaves(leaves, paths, "argument")

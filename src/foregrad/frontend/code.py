@@ -47,7 +47,8 @@ def names_of(code: types.CodeType) -> CodeNames:
     named = set(code.co_names)
     others, probed = set(named), set()
     strings = list(_strings(code))
-    words = {text for text in strings if text.isidentifier()}
+    # An attribute may have any name where it is asked for by a text.
+    words = set(strings) if named & _ASKS else {text for text in strings if text.isidentifier()}
     others |= words
     if named & _ASKS:
         probed |= words

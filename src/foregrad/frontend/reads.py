@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ..graph.slots import Closure
+from ..graph.spelling import key_text
 from .opaque import asked_of, is_number_of_numpy, state_of, used_up
 from .sources import Source
 
@@ -165,6 +166,8 @@ def same_value(a: Any, b: Any) -> bool:
         return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
     if is_number_of_numpy(a):
         return bool(a.tobytes() == b.tobytes())
+    if type(a) is range:  # ranges are equal by their items, whatever they were made of
+        return (a.start, a.stop, a.step) == (b.start, b.stop, b.step)
     if type(a) is slice:
         return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     return bool(a == b)
@@ -178,7 +181,10 @@ def describe(value: Any) -> str:
         return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:
         return f"a {type(value).__name__} (at {id(value):#x})"  # its repr may run code of the user's
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of too many digits
+        text = key_text(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -227,9 +233,9 @@ class Place:
 
     def path(self, key: Any) -> str:
         if self.style == "attr":
-            return f"{self.name}.{key}".lstrip(".")
+            return f"{self.name}.{key if isinstance(key, str) else key_text(key)}".lstrip(".")
         if self.style == "item":
-            return f"{self.name}[{key!r}]"
+            return f"{self.name}[{key_text(key)}]"
         return str(key) if self.style == "key" else self.name
 
     def difference(self) -> tuple[str, str, str] | None:
@@ -247,7 +253,7 @@ class Place:
             if not expected.holds(now):
                 return self.path(key), expected.describe(), describe(now)
         if self.keys is None and (new := self.appeared()):
-            key = min(new, key=str)
+            key = min(new, key=key_text)
             return self.path(key), describe(ABSENT), describe(self.look(key))
         return None
 
@@ -263,7 +269,7 @@ class Place:
             if key is not ABSENT:
                 del self.items[key]
             else:
-                self.absent.discard(min(self.appeared(), key=str))
+                self.absent.discard(min(self.appeared(), key=key_text))
 
 
 class Reads:

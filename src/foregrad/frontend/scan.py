@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ..graph.spelling import key_text
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
 from .libraries import asked_of_module, keeps_options, loggers_of, referent
@@ -371,7 +372,7 @@ class Scan:
                     self._class_table(value).lacks(*missing)
                 elif (table := table_of(value)) is not None:
                     self.reads.place(table, "dict", name, "attr").lacks(*missing)
-            for attribute in sorted(there):
+            for attribute in sorted(there, key=key_text):
                 if isinstance(value, type) and attribute not in self._called and is_method(value, attribute):
                     continue
                 done.add(attribute)

@@ -13,11 +13,13 @@ import functools
 import types
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..graph.slots import Buffer, Closure, Param, Slot
+from ..graph.spelling import attribute, item, key_text
 
 __all__ = ["Source", "find_sources"]
 
@@ -53,9 +55,11 @@ class Source:
             value = getattr(value, key) if kind == "attr" else value[key]
         return value
 
-    def expression(self, root: str) -> str:
-        """Python source that reads it, given the name of a variable holding the root."""
-        return root + "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in self.steps)
+    def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
+        """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
+        for kind, key in self.steps:
+            root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
+        return root
 
 
 @dataclasses.dataclass(slots=True)
@@ -160,9 +164,9 @@ def _children(visit: _Visit) -> list[_Visit]:
         return _module_children(visit)
     if isinstance(value, dict):
         return [
-            _step(visit, "item", key, item, f"[{key!r}]")
+            _step(visit, "item", key, item, f"[{key_text(key)}]")
             for key, item in dict.items(value)
-            if isinstance(key, (str, int, bool, tuple)) and _interesting(item)
+            if _interesting(item)
         ]
     if isinstance(value, (list, tuple)):
         return [_step(visit, "item", i, item, f"[{i}]") for i, item in enumerate(value) if _interesting(item)]
@@ -175,25 +179,28 @@ def _children(visit: _Visit) -> list[_Visit]:
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return []
-    return [
-        _step(visit, "attr", k, item, f".{k}")
-        for k, item in attributes.items()
-        if k.isidentifier() and _interesting(item)
-    ]
+    return [_attribute_step(visit, name, item) for name, item in attributes.items() if _interesting(item)]
 
 
 def _module_children(visit: _Visit) -> list[_Visit]:
     module = visit.value
     children = []
     for table in ("_parameters", "_buffers", "_modules"):
-        for name, item in getattr(module, table).items():
-            if item is not None:
+        for name, part in getattr(module, table).items():
+            if part is not None:
                 steps = (*visit.steps, ("attr", table), ("item", name))
-                children.append(_Visit(item, visit.root, steps, f"{visit.name}.{name}".lstrip(".")))
-    for name, item in module.__dict__.items():
-        if not name.startswith("_") and _interesting(item):
-            children.append(_step(visit, "attr", name, item, f".{name}"))
+                children.append(_Visit(part, visit.root, steps, f"{visit.name}.{name}".lstrip(".")))
+    for name, value in module.__dict__.items():
+        if not (type(name) is str and name.startswith("_")) and _interesting(value):
+            children.append(_attribute_step(visit, name, value))
     return children
+
+
+def _attribute_step(visit: _Visit, name: Any, value: Any) -> _Visit:
+    if type(name) is str:
+        return _step(visit, "attr", name, value, f".{name}")
+    table = dataclasses.replace(visit, steps=(*visit.steps, ("attr", "__dict__")))
+    return _step(table, "item", name, value, f".__dict__[{key_text(name)}]")
 
 
 def _step(visit: _Visit, kind: str, key: Any, value: Any, text: str) -> _Visit:

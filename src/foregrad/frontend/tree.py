@@ -17,6 +17,7 @@ import torch
 
 from .._torch.pytree import registered_functions
 from ..errors import UnknownLeafError
+from ..graph.spelling import key_text, key_texts
 from .opaque import is_number_of_numpy
 
 __all__ = ["LEAF", "Tree", "check_leaves", "flatten"]
@@ -86,16 +87,13 @@ class Tree:
         """For each leaf, the expression that reaches it from a variable called `prefix`."""
         if self.kind == "leaf":
             return [prefix]
-        found = []
-        for index, child in enumerate(self.children):
-            if self.kind == "dict":
-                step = f"[{self.context[index]!r}]"
-            elif self.kind in ("namedtuple", "dataclass"):
-                step = f".{self.context[index]}"
-            else:
-                step = f"[{index}]"
-            found += child.paths(prefix + step)
-        return found
+        if self.kind == "dict":
+            steps = [f"[{text}]" for text in key_texts(self.context)]
+        elif self.kind in ("namedtuple", "dataclass"):
+            steps = [f".{name if name.isidentifier() else key_text(name)}" for name in self.context]
+        else:
+            steps = [f"[{index}]" for index in range(len(self.children))]
+        return [path for step, child in zip(steps, self.children, strict=True) for path in child.paths(prefix + step)]
 
 
 LEAF = Tree("leaf")

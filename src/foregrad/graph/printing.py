@@ -28,9 +28,9 @@ Known weakness: subgraphs of higher-order operators are not printed, only called
 from __future__ import annotations
 
 import builtins
-import importlib
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ import torch
 from .._torch.codegen import HigherOrderOperator, OpOverload
 from .meta import TensorSpec, spec_of
 from .source import Names, Renderer, infix
+from .spelling import attribute, is_name, shown
 
 __all__ = ["print_graph", "user_line"]
 
@@ -97,7 +98,7 @@ class _Printer:
     def text(self, header: str, name: str | None) -> str:
         body = self._body()
         uses_self = any(node.op in ("get_attr", "call_module") for node in self.nodes)
-        head = [f"# {line}" for line in header.splitlines()]
+        head = [f"# {shown(line, 1_000)}" for line in header.splitlines()]
         imports = [f"import {module}" for module in sorted(self.imports)]
         lines = [*head, *imports, "", "", *self._signature(name or self._guess_name(), uses_self), *body]
         return "\n".join(lines) + "\n"
@@ -124,7 +125,7 @@ class _Printer:
         ]
         if self.passed:
             lines.append("    *,")
-            lines += [f"    {key},{_comment(_one_line(repr(value)))}" for key, value in self.passed.values()]
+            lines += [f"    {key},{_comment(_described(value))}" for key, value in self.passed.values()]
         return [*lines, "):"]
 
     def _body(self) -> list[str]:
@@ -166,28 +167,47 @@ class _Printer:
     def _expression(self, node: Node) -> str:
         target, render = node.target, self.render
         if node.op == "get_attr":
-            return _attribute_path(str(target))
+            return self._attribute_path(str(target))
         if node.op == "call_module":
-            return f"{_attribute_path(str(target))}({render.arguments(node.args, node.kwargs)})"
+            return f"{self._attribute_path(str(target))}({render.arguments(node.args, node.kwargs)})"
         if node.op == "call_method":
-            return f"{render(node.args[0])}.{target}({render.arguments(node.args[1:], node.kwargs)})"
+            method = attribute(render(node.args[0]), str(target), self._spell_name)
+            return f"{method}({render.arguments(node.args[1:], node.kwargs)})"
         text = infix(target, node.args, node.kwargs, render)
         return text or f"{self.spell(target)}({render.arguments(node.args, node.kwargs)})"
 
     def spell(self, value: Any) -> str:
         """An expression for a value that has no literal."""
         if isinstance(value, OpOverload):
-            return f"torch.ops.{value}"
+            space, _, rest = value.name().partition("::")
+            name, _, overload = rest.partition(".")
+            return self._path("torch.ops", (space, name, overload or "default"))
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
             return str(value)
         if isinstance(value, torch.device):
             return f'torch.device("{value}")'
+        if type(value) in (str, bytes):
+            return repr(value)
+        if type(value) is int:
+            return hex(value)  # the digits of a large one may not be read again
         if isinstance(value, float):
             return f'float("{value}")'
         if isinstance(value, complex):
             return f"complex({self.render(value.real)}, {self.render(value.imag)})"
         path = self._import_path(value)
         return path if path is not None else self._pass_in(value)
+
+    def _spell_name(self, wanted: str, value: Any) -> str:
+        return self.spell(value)
+
+    def _path(self, start: str, names: Sequence[str]) -> str:
+        for name in names:
+            start = attribute(start, name, self._spell_name)
+        return start
+
+    def _attribute_path(self, target: str) -> str:
+        """`self.block.0.weight` is no Python: parts that aren't identifiers are fetched by name."""
+        return self._path("self", target.split("."))
 
     def _import_path(self, value: Any) -> str | None:
         """`module.name`, when that is where the value is found."""
@@ -206,6 +226,8 @@ class _Printer:
                 name = getattr(value, "__qualname__", short)
                 places = [(module.removeprefix("_"), name), *places, (module, name)]
         for home, name in places:
+            if not all(map(is_name, (*home.split("."), *name.split(".")))):
+                continue
             if home.partition(".")[0] not in self.locals and _find(home, name) is value:
                 self.imports.add("torch" if home.startswith("torch.ops.") else home)
                 return f"{home}.{name}"
@@ -222,20 +244,12 @@ class _Printer:
 def _find(module: str, name: str) -> Any:
     """What `module.name` is; None when it is nothing."""
     try:
-        value = torch.ops if module.startswith("torch.ops.") else importlib.import_module(module)
+        value = torch.ops if module.startswith("torch.ops.") else sys.modules[module]
         for part in (*module.split(".")[2:], name) if value is torch.ops else name.split("."):
             value = getattr(value, part)
-    except (ImportError, AttributeError):
+    except (KeyError, AttributeError):
         return None
     return value
-
-
-def _attribute_path(target: str) -> str:
-    """`self.block.0.weight` is no Python: parts that aren't identifiers are fetched by name."""
-    text = "self"
-    for part in target.split("."):
-        text = f"{text}.{part}" if part.isidentifier() else f"getattr({text}, {part!r})"
-    return text
 
 
 def _type_of(node: Node) -> str | None:
@@ -263,9 +277,12 @@ def _comment(*parts: str | None) -> str:
     return f"  # {text}" if text else ""
 
 
+def _described(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # the user's
+        return f"a {type(value).__name__}"
+
+
 def _one_line(text: str) -> str:
-    shown = " ".join(text.split())
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
-
-
-_LONGEST = 160
+    return shown(" ".join(text.split()))

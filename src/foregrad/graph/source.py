@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ..errors import InternalError
+from .spelling import call_keywords, is_name, literal, shown
 
 __all__ = ["Names", "Renderer", "compile_source", "infix", "source_of", "unpacked"]
 
@@ -41,7 +42,7 @@ def compile_source(
     found there. The function itself is taken out of it, so that no reference cycle keeps its constants alive.
     The unit's text lives exactly as long as the function's code: frames in a traceback count.
     """
-    filename = f"<foregrad {label or name} {next(_units)}>"
+    filename = f"<foregrad {shown(label or name)} {next(_units)}>"
     try:
         code = compile(source, filename, "exec")
     except (SyntaxError, ValueError) as error:
@@ -65,7 +66,7 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 class Names:
-    """Hands out identifiers, each once, near to what was asked for."""
+    """Hands out ASCII identifiers, each once, near to what was asked for."""
 
     __slots__ = ("_next", "_taken")
 
@@ -77,7 +78,7 @@ class Names:
 
     def fresh(self, wanted: str) -> str:
         """`wanted` made an identifier, with a number behind it when it is taken."""
-        base = wanted if wanted.isidentifier() else _identifier(wanted)
+        base = wanted if is_name(wanted) and len(wanted) <= _LONGEST and wanted[:2] != "__" else _identifier(wanted)
         taken = self._taken
         name = base
         if name in taken or name in self._never:
@@ -89,8 +90,15 @@ class Names:
         return name
 
 
+_LONGEST = 200
+
+
 def _identifier(text: str) -> str:
-    cleaned = re.sub(r"\W", "_", text, flags=re.ASCII) or "value"
+    # Names between two underscores mean something to Python where globals are looked up.
+    cleaned = re.sub(r"\W", "_", text[:_LONGEST], flags=re.ASCII)
+    if cleaned.startswith("__"):
+        cleaned = cleaned.strip("_")
+    cleaned = cleaned or "value"
     return f"_{cleaned}" if cleaned[0].isdigit() else cleaned
 
 
@@ -119,11 +127,11 @@ class Renderer:
         """What stands between the parentheses of a call."""
         parts = [self(value) for value in args]
         if kwargs:
-            if not all(key.isidentifier() and not keyword.iskeyword(key) for key in kwargs):
-                parts.append(f"**{self(dict(kwargs))}")
-            else:
-                parts += [f"{key}={self(value)}" for key, value in kwargs.items()]
+            parts += call_keywords([(key, self(value)) for key, value in kwargs.items()], self._bind_name)
         return ", ".join(parts)
+
+    def _bind_name(self, wanted: str, value: Any) -> str:
+        return self.bind(value)
 
     def _node(self, value: torch.fx.Node) -> str:
         return self.names[value]
@@ -161,7 +169,7 @@ def _has_node(value: Any) -> bool:
 
 
 def _literal(renderer: Renderer, value: Any) -> str:
-    return repr(value)
+    return literal(value) or renderer.bind(value)
 
 
 _RULES: dict[type, Callable[[Renderer, Any], str]] = {

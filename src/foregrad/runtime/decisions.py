@@ -10,6 +10,7 @@ from .._torch.symbols import expression_text
 from ..errors import ForegradError
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
+from ..graph.spelling import literal, shown
 
 __all__ = ["decision_lines", "open_sizes", "range_text"]
 
@@ -36,8 +37,9 @@ def decision_lines(
     save, undo = [], []
     for index, generator in enumerate(signature.generators):
         name = bind("generator", generator)
-        save.append(f"{name}_state_{index} = {name}.get_state()")
-        undo.append(f"{name}.set_state({name}_state_{index})")
+        state = bind(f"{name}_state_{index}", None)
+        save.append(f"{state} = {name}.get_state()")
+        undo.append(f"{name}.set_state({state})")
     for name, info in zip(inputs, signature.inputs, strict=True):
         if info.becomes_differentiable and not signature.is_inference:
             undo.append(f"{name}.requires_grad_(False)")
@@ -54,7 +56,7 @@ def decision_lines(
             condition = _differs(outputs[decision.output], decision, bind)
         else:
             condition = f"not ({range_text(joint.symbols, decision.symbol, symbols[decision.symbol])})"
-        lines.append(f"if {condition}:  # {decision.where}")
+        lines.append(f"if {condition}:  # {shown(decision.where, 2_000)}")
         lines += ["    " + line for line in fallback]
     for guard in joint.symbols.guards() if joint.symbols is not None else ():
         if any(symbol in joint.symbols.computed for symbol in guard.free_symbols):
@@ -85,7 +87,7 @@ def raise_unless_diverged(error: Exception) -> None:
 def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:
     value = info.value
     text = f"{name}.item()" if info.is_tensor else name
-    if type(value) in (bool, int):
+    if type(value) in (bool, int) and literal(value) is not None:
         return f"{text} != {value!r}"
     if type(value) is float and math.isfinite(value) and value:
         return f"{text} != {value!r}"

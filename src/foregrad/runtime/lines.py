@@ -10,6 +10,7 @@ from .._torch.codegen import view_call
 from .._torch.symbols import expression_text, is_symbolic
 from ..graph.signature import ViewStep
 from ..graph.source import Names
+from ..graph.spelling import call_keywords, literal, shown
 
 __all__ = ["LineWriter", "op_name"]
 
@@ -69,18 +70,20 @@ class LineWriter:
     def step(self, source: str, step: ViewStep, path: str) -> str:
         name = self.names.fresh("view")
         op = self.bind(op_name(step.op), view_call(step.op, step.args, step.kwargs))
-        line = f"{name} = {op}({', '.join([source, *self.arguments(step.args, step.kwargs)])})  # {path}"
+        line = f"{name} = {op}({', '.join([source, *self.arguments(step.args, step.kwargs)])})  # {shown(path)}"
         needs_no_grad = not step.grad_enabled and torch.is_grad_enabled()
         guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []
         self.under(guards, [line])
         return name
 
     def arguments(self, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> list[str]:
-        return [*map(self.literal, args), *(f"{k}={self.literal(v)}" for k, v in kwargs)]
+        keywords = call_keywords([(key, self.literal(value)) for key, value in kwargs], self.bind)
+        return [*map(self.literal, args), *keywords]
 
     def literal(self, value: Any) -> str:
-        if value is None or type(value) in (bool, int, str):
-            return repr(value)
+        text = literal(value) if type(value) is not bytes else None
+        if text is not None:
+            return text
         if isinstance(value, (list, tuple)):
             items = ", ".join(map(self.literal, value))
             if isinstance(value, torch.Size):

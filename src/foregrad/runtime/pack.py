@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..frontend.tree import Tree
+from ..graph.spelling import literal
 
 __all__ = ["pack_expression"]
 
@@ -25,8 +26,7 @@ def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], st
     if tree.kind == "dict" and tree.type is dict:
         items = []
         for key, part in zip(tree.context, parts, strict=True):
-            text = repr(key) if type(key) in (str, int, bool) else bind("key", key)
-            items.append(f"{text}: {part}")
+            items.append(f"{literal(key) or bind('key', key)}: {part}")
         return "{" + ", ".join(items) + "}"
     if tree.kind == "namedtuple":
         return f"{bind(tree.type.__name__, tree.type)}({', '.join(parts)})"

@@ -70,7 +70,7 @@ class Captured:
     tensors: tuple[torch.Tensor | None, ...]
     modules: tuple[torch.nn.Module, ...]
     reads: Reads
-    facts: tuple[tuple[int, str, Any], ...] = ()
+    facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     derivable: Derivable | None = None
 
 
@@ -199,6 +199,7 @@ class _Capture:
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
         self._scan_roots()  # before the function can change them
+        self.facts.check_hidden(None if self.scan.makes_up_names else self.scan.names)
         hooks = Hooks(
             self._enter, self._leave, self.lifting.swap, self._checkpoint_region, self.reads.note, self.facts.missing
         )
@@ -269,11 +270,11 @@ class _Capture:
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
         derivable = assembly.derivable(found, records, joint) if differentiable and self.higher_order else None
-        self.facts.attributes(self.scan.names)
+        self.facts.attributes(None if self.scan.makes_up_names else self.scan.names)
         number = {id(record): index for index, record in enumerate(records)}
         facts = [
-            (number[id(record)], expression, value)
-            for (_, expression), (record, value) in self.facts.made.items()
+            (number[id(record)], question, attribute, value)
+            for (_, question, attribute), (record, value) in self.facts.made.items()
             if id(record) in number
         ]
         return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, tuple(facts), derivable)

@@ -23,6 +23,7 @@ from .records import InputRecord
 __all__ = ["Facts"]
 
 _TENSOR: Any = torch.Tensor
+_ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 _OURS = {"_is_param", "_dynamo_dynamic_indices", "_dynamo_static_input_type"}
 
 
@@ -32,7 +33,8 @@ class Facts:
     def __init__(self, inputs: Inputs, where: Callable[[], str]) -> None:
         self.inputs = inputs
         self.where = where
-        self.made: dict[tuple[int, str], tuple[InputRecord, Any]] = {}
+        # By the input's record, the question and the attribute that it is for: see `note`.
+        self.made: dict[tuple[int, str, str | None], tuple[InputRecord, Any]] = {}
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer, or NotImplemented when it may be had from what stands for the tensor."""
@@ -52,16 +54,28 @@ class Facts:
             return
         record = self._record(tensor)
         if record is not None:
-            self.note(record, f"{{}}.__dict__.get({name!r}, ABSENT)", ABSENT)
+            self.note(record, _ATTRIBUTE, ABSENT, name)
 
-    def note(self, record: InputRecord, expression: str, value: Any) -> None:
-        self.made.setdefault((id(record), expression), (record, value))
+    def note(self, record: InputRecord, question: str, value: Any, attribute: str | None = None) -> None:
+        """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
+        self.made.setdefault((id(record), question, attribute), (record, value))
 
-    def attributes(self, names: set[str]) -> None:
-        """What the user hung onto tensors, as far as code names it."""
+    def attributes(self, names: set[str] | None) -> None:
+        """What the user hung onto tensors, as far as code names it; `None`: code makes names up."""
         for record in self.inputs.records:
-            for name in names.intersection(record.real.__dict__) - _OURS:
-                self.note(record, f"{{}}.__dict__.get({name!r}, ABSENT)", record.real.__dict__[name])
+            there = record.real.__dict__
+            for name in (there.keys() if names is None else names & there.keys()) - _OURS:
+                self.note(record, _ATTRIBUTE, there[name], name)
+
+    def check_hidden(self, names: set[str] | None) -> None:
+        """Refuse attributes of arguments that code names, and that what stands for a tensor has for itself."""
+        for record in self.inputs.records:
+            hidden = record.real.__dict__.keys() & _FAKES_ONLY
+            for name in sorted(hidden if names is None else names & hidden):
+                raise UnsupportedError(
+                    f"`{record.slot}` has an attribute `{name}`, as has what stands for it while the function is "
+                    "captured. Give the attribute another name."
+                )
 
     def attribute_set(self) -> str | None:
         """An attribute that the function set on an argument, which no compiled call would do."""
@@ -167,7 +181,8 @@ class Facts:
         return grad
 
 
-_FAKES_OWN = {"fake_mode", "fake_device", "item_memo", "pytype", "dispatch_keys", "real_tensor", "constant", "grad"}
+_FAKES_ONLY = {"fake_mode", "fake_device", "item_memo", "pytype", "dispatch_keys", "real_tensor", "constant"}
+_FAKES_OWN = {*_FAKES_ONLY, "grad"}
 _RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
     _TENSOR.is_leaf.__get__: Facts._is_leaf,
     _TENSOR.grad_fn.__get__: Facts._grad_fn,
