@@ -13,20 +13,88 @@ smaller budget never has a larger peak.
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import fx
 
 from ..errors import BudgetError
 from .blocks import find_blocks
 from .costs import CostModel, analytic_cost, costs
 from .index import JointIndex
 from .liveness import Storages
+from .merge import merge_equal
+from .split import split
 from .uniform import Measured, Segment, Space
 
-__all__ = ["Frontier", "frontier"]
+__all__ = ["Frontier", "budget_partition", "frontier", "read_budget"]
 
 _STEPS = 384  # into which bytes are divided while a plan is looked for
 _BUDGETS = 16
+
+
+_UNITS = {"": 1} | {
+    prefix + unit: base**power
+    for power, prefix in enumerate(("", "K", "M", "G", "T"))
+    for unit, base in (("B", 1000), ("IB", 1024))
+    if prefix or unit == "B"
+}
+
+
+def read_budget(budget: int | float | str) -> int | float:
+    """A budget as bytes (an integer) or as a fraction (a float from 0 to 1); text is bytes with a unit, "600 MiB".
+
+    Raises `ValueError` for what is neither.
+    """
+    if isinstance(budget, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", budget)
+        unit = _UNITS.get(found[2].upper()) if found else None
+        if found is None or unit is None:
+            raise ValueError(f"{budget!r} is no memory budget: write a number with a unit, as '600 MiB' or '2GB'")
+        return int(float(found[1]) * unit)
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise ValueError(
+            f"{budget!r} is no memory budget: write bytes, a fraction from 0.0 to 1.0, or text as '600 MiB'"
+        )
+    if isinstance(budget, float):
+        if not 0 <= budget <= 1:
+            raise ValueError(
+                f"a memory budget of {budget} is no fraction from 0.0 to 1.0; bytes are an integer or text"
+            )
+        return budget
+    if budget < 0:
+        raise ValueError(f"a memory budget of {budget} bytes is negative")
+    return budget
+
+
+def budget_partition(
+    joint_module: fx.GraphModule,
+    _joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    memory_budget: int | float | str,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    static_lifetime_input_nodes: Any = None,
+    cost_model: CostModel = analytic_cost,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph so that one step, forward to end of backward, peaks within `memory_budget`.
+
+    Besides the budget the arguments are those of PyTorch's partitioners. The budget is of bytes of live storage beyond
+    what is alive before the call, gradients counted: an integer, text with a unit ("600 MiB"), or a float from 0 (the
+    least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of computing a node again.
+
+    Raises `BudgetError`, with the least feasible budget, when none of the plans keeps to it; `ValueError` for what is
+    no budget.
+    """
+    budget = read_budget(memory_budget)
+    index = JointIndex(joint_module, num_fwd_outputs)
+    merge_equal(index)
+    plans = frontier(index, cost_model)
+    plan = plans.best(plans.bytes_of(budget) if isinstance(budget, float) else budget)
+    halves = split(index, [index.nodes[i] for i in plan.residuals])
+    return halves.forward, halves.backward
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,8 +124,9 @@ class Frontier:
             if plan.peak <= budget:
                 return plan
         raise BudgetError(
-            f"a budget of {budget} bytes can't be met: the least feasible peak is {self.least} bytes, and saving "
-            f"everything takes {self.most}. Ask for at least {self.least} bytes, or for a fraction from 0 to 1."
+            f"a memory budget of {budget} bytes can't be met: the least feasible peak is {self.least} bytes, and "
+            f"saving everything takes {self.most}. Ask for at least {self.least} bytes, or for a fraction from 0.0 to "
+            "1.0 of the way between the two."
         )
 
 
@@ -142,8 +211,6 @@ def _worthwhile(segments: list[Segment]) -> list[Segment]:
     """Without those that another of the same blocks beats in all respects."""
     kept: list[Segment] = []
     for one in sorted(segments, key=lambda s: (s.stop, s.costs, s.saves, s.needs)):
-        if not any(
-            other.stop == one.stop and other.saves <= one.saves and other.needs <= one.needs for other in kept
-        ):
+        if not any(other.stop == one.stop and other.saves <= one.saves and other.needs <= one.needs for other in kept):
             kept.append(one)
     return kept

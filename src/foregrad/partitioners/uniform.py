@@ -168,9 +168,7 @@ class Space:
             if length > 1:  # the same blocks in another phase
                 for k in self._shifted(start, stop):
                     moved = needs - gradients[stop] + gradients[k + stop - start]
-                    self.segments.append(
-                        dataclasses.replace(found, start=k, stop=k + stop - start, needs=moved)
-                    )
+                    self.segments.append(dataclasses.replace(found, start=k, stop=k + stop - start, needs=moved))
 
     def _note_gradients(self, order: list[int], windows: list[int]) -> None:
         """The bytes of gradients that the backward of the blocks from each on leaves."""
@@ -212,9 +210,7 @@ def measure(space: Space, residuals: Sequence[int]) -> Measured:
     """What a choice costs."""
     index = space.index
     _, computed = backward_needs(index, [index.nodes[i] for i in residuals])
-    again = sum(
-        cost for cost, bit, first in zip(space.cost, computed, index.in_forward, strict=True) if bit and first
-    )
+    again = sum(cost for cost, bit, first in zip(space.cost, computed, index.in_forward, strict=True) if bit and first)
     liveness = space.storages.liveness(residuals)
     return Measured(tuple(residuals), liveness.peak, again, liveness)
 
