@@ -124,9 +124,9 @@ class Frontier:
             if plan.peak <= budget:
                 return plan
         raise BudgetError(
-            f"a memory budget of {budget} bytes can't be met: the least feasible peak is {self.least} bytes, and "
-            f"saving everything takes {self.most}. Ask for at least {self.least} bytes, or for a fraction from 0.0 to "
-            "1.0 of the way between the two."
+            f"a memory budget of {budget} bytes can't be met: the least feasible peak is {self.least} bytes "
+            f"({self.least / 2**20:.1f} MiB), and saving everything takes {self.most} ({self.most / 2**20:.1f} MiB). "
+            "Ask for at least the least, or for a fraction from 0.0 to 1.0 of the way between the two."
         )
 
 

@@ -7,7 +7,7 @@ Two blocks of one class correspond node by node, in their order.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -84,8 +84,3 @@ def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:
     if isinstance(value, slice):
         return _part((value.start, value.stop, value.step), name)
     return type(value), repr(value)  # 1, 1.0 and True differ, and so do 0.0 and -0.0
-
-
-def segment_class(classes: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
-    """The class of the blocks from `start` to `stop`."""
-    return tuple(classes[start:stop])
