@@ -20,7 +20,7 @@ from .graph import build_module
 from .infos import input_info
 from .inputs import Inputs
 from .lifting import Lifting
-from .reach import passed_through
+from .reach import passed_through, saving_nodes
 from .recorder import Recorder
 from .records import InputRecord
 from .roots import memory_root
@@ -131,12 +131,18 @@ class Assembly:
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
+            saving=self._saving([found.fakes[i] for i in differentiable], records),
             apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
+
+    def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
+        if self.backward.error is not None:
+            return ()
+        return saving_nodes(outputs, [r.leaf if takes_gradient(r) else None for r in records])
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:
