@@ -8,7 +8,7 @@
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
-* `torch.cond` and its like: see `control_flow`.
+* `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
-from . import control_flow, generators
+from . import control_flow, generators, transforms
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -127,6 +127,11 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _original_apply.__func__(cls, *args, **kwargs)
 
 
+def _swapped(value: torch.Tensor) -> torch.Tensor:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return value if hooks is None else hooks.swap((value,), {})[0][0]
+
+
 class _TaggingHook:
     """Stands in for checkpoint's saved-tensor hooks: marks what is recorded inside instead of dropping it."""
 
@@ -212,6 +217,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             _Region.__call__ = _tagged_region  # type: ignore[method-assign]
             control_flow.install(_is_capturing)
             generators.install(_is_capturing)
+            transforms.install(_swapped)
         _installed += 1
     _active.hooks = hooks
     try:
@@ -232,3 +238,4 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 _Region.__call__ = _original_region  # type: ignore[method-assign]
                 control_flow.remove()
                 generators.remove()
+                transforms.remove()

@@ -21,12 +21,14 @@ __all__ = [
     "add_batch",
     "batch_of",
     "bottom_of",
+    "install",
     "is_legacy_batched",
     "jvp_level",
     "kinds",
     "legacy_vmap_active",
     "levels_off",
     "of_batch",
+    "remove",
     "single_level_functions",
     "top",
     "unwrapped",
@@ -196,3 +198,32 @@ class Batch:
         if isinstance(self.level, int):
             return torch._add_batch_dim(tensor, 0, self.level)
         return add_batch(tensor, 0, self.level.number)
+
+
+# ------------------------------------------------------------------------------------------------ entries
+
+_WRAPPERS: list[tuple[Any, str, Any]] = []  # (module, name, PyTorch's function) of what is replaced now
+
+
+def install(swapped: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """What a transform is given is `swapped` before a level wraps it, which no torch-function mode sees."""
+    from torch._functorch import eager_transforms, vmap
+
+    for module, name in ((eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim")):
+        original = getattr(module, name)
+        _WRAPPERS.append((module, name, original))
+        setattr(module, name, _swapping(original, swapped))
+
+
+def _swapping(wrap: Callable[..., torch.Tensor], swapped: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def wrapper(tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return wrap(swapped(tensor), *rest)
+
+    return wrapper
+
+
+def remove() -> None:
+    """Undo `install`."""
+    while _WRAPPERS:
+        module, name, original = _WRAPPERS.pop()
+        setattr(module, name, original)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
 import torch
 
+from .._torch.dispatch import is_tracing_functorch
 from .._torch.fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake, new_fake_over
 from .._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from .._torch.tensors import (
@@ -24,6 +26,7 @@ from .._torch.tensors import (
     view_again,
     whole_memory,
 )
+from .._torch.transforms import levels_off
 from ..errors import ForegradWarning, UnsupportedAliasError, UnsupportedMutationError
 from ..frontend.call import FlatCall, check_tensor, memory_groups
 from ..frontend.reads import Reads
@@ -183,8 +186,9 @@ class Inputs:
         shared = self._add(record)
         if shared is not None or id(real) in self.whole | self.viewed:  # capture again, told so at the start
             raise SharedClosureFound(record.real, record.source)
-        self._stand_in_alone(record)
-        self._register(record)
+        with levels_off() if is_tracing_functorch() else contextlib.nullcontext():  # an input is of no level
+            self._stand_in_alone(record)
+            self._register(record)
         return record.stand_in
 
     def real_behind(self, entry: Entry) -> torch.Tensor | None:
@@ -252,7 +256,7 @@ class Inputs:
         real = record.real
         record.leaf = record.stand_in = fake
         if real.requires_grad:
-            with torch.inference_mode(mode=False):
+            with torch.inference_mode(mode=fake.is_inference()):
                 fake.requires_grad_()
                 if not real.is_leaf:
                     twin = fake.detach() if counted else self._twin(fake, record.spec)
