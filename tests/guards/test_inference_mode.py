@@ -76,3 +76,53 @@ def test_arguments_that_share_memory(requires_grad):
     compiled = foregrad.compile(program, backend="eager")
     for _ in range(2):
         assert seen(compiled, make) == seen(program, make)
+
+
+class Written(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean.add_(x.detach().mean(0))
+        return self.layer(x) + self.mean
+
+
+MODULES = {
+    "a linear layer": lambda: torch.nn.Linear(4, 4),
+    "layers": lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8)),
+    "batch norm": lambda: torch.nn.BatchNorm1d(4),
+    "a buffer that is written": Written,
+}
+
+
+@pytest.mark.parametrize("called_in", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_made_in_inference_mode(name, requires_grad, called_in):
+    def run(compile_it):
+        torch.manual_seed(0)
+        with torch.inference_mode():
+            module = MODULES[name]()
+        function = compile_it(module)
+        found = []
+        for _ in range(2):
+            x = torch.randn(3, 4, requires_grad=requires_grad)
+            try:
+                with called_in():
+                    out = function(x)
+            except RuntimeError as error:
+                found.append(type(error))
+                continue
+            found.append((out.is_inference(), out.requires_grad, out.tolist(), [b.tolist() for b in module.buffers()]))
+        return found
+
+    assert run(lambda f: foregrad.compile(f, backend="eager")) == run(lambda f: f)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_a_write_through_a_view_of_an_inference_tensor_is_refused_as_in_eager(mode):
+    for function in (lambda x: x[0].add_(1), lambda x: x.view(2, 2).t().mul_(2)):
+        with mode(), pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            foregrad.compile(function, backend="eager")(made_inside())

@@ -25,9 +25,9 @@ __all__ = [
     "FakeTensorMode",
     "UnsupportedOperatorException",
     "fake_device",
+    "like_source",
     "new_fake",
     "new_fake_over",
-    "outside_inference",
     "symbolic_fake",
 ]
 
@@ -186,11 +186,11 @@ def new_fake_over(
     return FakeTensor(mode, meta, device)
 
 
-def outside_inference(mode: FakeTensorMode, source: torch.Tensor, views: Any) -> Any:
-    """Views of `source`, made in inference mode, as they are of a tensor from outside: no inference tensors."""
+def like_source(mode: FakeTensorMode, source: torch.Tensor, views: Any) -> Any:
+    """Views of `source`, inference tensors if that is one and not otherwise, whatever mode is on."""
     if isinstance(views, (tuple, list)):
-        return type(views)(outside_inference(mode, source, view) for view in views)
-    with torch.inference_mode(mode=False), torch.no_grad():
+        return type(views)(like_source(mode, source, view) for view in views)
+    with torch.inference_mode(mode=source.is_inference()), torch.no_grad():
         fake = new_fake_over(
             mode,
             source.untyped_storage(),
