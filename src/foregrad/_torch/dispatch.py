@@ -14,6 +14,7 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "current_autograd_node",
+    "current_dispatch_mode",
     "default_generator",
     "force_view_tracking",
     "kernel_switches",
@@ -27,6 +28,13 @@ __all__ = [
 def current_autograd_node() -> Any:
     """The autograd node whose backward is running on this thread, or None."""
     return torch._C._current_autograd_node()
+
+
+def current_dispatch_mode() -> Any:
+    """The innermost dispatch mode on this thread, or None."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return _get_current_dispatch_mode()
 
 
 def next_sequence_nr() -> int:

@@ -8,6 +8,8 @@ import torch
 from torch._ops import OpOverload
 
 __all__ = [
+    "PACK_PADDED",
+    "PAD_PACKED",
     "OpOverload",
     "depends_on_values",
     "has_composite_implicit_kernel",
@@ -17,6 +19,10 @@ __all__ = [
     "tag_inplace_view",
     "tag_random",
 ]
+
+# What `torch.nn.utils.rnn` calls.
+_VF: Any = torch._VF
+PACK_PADDED, PAD_PACKED = _VF._pack_padded_sequence, _VF._pad_packed_sequence
 
 
 def mkldnn_rnn_layer_for_training(*args: Any) -> Any:

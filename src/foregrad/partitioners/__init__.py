@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .budget import budget_partition
 from .default import default_partition
 from .index import JointIndex
 from .mincut import fused_partition, min_cut_rematerialization_partition
@@ -11,7 +10,6 @@ from .split import Split, check_split, split
 __all__ = [
     "JointIndex",
     "Split",
-    "budget_partition",
     "check_split",
     "default_partition",
     "fused_partition",

@@ -16,7 +16,7 @@ from .tape import Entry, entries_in, map_entries
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-__all__ = ["evaluate", "evaluate_entry"]
+__all__ = ["evaluate", "evaluate_entry", "is_constant"]
 
 _LIMIT_BYTES = 1 << 28
 
@@ -26,7 +26,7 @@ def evaluate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
     entry_args = recorder.to_entries(args)
     entry_kwargs = recorder.to_entries(kwargs)
     for entry in (*entries_in(entry_args), *entries_in(entry_kwargs)):
-        if not _is_constant(entry):
+        if not is_constant(entry):
             return False, None
     with torch.no_grad():
         real_args = map_entries(entry_args, evaluate_entry)
@@ -34,7 +34,8 @@ def evaluate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
         return True, func(*real_args, **real_kwargs)
 
 
-def _is_constant(entry: Entry) -> bool:
+def is_constant(entry: Entry) -> bool:
+    """Whether the value of an entry depends on no input and no random number."""
     seen: set[int] = set()
     stack = [entry]
     while stack:

@@ -72,7 +72,9 @@ class Decisions:
         self.numbers: Numbers
         self.sizes: OpenSizes
         self._prefix: Prefix = Prefix(tape, real_of)
+        self._tape = tape
         self._by_entry: dict[int, Decided] = {}
+        self._contents: dict[int, torch.Tensor] = {}
 
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
@@ -93,6 +95,18 @@ class Decisions:
     def number(self, entry: Entry, where: str) -> Any:
         """What an operator gives that returns no tensor."""
         return self._add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
+
+    def contents(self, entry: Entry, where: str, emit: Emit) -> torch.Tensor:
+        """All of a tensor, read at once."""
+        if id(entry) not in self._contents:
+            value = self.value(entry, where)
+            with plain_execution():
+                real: torch.Tensor = value.clone()
+            self._contents[id(entry)] = real
+            expected = self._tape.append(Entry(None, spec=entry.spec))
+            expected.constant = expected.value = real
+            self._add(Decided(emit(aten.equal.default, entry, expected), True, where, is_tensor=False))
+        return self._contents[id(entry)]
 
     def value(self, entry: Entry, where: str) -> Any:
         """What `entry` is in this very call; `UnsupportedDataDependentError` when it can't be known yet."""
@@ -131,9 +145,12 @@ class Decisions:
             entry.spec = _specs_of(result)
         else:
             entry.target, entry.spec = opened.target, opened.specs
-        index, first = _first_tensor(result)
+        self._decide_numbers(entry, result, where, emit)
+        path, first = _first_tensor(result)
         if opened is None:
-            part = entry if index is None else emit(operator.getitem, entry, index)
+            part = entry
+            for step in path:
+                part = emit(operator.getitem, part, step)
             size = emit(aten.sym_numel.default, part)
             self._add(Decided(size, first.numel(), where, is_tensor=False))
         elif opened.is_new:
@@ -143,6 +160,14 @@ class Decisions:
             self.sizes.made[id(size)] = opened.number
             self._add(Decided(size, first.numel(), where, is_tensor=False, symbol=symbol_made(opened.number)))
         return _with_specs(result, entry.spec)
+
+    def _decide_numbers(self, entry: Entry, result: Any, where: str, emit: Emit) -> None:
+        """Numbers that come beside tensors, as operators of the user's may return them."""
+        if not isinstance(result, (tuple, list)):
+            return
+        for index, item in enumerate(result):
+            if isinstance(item, (bool, int, float, complex)):
+                self._add(Decided(emit(operator.getitem, entry, index), item, where, is_tensor=False))
 
     def _masks_that_decide(self, entry: Entry) -> list[Entry] | None:
         """For picking elements by masks: the masks."""
@@ -195,10 +220,16 @@ def _with_specs(result: Any, specs: Any) -> Any:
     return specs if isinstance(result, torch.Tensor) else result
 
 
-def _first_tensor(result: Any) -> tuple[int | None, torch.Tensor]:
+def _first_tensor(result: Any) -> tuple[tuple[int, ...], torch.Tensor]:
+    """(where it is among the results, the first tensor)."""
     if isinstance(result, torch.Tensor):
-        return None, result
-    return next((i, item) for i, item in enumerate(result) if isinstance(item, torch.Tensor))
+        return (), result
+    return next(
+        ((i, *index), tensor)
+        for i, item in enumerate(result)
+        if isinstance(item, (torch.Tensor, list, tuple)) and len(item)
+        for index, tensor in [_first_tensor(item)]
+    )
 
 
 def _dtype_of(entry: Entry) -> torch.dtype | None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
 from typing import Any
-
-import torch
 
 from .._torch.tensors import is_usable
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
@@ -16,7 +13,7 @@ from ..frontend.tree import flatten
 from .facts import Facts
 from .records import InputRecord
 
-__all__ = ["check_left_behind", "check_results", "check_run", "check_tensors"]
+__all__ = ["check_left_behind", "check_run", "check_tensors"]
 
 
 def check_run(
@@ -65,17 +62,6 @@ def check_tensors(name: str, records: list[InputRecord], facts: Facts) -> None:
         if grad is not None:
             raise UnsupportedSideEffectError(
                 f"`{name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
-            )
-
-
-def check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]) -> None:
-    """No result but an input (by its id among those `known`) has a `.grad`."""
-    for result, path in zip(results, paths, strict=True):
-        if not isinstance(result, torch.Tensor) or id(result) in known or not is_usable(result):
-            continue
-        if (result.is_leaf or result.retains_grad) and result.grad is not None:
-            raise UnsupportedSideEffectError(
-                f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
             )
 
 

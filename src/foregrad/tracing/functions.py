@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from .from_lists import MAKERS
+from .packed import PACKERS
+
 __all__ = ["READERS"]
 
 
@@ -64,4 +67,6 @@ READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.Tensor.tensor_split: _tensor_split,
     torch.ctc_loss: _torch_ctc_loss,
     functional.ctc_loss: _torch_ctc_loss,
+    **MAKERS,
+    **PACKERS,
 }

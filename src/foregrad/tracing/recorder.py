@@ -13,15 +13,21 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import TorchDispatchMode, current_autograd_node, next_sequence_nr, sequence_nr_of
+from .._torch.dispatch import (
+    TorchDispatchMode,
+    current_autograd_node,
+    next_sequence_nr,
+    plain_execution,
+    sequence_nr_of,
+)
 from .._torch.fakes import (
     CORRECTED,
     DATA_DEPENDENT_ERRORS,
     FakeTensor,
     FakeTensorMode,
     fake_device,
+    like_source,
     new_fake,
-    outside_inference,
     symbolic_fake,
 )
 from .._torch.ops import OpOverload
@@ -30,7 +36,7 @@ from .._torch.tensors import is_symbolic_zero
 from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from .alias import Value, View
-from .constants import evaluate
+from .constants import evaluate, evaluate_entry, is_constant
 from .decisions import Decisions
 from .detached import Detached
 from .kernel_errors import as_kernels_say
@@ -178,12 +184,12 @@ class Recorder(TorchDispatchMode):
                 return constant  # a number: the program is specialized to it
             out = self._fakes_like(constant)
         except (RuntimeError, NotImplementedError) as error:
-            if self.in_backward or info.is_view or info.is_random or not returns_tensors(info.op):
+            if self.in_backward or info.is_view or info.is_random or not info.op._schema.returns:
                 raise
             return self._run_for_real(info.op, args, kwargs, error)
         if info.is_view:
-            if torch.is_inference_mode_enabled() and not args[0].is_inference():
-                out = outside_inference(self.fake_mode, args[0], out)
+            if torch.is_inference_mode_enabled() is not args[0].is_inference():
+                out = like_source(self.fake_mode, args[0], out)
             return self._view(info, args, kwargs, out, specs)
         target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
         entry = self.entry(
@@ -200,10 +206,11 @@ class Recorder(TorchDispatchMode):
                 self.values[id(out)] = Value(out, entry, spec)
         elif isinstance(out, (list, tuple)):
             entry.spec = tuple(
-                spec or (self.spec_of(t) if isinstance(t, torch.Tensor) else None)
-                for t, spec in zip(out, specs or [None] * len(out), strict=True)
+                spec or self._specs_of(t) for t, spec in zip(out, specs or [None] * len(out), strict=True)
             )
             for index, item in enumerate(out):
+                if isinstance(item, (list, tuple)):
+                    self.bind_results(self.entry(operator.getitem, (entry, index), {}, False), item)
                 if isinstance(item, torch.Tensor) and id(item) not in self.values:
                     take = item_or_empty if index in MAYBE_UNDEFINED.get(entry.target, ()) else operator.getitem
                     part = self.entry(take, (entry, index), {}, False)
@@ -307,6 +314,14 @@ class Recorder(TorchDispatchMode):
             return {key: self.to_entries(item) for key, item in value.items()}
         return value
 
+    def tensor_entry(self, value: Any) -> Entry:
+        """An argument's entry; of a number, that of the tensor which PyTorch makes of it: `x.copy_(1)`."""
+        if isinstance(value, Entry):
+            return value
+        kinds = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+        dtype = kinds.get(type(value)) or (torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
+        return self.emit(aten.scalar_tensor.default, value, kwargs={"dtype": dtype, "device": torch.device("cpu")})
+
     def value_of(self, tensor: torch.Tensor) -> Value:
         value = self.values.get(id(tensor))
         if value is None:
@@ -325,6 +340,15 @@ class Recorder(TorchDispatchMode):
         fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         self.values[id(fake)] = Value(fake, entry, spec)
         return fake
+
+    def contents(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor of what is in `tensor`, in every call that the graph is right for."""
+        entry = self.value_of(tensor).read(self.emit)
+        if is_constant(entry):
+            with plain_execution():
+                constant: torch.Tensor = evaluate_entry(entry)
+                return constant
+        return self.decisions.contents(entry, self.where(), self.emit_number)
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
         if tensor.layout is not torch.strided:
@@ -409,6 +433,8 @@ class Recorder(TorchDispatchMode):
         """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
         entry = self.entry(func, self.to_entries(args), self.to_entries(kwargs), is_random=False)
         try:
+            if not returns_tensors(func):
+                return self.decisions.number(entry, self.where())
             specs = self.decisions.sized(entry, self.where(), self.emit)
         except UnsupportedDataDependentError:
             raise error from None

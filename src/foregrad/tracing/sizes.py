@@ -85,7 +85,13 @@ class OpenCall:
 def shapes_of(result: Any) -> tuple[Any, ...]:
     """The shape of each result; None for what is no tensor."""
     values = result if isinstance(result, (tuple, list)) else (result,)
-    return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else None for v in values)
+    return tuple(_shape_of(value) for value in values)
+
+
+def _shape_of(value: Any) -> tuple[Any, ...] | None:
+    if isinstance(value, (tuple, list)):
+        return shapes_of(value)
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:

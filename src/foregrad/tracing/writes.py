@@ -85,7 +85,7 @@ class Writes:
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
-            new = [self._copied(targets[0], args[1], before[1])]
+            new = [self._copied(targets[0], rec.tensor_entry(before[1]))]
         elif func in _FILLS:
             new = [self._filled(targets[0], before[0], _FILLS[func], args)]
         elif info.functional is not None and not (
@@ -192,7 +192,7 @@ class Writes:
         for root, part in zip(roots.values(), parts[len(made) :], strict=True):
             root.write(rec.emit, part)
 
-    def _copied(self, target: torch.Tensor, source: Any, source_entry: Entry) -> Entry:
+    def _copied(self, target: torch.Tensor, source_entry: Entry) -> Entry:
         rec = self.recorder
         value = rec.value_of(target)
         spec, from_spec = value.spec, source_entry.spec
