@@ -12,7 +12,7 @@
 #                    PyTorch is used in place of the pinned one                (none)
 #   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
 #   JOBS             test processes                                            (2)
-#   ARGS             more arguments for demo, sweep, fuzz, bench or pytest, for example ARGS="--steps 50"
+#   ARGS             more arguments for demo, sweep, fuzz, fresh, bench or pytest, for example ARGS="--steps 50"
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,7 +33,7 @@ EXTRAS := cli,solver,test,dev
 # One thread a test process: the processes share the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test setup lint format sweep fuzz bench coverage docs sizes clean help
+.PHONY: demo test setup lint format sweep fuzz fresh bench coverage docs sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -62,6 +62,9 @@ sweep: $(READY)  ## every operator and module of PyTorch's own databases against
 
 fuzz: $(READY)  ## random programs against eager, longer than the tests do
 	@$(RUN) -m tests.parity.fuzz $(ARGS)
+
+fresh: $(READY)  ## every layer of torch.nn and every example, each in a process of its own with the default backend
+	@$(RUN) -m tests.front_door.run $(ARGS)
 
 bench: $(READY)  ## every benchmark, against PyTorch's own, into benchmarks/RESULTS.md
 	@$(RUN) -m benchmarks.run $(ARGS)

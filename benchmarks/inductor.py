@@ -1,6 +1,6 @@
 """Inductor inside foregrad against `torch.compile(backend="inductor")`: compile time, time of a step, peak memory.
 
-    PYTHONPATH=src:. python benchmarks/inductor.py [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1] [--write]
+    python -m benchmarks.inductor [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1] [--write]
 
 Three ways to the same kernels: PyTorch's, `torch.compile(backend="foregrad")`, and `foregrad.compile` with no Dynamo.
 
@@ -234,8 +234,10 @@ def run_steps(name, rounds):
 
 
 def in_child(*arguments, cache):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__)), "--child", *map(str, arguments)]
+    # The child imports the same foregrad, and `benchmarks`, wherever this process found them.
+    paths = os.pathsep.join([str(Path(__file__).resolve().parent.parent), *filter(None, sys.path)])
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "benchmarks.inductor", "--child", *map(str, arguments)]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if out.returncode:
         raise SystemExit(out.stderr)

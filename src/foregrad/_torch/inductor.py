@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import shutil
 import types
@@ -29,6 +30,7 @@ __all__ = [
     "lays_out_convolutions",
     "patched_config",
     "propagate",
+    "runs_as_eager",
     "setting_names",
     "triton_found",
     "uses_cudagraphs",
@@ -51,16 +53,59 @@ def triton_found() -> bool:
     return bool(has_triton())
 
 
+# What PyTorch's decompositions get wrong, seen on torch 2.13.0: the first counts classes after a target of -1, the
+# others round numbers between floats otherwise than the kernel when asked for integers.
+_WRONG = (torch.ops.aten.multilabel_margin_loss_forward.default,)
+_WRONG_FOR_INTEGERS = tuple(getattr(torch.ops.aten.linspace, name) for name in torch.ops.aten.linspace.overloads())
+
+
+@functools.cache
+def _load() -> None:
+    """Import the whole of Inductor, as PyTorch's own way into it does.
+
+    Its modules reach for one another as attributes of `torch._inductor`, and expect that somebody has imported them:
+    the decomposition of max pooling, say, asks the lowerings.
+    """
+    importlib.import_module("torch._inductor.compile_fx")
+
+
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """The decompositions without which Inductor does not take a graph; they depend on its settings."""
+    _load()
     from torch._inductor.decomposition import select_decomp_table
 
+    aten = torch.ops.aten
     table = select_decomp_table()
+    left_out, add = list(_WRONG), aten.index_add.default
+    added = {op: _unless_of_integers(table[op]) for op in _WRONG_FOR_INTEGERS if op in table}
+    if add in table:
+        added[add] = functools.partial(_index_add, table[add])
     if not draws_as_eager():
-        in_place = torch.ops.aten.bernoulli_  # refuses a generator; without it, comes here as the other
-        table = {op: function for op, function in table.items() if op not in (in_place.float, in_place.Tensor)}
-        table[torch.ops.aten.bernoulli.p] = _bernoulli
-    return table
+        left_out += [aten.bernoulli_.float, aten.bernoulli_.Tensor]  # refuse a generator; without it, come as the other
+        added[aten.bernoulli.p] = _bernoulli
+    return {op: function for op, function in table.items() if op not in left_out} | added
+
+
+def runs_as_eager(node: fx.Node) -> bool:
+    """Whether Inductor would compute a call of an operator wrongly."""
+    if node.target in _WRONG_FOR_INTEGERS:
+        dtype = node.meta["val"].dtype
+        return not (dtype.is_floating_point or dtype.is_complex)
+    return node.target in _WRONG
+
+
+def _unless_of_integers(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    def decompose(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            return NotImplemented
+        return decomposition(*args, dtype=dtype, **kwargs)
+
+    return decompose
+
+
+def _index_add(decomposition: Callable[..., Any], x: Any, dim: int, index: torch.Tensor, *args: Any, **kw: Any) -> Any:
+    """`index_add`, whose decomposition can't do with an index without dimensions (torch 2.13.0)."""
+    return decomposition(x, dim, index.reshape(1) if index.dim() == 0 and x.dim() > 0 else index, *args, **kw)
 
 
 def draws_as_eager() -> bool:
@@ -137,6 +182,7 @@ def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
 
     Every node needs its `meta["val"]`.
     """
+    _load()
     from torch._inductor import config
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
@@ -176,6 +222,7 @@ def compile_graph(
     `visible_outputs` are those whose strides must be the graph's; `static_inputs` keep their address from call to
     call. Kernels may write into the `donated` inputs of a backward.
     """
+    _load()
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.output_code import CompiledFxGraph

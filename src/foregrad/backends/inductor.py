@@ -226,8 +226,8 @@ def _fake_mode(inputs: Sequence[Any]) -> Any:
 
 def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes that Inductor is not to see: calls of what is neither an operator nor arithmetic on sizes, operators whose
-    results' sizes depend on values, whatever makes or takes a number that depends on a tensor's contents, and draws of
-    `bernoulli` with eager's numbers.
+    results' sizes depend on values, whatever makes or takes a number that depends on a tensor's contents, draws of
+    `bernoulli` with eager's numbers, and what Inductor would compute wrongly.
     """
     foreign: set[fx.Node] = set()
     numbers: set[fx.Node] = set()
@@ -244,7 +244,8 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             if node.args[0] in foreign:
                 foreign.add(node)
         elif isinstance(node.target, OpOverload):
-            if (depends_on_values(node.target) and not _takes_by_numbers(node)) or _is_drawn_by_eager(node):
+            by_values = depends_on_values(node.target) and not _takes_by_numbers(node)
+            if by_values or inductor.runs_as_eager(node) or _is_drawn_by_eager(node):
                 foreign.add(node)
         elif getattr(node.target, "__module__", "") not in _ARITHMETIC:
             foreign.add(node)
