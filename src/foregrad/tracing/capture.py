@@ -189,7 +189,7 @@ class _Capture:
             self.inputs.check_detached(error)
             raise
         finally:
-            looked_at, written = self.left_behind.take_back()
+            looked_at, written = self.left_behind.take_back(self.inputs.real_of)
         if captured is not None:
             check_left_behind(self.name, looked_at, written)
         return captured

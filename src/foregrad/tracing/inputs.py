@@ -191,6 +191,11 @@ class Inputs:
             self._register(record)
         return record.stand_in
 
+    def real_of(self, stand_in: torch.Tensor) -> torch.Tensor | None:
+        """The real tensor that a stand-in is there for; None for any other tensor."""
+        record = self.by_stand_in.get(id(stand_in))
+        return None if record is None else record.real
+
     def real_behind(self, entry: Entry) -> torch.Tensor | None:
         """The real tensor that an input's entry stands for; None when it is no input's."""
         for record in self.records:

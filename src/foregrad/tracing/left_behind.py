@@ -3,7 +3,7 @@
 They stand for values that are never computed. When the capture is over they are taken out again and what was there
 before is put back. Where the function looked at such a place before it wrote there (a cache to be filled, a state to be
 carried on), its first run tells nothing about its next: `LeftBehindError`. A place that is only written to is one that
-compiled calls leave alone.
+compiled calls leave alone. A place that holds the stand-in of the very tensor that was there is as it was.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ class LeftBehind:
             table = object.__getattribute__(module, "__dict__")
             self._before[id(module)] = (module, dict(table), dict(table["_buffers"]))
 
-    def take_back(self) -> tuple[list[str], list[str]]:
-        """Put back what was there; the names of places that were looked at first, and of those only written to."""
+    def take_back(self, real_of: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
+        """Put back what was there; the names of places that were looked at first, and of those only written to.
+
+        `real_of(tensor)` is what a stand-in stands for.
+        """
         looked_at: list[str] = []
         for place in self.reads.places.values():
-            looked_at += _take_back(place)
+            looked_at += _take_back(place, real_of)
         written: list[str] = []
         for module, table, buffers in self._before.values():
             own = object.__getattribute__(module, "__dict__")
@@ -50,7 +53,7 @@ class LeftBehind:
         return looked_at, written
 
 
-def _take_back(place: Place) -> list[str]:
+def _take_back(place: Place, real_of: Callable[[Any], Any]) -> list[str]:
     if place.kind == "asked" and is_cached_function(place.holder):
         if not _cache_has_ours(place.holder):
             return []
@@ -60,11 +63,12 @@ def _take_back(place: Place) -> list[str]:
         return []
     found = []
     for key, expected in list(place.items.items()):
-        before = expected.before()
-        if _is_ours(place.look(key)) and not _is_ours(before):
+        before, now = expected.before(), place.look(key)
+        if _is_ours(now) and not _is_ours(before):
             put = _put_attribute if place.kind == "object" else _put
             put(place.holder, key, before)
-            found.append(place.path(key))
+            if not (isinstance(before, torch.Tensor) and real_of(now) is before):
+                found.append(place.path(key))
     for key in sorted(place.appeared(), key=str):
         if _is_ours(place.look(key)):
             _put(place.holder, key, ABSENT)
