@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
+    "count_function_modes",
     "current_autograd_node",
     "current_dispatch_mode",
     "default_generator",
@@ -22,7 +23,21 @@ __all__ = [
     "no_saved_tensors_hooks",
     "plain_execution",
     "symbolic_composites",
+    "without_torch_functions",
 ]
+
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def without_torch_functions() -> Any:
+    """Context: torch functions reach no mode and no subclass."""
+    return torch._C.DisableTorchFunction()
+
+
+def is_function_mode_on(mode: TorchFunctionMode) -> bool:
+    """Whether `mode` sees the torch functions that are called now: not so in its own handler."""
+    c = torch._C
+    return any(c._get_function_stack_at(i) is mode for i in range(c._len_torch_function_stack()))
 
 
 def current_autograd_node() -> Any:

@@ -5,6 +5,8 @@
 * `torch.Tensor.__getattr__`: to know which attributes a tensor was asked for that it does not have.
 * the methods of generators that seed them or tell their state: see `generators`.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
+* the engine behind `torch.autograd.grad` and `backward`: torch functions in the backward of a custom Function, and in
+  hooks, get stand-ins too.
 * `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
@@ -31,8 +33,9 @@ __all__ = ["Hooks", "patched", "swapping"]
 
 
 class Hooks:
-    """What the patches call. `region()` makes a context manager; `read(module, name)` is told of attributes read,
-    `missing(tensor, name)` of those that a tensor does not have.
+    """What the patches call. `region()` and `engine(accumulates)` make the context managers that a checkpointed region
+    and autograd's engine run under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
+    that a tensor does not have.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Hooks:
         region: Callable[[], Any],
         read: Callable[[torch.nn.Module, str], None] | None = None,
         missing: Callable[[torch.Tensor, str], None] | None = None,
+        engine: Callable[[bool], Any] = contextlib.nullcontext,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -50,6 +54,7 @@ class Hooks:
         self.region = region
         self.read = read
         self.missing = missing
+        self.engine = engine
 
 
 _active = threading.local()
@@ -59,6 +64,8 @@ _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
 _original_getattribute = object.__getattribute__
 _original_apply = torch.autograd.Function.__dict__["apply"]
+_autograd: Any = torch.autograd
+_original_engine = _autograd._engine_run_backward
 _original_hook = checkpoint_module._checkpoint_hook
 _original_reentrant = checkpoint_module.CheckpointFunction
 _original_fake = subclasses.FakeTensor
@@ -123,13 +130,24 @@ def _missing(self: torch.Tensor, name: str) -> Any:
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
-        args, kwargs = hooks.swap(args, kwargs)
+        args, kwargs = _swap(hooks, args, kwargs)
     return _original_apply.__func__(cls, *args, **kwargs)
+
+
+def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    with torch._C.DisableTorchFunction():  # `swap` asks tensors what they are: a mode would swap them first
+        return hooks.swap(args, kwargs)
 
 
 def _swapped(value: torch.Tensor) -> torch.Tensor:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return value if hooks is None else hooks.swap((value,), {})[0][0]
+    return value if hooks is None else _swap(hooks, (value,), {})[0][0]
+
+
+def _engine(*args: Any, **kwargs: Any) -> Any:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    with contextlib.nullcontext() if hooks is None else hooks.engine(kwargs.get("accumulate_grad", False)):
+        return _original_engine(*args, **kwargs)
 
 
 class _TaggingHook:
@@ -210,6 +228,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
             torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
             torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
             torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
+            _autograd._engine_run_backward = _engine
             checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
             checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
             torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
@@ -231,6 +250,7 @@ def patched(hooks: Hooks) -> Iterator[None]:
                 del torch.nn.Module.__getattribute__
                 del torch.Tensor.set_
                 torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
+                _autograd._engine_run_backward = _original_engine
                 checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
                 checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
                 del torch.Tensor.__getattr__  # type: ignore[attr-defined]

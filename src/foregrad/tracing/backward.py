@@ -149,13 +149,11 @@ class Backward:
     ) -> None:
         """Raise where `torch.autograd.grad` answers and `backward()` does not: that runs what leads nowhere too."""
         leaves = [record.leaf for record in sinks]
-        grads = [None if leaf is None else leaf.grad for leaf in leaves]
         for output, tangent in zip(outputs, tangents, strict=True):
             if not any(reach.outputs for reach in reached_from([output], leaves)):
                 continue  # see `to_nowhere`
             try:
-                with self._recording():
-                    torch.autograd.backward([output], [tangent], retain_graph=True)
+                self._run_whole(output, tangent)
             except ForegradError:
                 raise
             except RuntimeError as error:
@@ -163,8 +161,16 @@ class Backward:
                     f"the backward of {self._line_of(output)} raises ({str(error).splitlines()[0]}) on a way that "
                     "leads to no input, by a view made under no_grad: detach that view."
                 ) from None
-        for leaf, grad in zip(leaves, grads, strict=True):
-            if leaf is not None:
+
+    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> None:
+        """The backward of an output, to wherever it leads; `.grad` of inputs stays what it is."""
+        leaves = [r.leaf for r in self.inputs.records if r.leaf is not None and is_usable(r.leaf) and r.leaf.is_leaf]
+        grads = [leaf.grad for leaf in leaves]
+        try:
+            with self._recording():
+                torch.autograd.backward([output], [tangent], retain_graph=True)
+        finally:
+            for leaf, grad in zip(leaves, grads, strict=True):
                 leaf.grad = grad
 
     def _line_of(self, output: torch.Tensor) -> str:
@@ -177,8 +183,7 @@ class Backward:
         for output, tangent in zip(outputs, tangents, strict=True):
             error: Exception | None = None
             try:
-                with self._recording():
-                    torch.autograd.backward([output], [tangent], retain_graph=True)
+                self._run_whole(output, tangent)
             except ForegradError:
                 pass
             except RuntimeError as said:

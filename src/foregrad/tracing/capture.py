@@ -33,7 +33,7 @@ from .assembly import Assembly
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions
-from .effects import check_left_behind, check_run, check_tensors
+from .effects import check_gradients, check_left_behind, check_run, check_tensors
 from .facts import Facts
 from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
@@ -201,7 +201,13 @@ class _Capture:
         self._scan_roots()  # before the function can change them
         self.facts.check_hidden(None if self.scan.makes_up_names else self.scan.names)
         hooks = Hooks(
-            self._enter, self._leave, self.lifting.swap, self._checkpoint_region, self.reads.note, self.facts.missing
+            self._enter,
+            self._leave,
+            self.lifting.swap,
+            self._checkpoint_region,
+            self.reads.note,
+            self.facts.missing,
+            self.lifting.in_engine,
         )
         with (
             patched(hooks),
@@ -235,7 +241,7 @@ class _Capture:
             out_leaves, out_tree = flatten(result)
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
-            check_tensors(self.name, inputs.records, self.facts)
+            check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
             check_reshaped(recorder)
             check_overlapping(recorder, inputs.records)
             found = analyze(recorder, inputs, out_leaves, paths)
@@ -258,6 +264,7 @@ class _Capture:
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
+        check_gradients(self.name, inputs.records, self.lifting.accumulated_at)
         check_sizes(recorder, found, inputs.records, gradients)
         check_marked(recorder, found, inputs.records)
         assembly = Assembly(

@@ -13,7 +13,7 @@ from ..frontend.tree import flatten
 from .facts import Facts
 from .records import InputRecord
 
-__all__ = ["check_left_behind", "check_run", "check_tensors"]
+__all__ = ["check_gradients", "check_left_behind", "check_run", "check_tensors"]
 
 
 def check_run(
@@ -48,7 +48,7 @@ def _check_used_up(name: str, reads: Reads) -> None:
         )
 
 
-def check_tensors(name: str, records: list[InputRecord], facts: Facts) -> None:
+def check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:
     """Nothing was hung onto a tensor among the inputs, its gradient included."""
     attribute = facts.attribute_set()
     if attribute is not None:
@@ -56,13 +56,19 @@ def check_tensors(name: str, records: list[InputRecord], facts: Facts) -> None:
             f"`{name}` sets {attribute}, an attribute of a tensor, which a compiled call would not repeat. Return the "
             "value instead."
         )
+    check_gradients(name, records, accumulated_at)
+
+
+def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
+    """`.grad` of no input was written to. `where`: the line that last did so to some tensor, if one did."""
     for record in records:
-        stand_in = record.stand_in
-        grad = stand_in.grad if is_usable(stand_in) and stand_in.is_leaf else None
-        if grad is not None:
-            raise UnsupportedSideEffectError(
-                f"`{name}` wrote to `.grad` of {record.slot}; use torch.autograd.grad, or do it outside."
-            )
+        for stand_in in (record.stand_in, record.leaf):
+            if stand_in is not None and is_usable(stand_in) and stand_in.is_leaf and stand_in.grad is not None:
+                stand_in.grad = None
+                raise UnsupportedSideEffectError(
+                    f"`{name}` writes to `.grad` of {record.slot}{' at ' + where if where else ''}, which a compiled "
+                    "call can't repeat; use torch.autograd.grad, or do it outside."
+                )
 
 
 def check_left_behind(name: str, looked_at: list[str], written: list[str]) -> None:

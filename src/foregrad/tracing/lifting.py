@@ -6,12 +6,13 @@ its fake without touching the module it lives in: the user's code sees its own o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .._torch.dispatch import TorchFunctionMode
+from .._torch.dispatch import TorchFunctionMode, is_function_mode_on
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import (
     allows_writes,
@@ -25,7 +26,7 @@ from .._torch.tensors import (
     storage_key,
 )
 from .._torch.transforms import bottom_of
-from ..errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
+from ..errors import UnsupportedAliasError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
@@ -82,6 +83,7 @@ class Lifting(TorchFunctionMode):
         self.views_by_strides = False
         self.windows: list[tuple[Any, torch.Tensor | None, str]] = []  # a history, or whose by then; where taken
         self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
+        self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
@@ -115,6 +117,14 @@ class Lifting(TorchFunctionMode):
             self._check_stale(result, args)
             return self._view(result, args)
         return func(*args, **kwargs)
+
+    def in_engine(self, accumulates: bool) -> Any:
+        """Context for autograd's engine: torch functions in the backward of a custom Function, and in hooks, get
+        stand-ins too. `accumulates`: it writes gradients into `.grad`.
+        """
+        if accumulates:
+            self.accumulated_at = self.where()
+        return contextlib.nullcontext() if is_function_mode_on(self) else self
 
     def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
         """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
@@ -193,12 +203,6 @@ class Lifting(TorchFunctionMode):
         if cls is dict:
             return {key: self._swapped(item) for key, item in value.items()}
         return value
-
-    def _backward(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise UnsupportedSideEffectError(
-            f"`.backward()` at {self.where()} inside a compiled function writes gradients into tensors, which a "
-            "compiled call can't repeat. Use torch.autograd.grad, or call backward outside."
-        )
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedOpError(
@@ -281,7 +285,6 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
-    torch.Tensor.backward: Lifting._backward,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
     torch.autograd.grad: Lifting._gradient,

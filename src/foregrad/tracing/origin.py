@@ -62,9 +62,12 @@ class Origins:
             code = frame.f_code
             if code is root:
                 break
-            user = is_user.get(code)
-            if user is None:
-                user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
+            try:
+                user = is_user.get(code)
+                if user is None:
+                    user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
+            except TypeError:  # code that Dynamo has made may hold constants without a hash, and has none then
+                user = False
             if user:
                 line = frame.f_lineno
                 if first is None:

@@ -15,10 +15,12 @@ import torch
 
 from .._torch.dispatch import (
     TorchDispatchMode,
+    count_function_modes,
     current_autograd_node,
     next_sequence_nr,
     plain_execution,
     sequence_nr_of,
+    without_torch_functions,
 )
 from .._torch.fakes import (
     CORRECTED,
@@ -97,7 +99,12 @@ class Recorder(TorchDispatchMode):
         return False  # saves two frames an operator; torch.compile is never on while capturing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
+            with without_torch_functions():
+                return self._dispatch(func, args, kwargs or {})
+        return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         plan = self.plans.get(id(func)) or self._plan(func)
         if plan.is_query:
             if func is _DEVICE and type(args[0]) is FakeTensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -24,16 +23,15 @@ def chain_of(value: Value) -> list[Value]:
 
 
 def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
-    """Whether a view was taken without gradients, and has some nevertheless: a custom Function returned it."""
+    """Whether one of the views that led to it is what a custom Function returned: its history is the Function's."""
     views = [link.view for link in chain_of(value)]
-    steps = list(itertools.takewhile(lambda view: view is not None and view.made is not None, views))
-    if all(view.grad_enabled for view in steps if view is not None):
-        return False
     node: Any = history_of(tensor)
-    for _ in steps:
+    for view in views:  # each has a node, save those taken inside the Function
+        if view is None or view.made is None or node is None:
+            return False
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
-        node = node.next_functions[0][0] if node is not None and node.next_functions else None
+        node = node.next_functions[0][0] if node.next_functions else None
     return False
 
 

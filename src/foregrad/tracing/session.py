@@ -54,7 +54,13 @@ class Session:
             recorder.decisions.numbers.ours,
         )
         self.decisions = recorder.decisions = KnownDecisions(recorder.decisions, self.numbering)
-        self.hooks = Hooks(lambda module: None, lambda: None, self.lifting.swap, contextlib.nullcontext)
+        self.hooks = Hooks(
+            lambda module: None,
+            lambda: None,
+            self.lifting.swap,
+            contextlib.nullcontext,
+            engine=self.lifting.in_engine,
+        )
         recorder.adopt = self._adopt
         recorder.writes.past_the_edges = lambda _root: None
         recorder.writes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments

@@ -1,0 +1,86 @@
+"""Programs with custom autograd Functions, compiled directly and under torch.compile, against eager."""
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import UnsupportedSideEffectError
+from tests.dynamo.installed import make_known
+from tests.functions import programs_identity, programs_marked, programs_once, programs_saved, programs_solvers
+from tests.functions.table import difference, outcome
+
+PARTS = (programs_saved, programs_solvers, programs_marked, programs_identity, programs_once)
+PROGRAMS = {name: make for part in PARTS for name, make in part.program.items()}
+REFUSED = {"reentrant_checkpoint_accumulates", "gradient_by_closed_over_accumulates"}
+# What Dynamo's graph does not say (its own "eager" backend gives the same), or a backward that runs in two parts.
+NOT_IN_THE_GRAPH = {"no_materialize", "identity_under_no_grad"}
+IN_PARTS = {"deq_with_hook"}
+
+
+def directly(function):
+    return foregrad.compile(function, backend="eager")
+
+
+def through_torch_compile(function):
+    return torch.compile(function, backend="foregrad", options={"backend": "eager"})
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    make_known()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED])
+def test_directly(name):
+    make = PROGRAMS[name]
+    assert difference(outcome(make, lambda f: f), outcome(make, directly)) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_IN_THE_GRAPH | IN_PARTS])
+def test_through_torch_compile(name):
+    make = PROGRAMS[name]
+    assert difference(outcome(make, lambda f: f), outcome(make, through_torch_compile)) is None
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_gradients_written_in_a_backward_are_refused_where_they_are_written(name):
+    function, inputs, more = PROGRAMS[name]()
+    compiled = directly(function)
+    with pytest.raises(UnsupportedSideEffectError, match=r"writes to `.grad` of .* at .*torch.autograd.backward"):
+        compiled(*inputs)
+    assert all(leaf.grad is None for leaf in (*inputs, *more))
+
+
+def test_a_backward_inside_that_writes_gradients_into_nothing_of_the_callers_runs():
+    def function(x, w):
+        own = x.detach().requires_grad_()
+        (own @ w.detach()).sin().sum().backward()
+        torch.autograd.backward((own * 2).exp().sum())
+        return own.grad * x
+
+    def gradients_of_an_argument(x, w):
+        (x @ w).sin().sum().backward()
+        return x * 2
+
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+    assert torch.equal(directly(function)(x, w), function(x, w))
+    with pytest.raises(UnsupportedSideEffectError, match=r"`.grad` of args\[0\] at .*sin\(\).sum\(\).backward"):
+        directly(gradients_of_an_argument)(x, w)
+    assert x.grad is None
+
+
+def test_callers_whose_code_has_no_hash_are_passed_over():
+    """As code has that Dynamo makes: `returned`, an argument as it is, is copied after the function has run."""
+
+    def caller(compiled, x):
+        return compiled(x)
+
+    code = caller.__code__
+    caller.__code__ = code.replace(co_consts=(*code.co_consts, {}))
+    returned = directly(lambda x: x.detach().view(-1).as_strided((3,), (1,)).exp().expand(2, 3))
+    x = torch.randn(3)
+    assert torch.equal(caller(returned, x), x.exp().expand(2, 3))
