@@ -19,7 +19,7 @@ from pathlib import Path
 from foregrad import config, errors
 
 DOCS = Path(__file__).parent
-PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md")
+PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md", "memory.md")
 
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",
@@ -44,6 +44,8 @@ REMEDIES = {
     "fault in foregrad: please report it.",
     "PartitionError": "The message says what does not fit. With a partitioner of your own, return a forward with the "
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
+    "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 to 1.0 of the way "
+    "from the least feasible peak to that of saving everything.",
     "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
     "PyTorch's own kernels, and tells whether the fault is the backend's.",
     "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "

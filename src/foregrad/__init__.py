@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
-    from .partitioners import default_partition, min_cut_rematerialization_partition
+    from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
 
 __version__ = "0.1.0.dev0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "aot_function",
     "aot_module",
     "aot_module_simplified",
+    "budget_partition",
     "capture",
     "compile",
     "compiled_function",
@@ -93,7 +94,7 @@ _HOMES = {
     "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",
     "graph.joint": "JointGraph",
     "graph.partitioned": "Partitioned",
-    "partitioners": "default_partition min_cut_rematerialization_partition",
+    "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
 }
 _PARTS = {"backends", "dynamo", "graph", "partitioners", "passes"}  # as `foregrad.graph`, without an import of it
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -15,11 +15,11 @@ from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module
 from .dispatch.pipeline import Pipeline
-from .errors import UnsupportedError
 from .frontend.call import flatten_call
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
-from .partitioners import default_partition, fused_partition, min_cut_rematerialization_partition
+from .partitioners import budget_partition, default_partition, fused_partition, min_cut_rematerialization_partition
+from .partitioners.budget import read_budget
 
 __all__ = ["capture", "compile", "explain_recompiles", "partition"]
 
@@ -33,9 +33,15 @@ _POLICIES: dict[str, PartitionFn] = {
 }
 
 
-def _partition_fn(policy: str | PartitionFn | None) -> PartitionFn:
+def _partition_fn(policy: str | PartitionFn | None, memory_budget: int | float | str | None = None) -> PartitionFn:
+    if memory_budget is not None:
+        if policy not in (None, "budget"):
+            raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
+        return functools.partial(budget_partition, memory_budget=read_budget(memory_budget))
     if policy is None:
         return default_partition
+    if policy == "budget":
+        raise ValueError("the partition 'budget' needs memory_budget=: bytes, '600 MiB', or a fraction from 0.0 to 1.0")
     if callable(policy):
         return policy
     if policy not in _POLICIES:
@@ -66,7 +72,10 @@ def compile(
         partition: "default" (save what the backward needs), "min_cut" (save least), "fused" (the same, but
             prefer what kernels write anyway), or a function with the signature of `default_partition`; None is what
             the backend prefers.
-        memory_budget: not supported yet; raises `UnsupportedError`.
+        memory_budget: the most bytes of storage that one step, forward to end of backward, may have alive beyond what
+            is alive before the call (arguments, parameters), gradients counted. An integer, text with a unit
+            ("600 MiB"), or a float from 0.0 (the least feasible peak) to 1.0 (that of saving everything). As little as
+            possible is computed again. A budget below the least feasible raises `BudgetError`, which names that.
         dynamic: which sizes of arguments the graphs are not specialized to. None: those that differed between two
             captures, so that a function called with many lengths compiles twice. True: all from the beginning.
             False: none but those of `mark_dynamic`.
@@ -89,7 +98,12 @@ def compile(
     )
     if isinstance(fn_or_module, torch.nn.Module):
         again = functools.partial(
-            compile, backend=backend, partition=partition, dynamic=dynamic, decompositions=decompositions
+            compile,
+            backend=backend,
+            partition=partition,
+            memory_budget=memory_budget,
+            dynamic=dynamic,
+            decompositions=decompositions,
         )
         return compile_module(fn_or_module, pipeline, again, dynamic=dynamic)
     return compile_function(fn_or_module, pipeline, dynamic=dynamic)
@@ -104,8 +118,6 @@ def pipeline_for(
     inductor_settings: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """The stages that the arguments of `compile` mean. `inductor_settings` are in force while Inductor compiles."""
-    if memory_budget is not None:
-        raise UnsupportedError("memory_budget is not supported yet; use partition='min_cut' to save least.")
     chosen = get_backend(backend)
     if inductor_settings and chosen.with_settings is not None:
         chosen = chosen.with_settings(inductor_settings)
@@ -113,7 +125,9 @@ def pipeline_for(
         chosen.fw_compiler,
         chosen.bw_compiler,
         chosen.inference_compiler,
-        _partition_fn(partition if partition is not None else chosen.partition),
+        _partition_fn(
+            partition if partition is not None or memory_budget is not None else chosen.partition, memory_budget
+        ),
         decompositions if decompositions is not None else chosen.decompositions,
         prepare_joint=chosen.prepare_joint,
         prepare_halves=chosen.prepare_halves,
@@ -161,8 +175,15 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     return capture_call(flatten_call(function, args, kwargs), name=name).joint
 
 
-def partition(joint: JointGraph, policy: str | PartitionFn | None = None) -> Partitioned:
-    """Split a joint graph: `policy` as in `compile`."""
+def partition(
+    joint: JointGraph,
+    policy: str | PartitionFn | None = None,
+    *,
+    memory_budget: int | float | str | None = None,
+) -> Partitioned:
+    """Split a joint graph: `policy` and `memory_budget` as in `compile`."""
     none = get_backend("nop")
-    pipeline = Pipeline(none.fw_compiler, none.bw_compiler, none.inference_compiler, _partition_fn(policy))
+    pipeline = Pipeline(
+        none.fw_compiler, none.bw_compiler, none.inference_compiler, _partition_fn(policy, memory_budget)
+    )
     return pipeline.split(joint)

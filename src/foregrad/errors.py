@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "AnomalyError",
     "BackendError",
+    "BudgetError",
     "ForegradError",
     "ForegradWarning",
     "GraphError",
@@ -80,6 +81,10 @@ class GraphError(ForegradError, ValueError):
 
 class PartitionError(ForegradError, ValueError):
     """A joint graph that can't be split as asked, or a partitioner that returned an invalid split."""
+
+
+class BudgetError(PartitionError):
+    """A memory budget that no partition keeps to. The message has the least feasible one."""
 
 
 class BackendError(ForegradError, RuntimeError):

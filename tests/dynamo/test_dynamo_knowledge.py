@@ -296,7 +296,7 @@ def test_a_setting_of_inductors_is_in_force(settings_seen):
         ({"check": "yes"}, r"the option `check` of the backend `foregrad` is True or False, not 'yes'"),
         ({"decompositions": 3}, r"the option `decompositions` of the backend `foregrad` is a table"),
         ({"partition": "min-cut"}, r"no partition policy `min-cut`"),
-        ({"memory_budget": 3}, r"memory_budget"),
+        ({"memory_budget": "3 apples"}, r"'3 apples' is no memory budget"),
     ],
 )
 def test_wrong_values_are_named(options, message):

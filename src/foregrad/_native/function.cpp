@@ -323,15 +323,16 @@ bool layouts_of(PyObject* layouts, std::vector<Layout>& into) {
 PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "check_hook", "check_watched",
                                 "inputs", "taken", "trails", "shown", "saved", "saved_from", "tangents", "gradients",
-                                "autocast_off", nullptr};
+                                "autocast_off", "runs_once", nullptr};
   PyObject *forward, *backward, *other, *trails_of, *check_hook, *check_watched;
   PyObject *taken, *trails, *shown, *saved, *saved_from, *tangents, *gradients;
   Py_ssize_t inputs = 0;
   int autocast_off = 0;
+  int runs_once = 0;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "$OOOOOOnOOOOOO!Op", const_cast<char**>(names), &forward, &backward, &other, &trails_of,
+          args, kwargs, "$OOOOOOnOOOOOO!Opp", const_cast<char**>(names), &forward, &backward, &other, &trails_of,
           &check_hook, &check_watched, &inputs, &taken, &trails, &shown, &saved, &saved_from, &PyList_Type, &tangents,
-          &gradients, &autocast_off)) {
+          &gradients, &autocast_off, &runs_once)) {
     return nullptr;
   }
   std::vector<int64_t> taken_, trails_, shown_, saved_, from_, gradients_;
@@ -366,6 +367,7 @@ PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   program->saved_from.assign(from_.begin(), from_.end());
   program->gradients.assign(gradients_.begin(), gradients_.end());
   program->autocast_off = autocast_off != 0;
+  program->runs_once = runs_once != 0;
   auto* self = reinterpret_cast<Function*>(type->tp_alloc(type, 0));
   if (self != nullptr) {
     new (&self->program) std::shared_ptr<Program>(std::move(program));

@@ -78,6 +78,7 @@ struct Program {
   std::vector<Layout> tangents;
   std::vector<int> gradients; // for each taken input, which of the backward's results; -1: none
   bool autocast_off = false; // during the forward
+  bool runs_once = false; // without `retain_graph`, also where nothing is saved: eager saves something
 };
 
 using SavedVariables = std::vector<torch::autograd::SavedVariable>;
@@ -95,6 +96,9 @@ struct CompiledNode : torch::autograd::Node {
   // The saved tensors, as new references, appended to `list` from `at` on.
   void unpack_into(PyObject* list, Py_ssize_t at);
   void let_go();
+  // Lets go of some of them, after a part of the backward: a whole one is an error from then on, unless nothing ran
+  // that eager runs once only.
+  void let_go_of(const std::vector<size_t>& positions, PyObject* parts, bool only_parts);
   // What is saved; raises where it was let go.
   std::shared_ptr<SavedVariables> all_saved() const;
 
@@ -113,6 +117,9 @@ struct CompiledNode : torch::autograd::Node {
   size_t num_saved = 0; // stays when they are let go
   Held sizes; // a list, or nothing
   Held trails;
+  Held parts; // of the backward that ran, where it does not run as a whole: see `runtime/release.py`
+  bool only_parts = false;
+  bool ran = false; // as a whole, without `retain_graph`
 
  private:
   bool is_usual(const torch::autograd::variable_list& tangents) const;

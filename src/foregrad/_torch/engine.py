@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -53,13 +54,21 @@ def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def wanted_gradients(node: Any) -> tuple[bool, ...] | None:
-    """Which gradients of a node that is running go anywhere: those of `inputs=` and on the way there. None: all."""
+def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | None:
+    """Which gradients of a node that is running go anywhere: those of `inputs=` and on the way there. None: all.
+
+    Unless `exact`, there may be more of them.
+    """
     if hasattr(node, "wanted_gradients"):  # one of ours, in C++
         found: tuple[bool, ...] | None = node.wanted_gradients()
         return found
     following = [following for following, _ in node.next_functions]
     wanted = [True] * len(following)
+    if exact:
+        for position, node_after in enumerate(following):
+            with contextlib.suppress(RuntimeError):  # see below
+                wanted[position] = node_after is None or bool(_will_run(node_after))
+        return None if all(wanted) else tuple(wanted)
     # A leaf that autograd.grad was called for says so by an error, which takes as long as a hundred answers. Such are
     # asked for together: what lies between the first and the last of them counts as wanted.
     for positions in (range(len(following)), range(len(following) - 1, -1, -1)):

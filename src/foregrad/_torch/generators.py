@@ -86,8 +86,8 @@ def _check(name: str) -> None:
         f"{where} seeds a random generator (`Generator.{name}`), which a compiled call would not repeat. Seed before "
         "the call instead."
         if name in _SEEDS
-        else f"{where} asks for the state of a random generator (`Generator.{name}`), which a compiled call would not do "
-        "again. Ask before the call, and pass what it says."
+        else f"{where} asks for the state of a random generator (`Generator.{name}`), which a compiled call would not "
+        "do again. Ask before the call, and pass what it says."
     )
 
 

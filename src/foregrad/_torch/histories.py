@@ -1,12 +1,17 @@
-"""Where histories lead: a walk over autograd's nodes. Checked on torch 2.13.0 (`_sequence_nr`)."""
+"""Where histories lead: a walk over autograd's nodes; which nodes keep tensors.
+
+Checked on torch 2.13.0: `_sequence_nr`, `_saved_*`, `_raw_saved_*`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-__all__ = ["have_hooks", "lead_to"]
+__all__ = ["have_hooks", "keeps_tensors", "lead_to", "was_freed"]
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
@@ -36,3 +41,35 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether there is a hook on one of the tensors, which would see, and may change, any gradient taken by it."""
     return any(t._backward_hooks for t in tensors)
+
+
+def keeps_tensors(node: Any) -> bool:
+    """Whether an autograd node saved tensors for its backward: without `retain_graph` it then runs but once."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return was_freed(node) or bool(node._raw_saved_tensors)
+    names = _saved_names(type(node))
+    if not names:
+        return False
+    if all(following is not None for following, _ in node.next_functions):
+        return True
+    # What only the gradients of other inputs would have needed is not kept.
+    try:
+        return any(getattr(node, name) is not None for name in names)
+    except RuntimeError:  # let go of, or written to since
+        return True
+
+
+def was_freed(node: Any) -> bool:
+    """Whether a node in Python let go of its saved tensors."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    try:
+        node._raw_saved_tensors  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
+
+
+@functools.cache
+def _saved_names(kind: Any) -> tuple[str, ...]:
+    return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))

@@ -265,6 +265,9 @@ class Signature:
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
+    * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead
+      there, inputs that they lead to), as bits.
+    * `retained`: positions in `outputs` that keep their gradient (`retain_grad()`); `retained_inputs`: inputs that do.
     * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
@@ -294,6 +297,9 @@ class Signature:
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()
     symbols: tuple[SizeSymbol, ...] = ()
+    saving: tuple[tuple[int, int], ...] = ()
+    retained: tuple[int, ...] = ()
+    retained_inputs: tuple[int, ...] = ()
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .budget import budget_partition
 from .default import default_partition
 from .index import JointIndex
 from .mincut import fused_partition, min_cut_rematerialization_partition
@@ -10,6 +11,7 @@ from .split import Split, check_split, split
 __all__ = [
     "JointIndex",
     "Split",
+    "budget_partition",
     "check_split",
     "default_partition",
     "fused_partition",

@@ -12,15 +12,30 @@ from saved values is there. Only the rest becomes a network.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from ..errors import PartitionError
 from .classify import Kind
 from .index import JointIndex
 from .maxflow import min_cut
 
-__all__ = ["NEVER", "cheapest_residuals", "required_by_backward"]
+__all__ = ["NEVER", "Dependencies", "cheapest_residuals", "required_by_backward"]
 
 NEVER = 1 << 120  # the price of what may not be done: more than all true prices together
+
+
+class Dependencies(Protocol):
+    """What a choice is made on: nodes by number, in topological order. A `JointIndex`, or part of one."""
+
+    @property
+    def operands(self) -> list[list[int]]: ...
+
+    @property
+    def kinds(self) -> list[Kind]: ...
+
+    def __len__(self) -> int: ...
+
+    def describe(self, i: int) -> str: ...
 
 
 def required_by_backward(index: JointIndex) -> list[int]:
@@ -37,7 +52,7 @@ def required_by_backward(index: JointIndex) -> list[int]:
 
 
 def cheapest_residuals(
-    index: JointIndex, save: Sequence[int], redo: Sequence[int], required: Iterable[int]
+    index: Dependencies, save: Sequence[int], redo: Sequence[int], required: Iterable[int]
 ) -> list[int]:
     """The numbers of the nodes to save, at the least sum of `save` over them and `redo` over what is recomputed.
 
@@ -60,7 +75,7 @@ def cheapest_residuals(
     return sorted(chosen + _cut(index, save, redo, undecided, certain)) if undecided else chosen
 
 
-def _certainly_saved(index: JointIndex, save: Sequence[int], redo: Sequence[int], certain: bytearray) -> list[int]:
+def _certainly_saved(index: Dependencies, save: Sequence[int], redo: Sequence[int], certain: bytearray) -> list[int]:
     """What can't be computed again and is needed whatever is chosen. Marks in `certain` all that is needed so."""
     saved = []
     reader: dict[int, int] = {}
@@ -79,7 +94,7 @@ def _certainly_saved(index: JointIndex, save: Sequence[int], redo: Sequence[int]
     return saved
 
 
-def _free(index: JointIndex, save: Sequence[int], redo: Sequence[int], chosen: list[int]) -> bytearray:
+def _free(index: Dependencies, save: Sequence[int], redo: Sequence[int], chosen: list[int]) -> bytearray:
     """What the backward has, or can have, at no price."""
     free = bytearray(len(index))
     for i in chosen:
@@ -91,7 +106,7 @@ def _free(index: JointIndex, save: Sequence[int], redo: Sequence[int], chosen: l
 
 
 def _cut(
-    index: JointIndex, save: Sequence[int], redo: Sequence[int], undecided: list[int], certain: bytearray
+    index: Dependencies, save: Sequence[int], redo: Sequence[int], undecided: list[int], certain: bytearray
 ) -> list[int]:
     """Solve for the undecided values. Sink side: there in the backward (outs), or computed in it (ins)."""
     inner: dict[int, int] = {}  # the vertex that stands for computing a value again
@@ -118,7 +133,7 @@ def _cut(
     return [i for i in undecided if is_sink[outer[i]] and not (i in inner and is_sink[inner[i]])]
 
 
-def _infeasible(index: JointIndex, i: int, reader: dict[int, int]) -> PartitionError:
+def _infeasible(index: Dependencies, i: int, reader: dict[int, int]) -> PartitionError:
     reasons = {
         Kind.RANDOM: "draws random numbers, which must not be drawn twice",
         Kind.EFFECT: "has an effect, which must not happen twice",

@@ -16,7 +16,7 @@ from .classify import Kind
 from .index import JointIndex
 from .tags import Wish
 
-__all__ = ["may_recompute"]
+__all__ = ["may_recompute", "reading_written"]
 
 # A reduction whose result is this many times smaller than what it reads is kept.
 _REDUCTION = 4
@@ -38,7 +38,7 @@ def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
         if not in_forward[i] or kind is Kind.VIEW or kind in _CHEAP or kind in {Kind.ITEM, Kind.NUMBER, Kind.CONSTANT}:
             allowed[i] = 1
     rules = _Rules(index, allowed)
-    for i in (*rules.materialized(), *rules.reductions(), *_reading_written(index)):
+    for i in (*rules.materialized(), *rules.reductions(), *reading_written(index)):
         allowed[i] = 0
     for i in rules.used_far_apart():
         allowed[i] = 0
@@ -54,7 +54,7 @@ def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
     return allowed
 
 
-def _reading_written(index: JointIndex) -> Iterator[int]:
+def reading_written(index: JointIndex) -> Iterator[int]:
     """What reads, other than as a view, an input that is overwritten before the backward runs."""
     if index.written:
         for i, reads in enumerate(index.operands):

@@ -24,7 +24,7 @@ from ..graph.meta import TensorSpec
 from .classify import Kind
 from .index import JointIndex, is_number, is_tuple, value_of
 
-__all__ = ["Split", "backward_needs", "check_split", "split"]
+__all__ = ["Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +167,8 @@ def _symbolic_inputs(index: JointIndex) -> list[tuple[int, Any]]:
 # ------------------------------------------------------------------------------------------------ building the halves
 
 
-def _forward_half(index: JointIndex, residuals: list[int]) -> fx.Graph:
+def forward_order(index: JointIndex, residuals: list[int]) -> list[int]:
+    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run."""
     needed = bytearray(index.in_forward)
     for i in residuals:
         needed[i] = 1
@@ -177,7 +178,11 @@ def _forward_half(index: JointIndex, residuals: list[int]) -> fx.Graph:
             extra.append(i)
             for operand in index.operands[i]:
                 needed[operand] = 1
-    order = _soon(index, needed, extra) if extra else [i for i, bit in enumerate(needed) if bit]
+    return _soon(index, needed, extra) if extra else [i for i, bit in enumerate(needed) if bit]
+
+
+def _forward_half(index: JointIndex, residuals: list[int]) -> fx.Graph:
+    order = forward_order(index, residuals)
     copier = GraphCopier()
     for i in index.inputs:
         copier.placeholder(index.nodes[i])
@@ -221,12 +226,12 @@ def _backward_half(index: JointIndex, residuals: list[int], computed: bytearray)
         copier.placeholder(nodes[i])
         for duplicate in index.duplicates.get(i, ()):
             copier.copies[duplicate] = copier.copies[nodes[i]]
-    _copy(index, copier, _late(index, computed, residuals))
+    _copy(index, copier, backward_order(index, computed, residuals))
     _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
     return copier.graph
 
 
-def _late(index: JointIndex, computed: bytearray, residuals: list[int]) -> list[int]:
+def backward_order(index: JointIndex, computed: bytearray, residuals: list[int]) -> list[int]:
     """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use."""
     operands, needs_tangent, kinds = index.operands, index.needs_tangent, index.kinds
     done = bytearray(len(computed))

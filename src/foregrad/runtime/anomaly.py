@@ -18,6 +18,7 @@ from .._torch import engine
 from ..errors import AnomalyError
 from ..graph.meta import TensorSpec, spec_of
 from .compiled import Compiled
+from .kept import saved_in_part
 from .layout import as_captured
 
 __all__ = ["watched"]
@@ -31,7 +32,7 @@ def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., A
         plain = FunctionType(backward.__code__, {**backward.__globals__, "is_anomaly_enabled": _never})
         if not torch.is_anomaly_check_nan_enabled():
             return plain(ctx, *tangents)
-        values = [*getattr(ctx, "sizes", ()), *ctx.saved_tensors]
+        values = [*getattr(ctx, "sizes", ()), *saved_in_part(ctx, [False] * len(compiled.partitioned.saved_tensors))]
         gradients = plain(ctx, *tangents)
         for number, gradient in enumerate(gradients[1:]):
             if _is_nan(gradient):
@@ -71,6 +72,8 @@ def _slot(compiled: Compiled, number: int) -> str:
 def _first_nan(compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any]) -> fx.Node | None:
     """The first node that gives nan of what the tangents flow through; None where it can't be found."""
     partitioned = compiled.partitioned
+    if any(value is None for value in saved):
+        return None  # given up by a backward of another part
     given = []
     for tangent, spec in zip(tangents, partitioned.joint.signature.tangent_specs, strict=True):
         if tangent is not None:

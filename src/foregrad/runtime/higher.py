@@ -27,6 +27,7 @@ from .decisions import decision_lines
 from .kept import saved_in_part
 from .layout import laid_out
 from .passed import refuse_watched_results
+from .release import Release, parts_run
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
@@ -67,7 +68,9 @@ def _trail_of(tensor: torch.Tensor) -> torch.Tensor:
     return trail
 
 
-def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Node) -> Callable[..., Any]:
+def differentiable_backward(
+    compiled: Compiled, taken: list[int], make_node: Node, release: Release
+) -> Callable[..., Any]:
     """`run(ctx, *tangents)`: the gradients of the inputs, with a history."""
     if compiled.make_derived is None:
         return _refuse
@@ -86,7 +89,10 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
             return (None,) * (len(taken) + 1)
         if hooked:
             refuse_watched_results(ctx, compiled.partitioned.joint.name)
-        wanted = wanted_of(ctx, taken)
+        in_parts = parts_run(ctx) is not None
+        wanted = wanted_of(ctx, taken, exact=in_parts or not engine.keeps_graph())
+        if in_parts:
+            release.check(ctx, tuple(map(bool, pattern)), wanted)
         known = runs.setdefault((pattern, wanted), [])
         for found in known:
             result = found(ctx, tangents)
@@ -98,7 +104,7 @@ def differentiable_backward(compiled: Compiled, taken: list[int], make_node: Nod
                 f"ways in which they come out; this is another. {result.where}"
             )
         derived = make_derived(pattern, wanted, lambda: (_saved_values(ctx, is_tensor), tangents))
-        found = _Renderer(compiled, taken, derived, pattern).render(make_node)
+        found = _Renderer(compiled, taken, derived, pattern, wanted, release).render(make_node)
         result = found(ctx, tangents)
         if type(result) is not Diverged:
             known.append(found)
@@ -119,14 +125,16 @@ class Diverged:
 
 
 def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
-    tensors = iter(ctx.saved_tensors if any(is_tensor) else ())
+    tensors = iter(saved_in_part(ctx, [False] * sum(is_tensor)) if any(is_tensor) else ())
     sizes = iter(() if all(is_tensor) else ctx.sizes)
     return [next(tensors) if tensor else next(sizes) for tensor in is_tensor]
 
 
-def wanted_of(ctx: Any, taken: list[int]) -> Wanted:
-    """The inputs whose gradients somebody waits for in the backward that is running; None: all of them."""
-    wanted = engine.wanted_gradients(ctx)
+def wanted_of(ctx: Any, taken: list[int], *, exact: bool = False) -> Wanted:
+    """The inputs whose gradients somebody waits for in the backward that is running (or more, unless `exact`); None:
+    all of them.
+    """
+    wanted = engine.wanted_gradients(ctx, exact=exact)
     return None if wanted is None else frozenset(compress(taken, wanted))
 
 
@@ -147,8 +155,18 @@ def _refuse_sizes(condition: str) -> None:
 class _Renderer:
     """Renders the lines between a node's backward and the derived function that computes it."""
 
-    def __init__(self, compiled: Compiled, taken: list[int], derived: Derived, pattern: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        taken: list[int],
+        derived: Derived,
+        pattern: tuple[int, ...],
+        wanted: Wanted,
+        release: Release,
+    ) -> None:
         self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
+        self.is_part = wanted is not None or not all(pattern)
+        self.wanted, self.release = wanted, release
         self.signature = compiled.partitioned.joint.signature
         self.inner = derived.compiled.partitioned.joint.signature
         self.globals: dict[str, Any] = {"laid_out": laid_out, "keeps_graph": engine.keeps_graph}
@@ -187,7 +205,7 @@ class _Renderer:
             call.append(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
         else:
             call = self._node_call(make_node, names, outputs)
-        free = ["if not keeps_graph():", "    ctx.maybe_clear_saved_tensors()"]
+        free = ["if not keeps_graph():", f"    {self._let_go()}"]
         for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.decisions else (*free, *call):
             self._line(line)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
@@ -196,6 +214,14 @@ class _Renderer:
             self._line(f"spare_leaves(ctx, ({', '.join(gradients)},))")
         self._line(f"return {', '.join(['None', *gradients])}")
         return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
+
+    def _let_go(self) -> str:
+        if not self.is_part:
+            return "ctx.maybe_clear_saved_tensors()"
+        mask, wanted = tuple(map(bool, self.pattern)), self.wanted
+        self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, wanted, saved)
+        tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
+        return f"release({', '.join(['ctx', *tensors])})"
 
     def _line(self, text: str) -> None:
         self.lines.append("    " + text)
@@ -207,7 +233,7 @@ class _Renderer:
         if tensors:
             read = [name in self.read for name in tensors]
             self.globals["saved_in_part"] = saved_in_part
-            given = "ctx.saved_tensors" if all(read) else f"saved_in_part(ctx, {read})"
+            given = "ctx.saved_tensors" if all(read) and not self.is_part else f"saved_in_part(ctx, {read})"
             self._line(f"{', '.join(tensors)}, = {given}")
         if sizes:
             self._line(f"{', '.join(sizes)}, = ctx.sizes")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .release import held, parts_run
+
 __all__ = ["saved_in_part"]
 
 
@@ -13,10 +15,15 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
 
     In eager they belong to other nodes, which do not run.
     """
+    if not read:
+        return ()
+    parts = parts_run(ctx)
+    if parts is not None and hasattr(ctx, "kept"):
+        return held(ctx, read)
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError:
-        if all(read):
+        if all(read) and parts is None:
             raise
         unpack = _unpack(ctx)
         if unpack is None:
@@ -26,6 +33,8 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
             try:
                 found.append(unpack(position))
             except RuntimeError:
+                if is_read and parts is not None:
+                    raise
                 if is_read:
                     break
                 found.append(None)
@@ -38,5 +47,8 @@ def _unpack(ctx: Any) -> Callable[[int], Any] | None:
     """What gives one saved tensor of a node, by its position. Nothing does for a node in Python on torch 2.11."""
     if hasattr(ctx, "saved_tensor"):  # one of ours, in C++
         return ctx.saved_tensor  # type: ignore[no-any-return]
-    saved = ctx._raw_saved_tensors
+    try:
+        saved = ctx._raw_saved_tensors
+    except RuntimeError:  # let go of, all of them
+        return lambda position: ctx.saved_tensors[position]
     return (lambda position: saved[position].unpack()) if all(hasattr(s, "unpack") for s in saved) else None

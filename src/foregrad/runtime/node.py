@@ -30,6 +30,7 @@ from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
 from .kept import saved_in_part
 from .layout import as_captured, in_order, laid_out, memory_order
 from .passed import check_marked, hook_check, marked, watched_check
+from .release import Release, parts_run
 
 __all__ = ["NodeSource", "make_node"]
 
@@ -90,6 +91,7 @@ class _NodeRenderer:
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
         self.is_native = compiled.native and native() is not None and not self.has_marks
         self.has_marks |= bool(passed) and not self.is_native
+        self.release = Release(self.partitioned)
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
@@ -104,7 +106,7 @@ class _NodeRenderer:
         function = type(
             "CompiledFunction",
             (torch.autograd.Function,),
-            {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+            {"forward": staticmethod(forward), "backward": staticmethod(self._in_python(backward))},
         )
         if len(self.tangents) > 1:
             defined_hooks_only(function)
@@ -116,6 +118,23 @@ class _NodeRenderer:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)
         return NodeSource(apply, source, self.taken, is_native=False)
+
+    def _in_python(self, backward: Any) -> Callable[..., Any]:
+        """The backward of a node in Python, from which autograd takes all that was saved when any part has run."""
+        partial = backward.__globals__.get("partial_backward")
+        has_parts = partial is not None and (len(self.tangents) > 1 or len(self.taken) > 1)
+        runs_once = bool(self.signature.saving) and not self.partitioned.saved_tensors
+        if not has_parts and not runs_once:
+            return backward  # type: ignore[no-any-return]
+
+        def run(ctx: Any, *tangents: Any) -> Any:
+            if has_parts and not torch.is_grad_enabled() and parts_run(ctx) is not None:
+                return partial(ctx, tangents)
+            if runs_once:
+                ctx.saved_tensors  # noqa: B018  (there are none; raises where all ran before, as eager does)
+            return backward(ctx, *tangents)
+
+        return run
 
     def _native(self) -> NodeSource:
         """The same in C++, and the backward as it is rendered for what that leaves to it."""
@@ -150,6 +169,7 @@ class _NodeRenderer:
             tangents=[] if failed else [_layout(spec) for spec in signature.tangent_specs],
             gradients=[i if signature.gradients and signature.gradients[i] else -1 for i in self.taken],
             autocast_off=self.compiled.disable_autocast,
+            runs_once=bool(signature.saving),
         )
         return NodeSource(node, source, self.taken, is_native=True)
 
@@ -274,9 +294,9 @@ class _NodeRenderer:
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,
-            "differentiable_backward": differentiable_backward(self.compiled, self.taken, make_node),
+            "differentiable_backward": differentiable_backward(self.compiled, self.taken, make_node, self.release),
             "wanted_gradients": engine.wanted_gradients,
-            "partial_backward": _partial(self.compiled, self.taken),
+            "partial_backward": _partial(self.compiled, self.taken, self.release),
         }
         lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
         missing = " or ".join(f"{t} is None" for t in tangents)
@@ -360,7 +380,7 @@ def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
     return (None,) * (count + 1)
 
 
-def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, ...]], Any]:
+def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable[[Any, tuple[Any, ...]], Any]:
     """The backward when some tangents did not come in, or some gradients are not asked for: a graph of its own for
     each such pattern.
     """
@@ -372,8 +392,11 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         mask = tuple(t is not None for t in tangents)
         if not any(mask):
             return _nothing(ctx, len(taken))
-        wanted = wanted_of(ctx, taken)
-        if len(graphs) >= _MOST_PARTIAL and (mask, wanted) not in graphs:
+        keeps_graph, in_parts = engine.keeps_graph(), parts_run(ctx) is not None
+        wanted = exactly = wanted_of(ctx, taken, exact=in_parts or not keeps_graph)
+        if in_parts:
+            release.check(ctx, mask, exactly)
+        elif len(graphs) >= _MOST_PARTIAL and (mask, wanted) not in graphs:
             wanted = None
         graph = graphs.get((mask, wanted))
         if graph is None:
@@ -383,8 +406,8 @@ def _partial(compiled: Compiled, taken: list[int]) -> Callable[[Any, tuple[Any, 
         ]
         saved = saved_in_part(ctx, graph.read[num_sizes:])
         values = [*(ctx.sizes if num_sizes else ()), *saved, *given]
-        if not engine.keeps_graph():
-            ctx.maybe_clear_saved_tensors()
+        if not keeps_graph:
+            release.after(ctx, mask, exactly, saved)
         del given, tangents, saved
         with engine.disable_autocast():
             gradients = graph.backward(values)

@@ -374,6 +374,8 @@ class _Renderer(LineWriter):
             self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
+        keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]
+        self.lines += [f"{name}.retain_grad()" for name in keeping]
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
 

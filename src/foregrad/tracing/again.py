@@ -30,7 +30,7 @@ from .decisions import generators_drawn_from
 from .derived import Cut, Place
 from .graph import build_module
 from .known import Known
-from .reach import cut_at, other_leaves, passed_through, reached_from
+from .reach import cut_at, other_leaves, passed_through, reached_from, saving_nodes
 from .roots import not_own
 from .session import Session, run_engine
 from .symbols import symbols_of_inputs
@@ -175,7 +175,7 @@ class Differentiation:
         """The real values of this call by value number."""
         numbering = self.session.numbering
         saved, tangents = self.values()
-        found = {n: v for n, v in zip(self.numbers_saved, saved, strict=True) if n is not None}
+        found = {n: v for n, v in zip(self.numbers_saved, saved, strict=True) if n is not None and v is not None}
         for (_, entry), position in zip(self.tangents, self.given, strict=True):
             found[numbering.of(entry)] = tangents[position]
         return found
@@ -267,6 +267,7 @@ class Differentiation:
         second_copies = [None if e is None else cut.copy(e) for e in second]
         for entry in drawn:
             cut.copy(entry)
+        cut.drop_unused({id(variable) for variable in self._variables() if read[id(variable)] is not None})
         cut.add_sizes()
         inputs, feeds, slots, originals, leaves = cut.inputs()
         of_variable: dict[int, Entry | None] = dict(zip((id(v) for v in self._variables()), second_copies, strict=True))
@@ -306,6 +307,7 @@ class Differentiation:
                 DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)
             ),
             generators=generators_drawn_from([original for _, original in random_originals]) if decided else (),
+            saving=saving_nodes([output.fake for output in sources], leaves),
             passed=passed_through([output.fake for output in sources])[0],
         )
         name = f"backward of {session.name}" if not _is_gradient(origin) else session.name

@@ -20,9 +20,10 @@ from .graph import build_module
 from .infos import input_info
 from .inputs import Inputs
 from .lifting import Lifting
-from .reach import passed_through
+from .reach import passed_through, saving_nodes
 from .recorder import Recorder
 from .records import InputRecord
+from .retained import check_watched_inside, retained_by
 from .roots import memory_root
 from .session import Session
 from .symbols import SizeSymbols
@@ -72,6 +73,7 @@ class Assembly:
         gradients: list[Entry | None],
         reached: dict[int, Reach],
         out_tree: Any,
+        results: list[Any],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs = self.inputs
         outputs: list[Entry | None] = [*found.entries, *gradients]
@@ -104,6 +106,7 @@ class Assembly:
         ]
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([found.fakes[i] for i in differentiable], found.aliases)  # type: ignore[misc]
+        retained, retained_inputs = self._retained(found, differentiable, results, passed, number)
         signature = Signature(
             inputs=(
                 *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
@@ -131,12 +134,34 @@ class Assembly:
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
+            retained=retained,
+            retained_inputs=retained_inputs,
+            saving=self._saving([found.fakes[i] for i in differentiable], records),
             apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
+
+    def _retained(
+        self, found: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: dict[int, int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        retained, inputs = retained_by(self.lifting.retained, results, self.inputs.by_stand_in, number)
+        interior = {differentiable[position] for position, _ in passed[0]}
+        aliases = {at for at, _ in passed[1]}
+        inside = [
+            at
+            for at in retained
+            if self.lifting.has_hooks or at in aliases or getattr(found.outputs[at], "output", None) in interior
+        ]
+        check_watched_inside(self.name, [info.path for info in found.outputs], inside, self.lifting.has_hooks)
+        return retained, inputs
+
+    def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
+        if self.backward.error is not None:
+            return ()
+        return saving_nodes(outputs, [r.leaf if takes_gradient(r) else None for r in records])
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:

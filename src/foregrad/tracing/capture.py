@@ -33,7 +33,7 @@ from .assembly import Assembly
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions
-from .effects import check_gradients, check_left_behind, check_run, check_tensors
+from .effects import check_gradients, check_left_behind, check_results, check_run, check_tensors
 from .facts import Facts
 from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
@@ -242,6 +242,7 @@ class _Capture:
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
             check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
+            check_results(self.name, out_leaves, paths, inputs.by_stand_in)
             check_reshaped(recorder)
             check_overlapping(recorder, inputs.records)
             found = analyze(recorder, inputs, out_leaves, paths)
@@ -273,7 +274,8 @@ class _Capture:
         assembly.separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
-        records, joint = assembly.joint(found, differentiable, rootless, tangents, gradients, reached, out_tree)
+        parts = found, differentiable, rootless, tangents, gradients, reached
+        records, joint = assembly.joint(*parts, out_tree, out_leaves)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
         derivable = assembly.derivable(found, records, joint) if differentiable and self.higher_order else None

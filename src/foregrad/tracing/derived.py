@@ -160,6 +160,18 @@ class Cut:
             "inside the compiled function with torch.autograd.grad(..., create_graph=True)."
         )
 
+    def drop_unused(self, with_gradients: set[int]) -> None:
+        """Leave out inputs of the function that nothing is computed from: what they hold may be let go by then.
+
+        `with_gradients`: the ids of the leaves that get one.
+        """
+        if not self.work.recorder.is_symbolic:  # their sizes may be asked for
+            self.sources = [
+                (place, slot, original, leaf, copy)
+                for place, slot, original, leaf, copy in self.sources
+                if place.kind != "input" or id(leaf) in with_gradients or self.numbering.of(original) in self.used
+            ]
+
     def inputs(self) -> tuple[list[Entry], list[Place], list[Slot], list[Entry], list[torch.Tensor | None]]:
         """The graph's inputs: placeholders, where they are found, slots, entries on the tape, leaves."""
         used = self.used | {saved for number, (_, saved) in self.undone.items() if number in self.used}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
+
+import torch
 
 from .._torch.tensors import is_usable
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
@@ -13,7 +16,7 @@ from ..frontend.tree import flatten
 from .facts import Facts
 from .records import InputRecord
 
-__all__ = ["check_gradients", "check_left_behind", "check_run", "check_tensors"]
+__all__ = ["check_gradients", "check_left_behind", "check_results", "check_run", "check_tensors"]
 
 
 def check_run(
@@ -69,6 +72,17 @@ def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
                     f"`{name}` writes to `.grad` of {record.slot}{' at ' + where if where else ''}, which a compiled "
                     "call can't repeat; use torch.autograd.grad, or do it outside."
                 )
+
+
+def check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]) -> None:
+    """No result but an input (by its id among those `known`) has a `.grad`."""
+    for result, path in zip(results, paths, strict=True):
+        if not isinstance(result, torch.Tensor) or id(result) in known or not is_usable(result):
+            continue
+        if (result.is_leaf or result.retains_grad) and result.grad is not None:
+            raise UnsupportedSideEffectError(
+                f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
+            )
 
 
 def check_left_behind(name: str, looked_at: list[str], written: list[str]) -> None:

@@ -85,6 +85,7 @@ class Lifting(TorchFunctionMode):
         self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
+        self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
@@ -214,6 +215,10 @@ class Lifting(TorchFunctionMode):
         self.has_hooks = True
         return func(*args, **kwargs)
 
+    def _retain(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.retained.append(args[0])
+        return func(*args, **kwargs)
+
     def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_gradient(*args[:2], **kwargs)
         return func(*args, **kwargs)
@@ -290,6 +295,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     torch.Tensor.register_hook: Lifting._hook,
+    torch.Tensor.retain_grad: Lifting._retain,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
     torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]

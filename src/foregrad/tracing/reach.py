@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from .._torch.histories import keeps_tensors
 from .._torch.tensors import history_of
 from ..graph.signature import Reach
 
-__all__ = ["cut_at", "is_barred", "nodes_behind", "other_leaves", "passed_through", "reached_from"]
+__all__ = ["cut_at", "is_barred", "nodes_behind", "other_leaves", "passed_through", "reached_from", "saving_nodes"]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -138,6 +139,38 @@ def _with_pairs(
     return result
 
 
+def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> tuple[tuple[int, int], ...]:
+    """Of the autograd nodes that keep tensors: the outputs that lead there, and the leaves that they lead to, as bits.
+
+    Where all run whenever one does, there is one entry for them; where none keeps any, no entry.
+    """
+    sinks = {id(leaf): 1 << i for i, leaf in enumerate(leaves) if leaf is not None}
+    if len(outputs) < 2 and len(sinks) < 2:
+        return ((1, -1),) if any(map(keeps_tensors, _behind(outputs))) else ()
+    histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
+    cuts = {(history, leaf.output_nr): sinks[id(leaf)] for leaf, history in histories if history is not None}
+    order = nodes_behind(outputs)
+    masks = dict.fromkeys(map(id, order), 0)
+    for position, output in enumerate(outputs):
+        masks[id(history_of(output))] |= 1 << position
+    edges = {id(node): node.next_functions for node in order}
+    for node in order:
+        for edge in edges[id(node)]:
+            if edge[0] is not None and edge not in cuts:
+                masks[id(edge[0])] |= masks[id(node)]
+    reached: dict[int, int] = {}
+    found: dict[tuple[int, int], None] = {}
+    for node in reversed(order):
+        leads_to = sinks.get(id(getattr(node, "variable", None)), 0)
+        for edge in edges[id(node)]:
+            if edge[0] is not None:
+                leads_to |= cuts[edge] if edge in cuts else reached[id(edge[0])]
+        reached[id(node)] = leads_to
+        if (masks[id(node)], leads_to) not in found and keeps_tensors(node):
+            found[masks[id(node)], leads_to] = None
+    return tuple(found)
+
+
 Passed = tuple[tuple[int, tuple[int, ...]], ...]
 
 
@@ -177,6 +210,18 @@ def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor])
     leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
     ids = set(map(id, known))
     return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
+
+
+def _behind(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """The autograd nodes behind outputs, one after the other, for a search that may soon end."""
+    waiting = [history_of(output) for output in outputs]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def nodes_behind(outputs: Sequence[torch.Tensor]) -> list[Any]:

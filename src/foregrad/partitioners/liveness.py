@@ -1,0 +1,156 @@
+"""The memory that a split takes, storage by storage, for the schedule that runs: both halves, in their order.
+
+A storage lives from the operator that makes it to the last operator that reads it or a view of it. What the forward
+returns lives on, since the caller has it; what it saves lives until the backward's last use of it; gradients live to
+the end. Arguments, parameters and buffers are alive before the call, and count nothing. This is what the eager
+backend's generated code does (`del` after each last use); what a kernel allocates for itself is not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.graphs import size_hint
+from ..graph.meta import TensorSpec
+from .classify import Kind
+from .index import JointIndex, value_of
+from .split import backward_needs, backward_order, forward_order
+
+__all__ = ["Liveness", "Storages", "Timeline"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timeline:
+    """The bytes alive while each operator of a half runs: `bytes[k]` while `order[k]` does."""
+
+    order: list[int]
+    bytes: list[int]
+    after: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.bytes, default=0)
+
+    @property
+    def peak_node(self) -> int | None:
+        """The operator during which most is alive."""
+        return self.order[self.bytes.index(self.peak)] if self.order else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Liveness:
+    """Bytes alive through one step, beyond what was alive before it."""
+
+    forward: Timeline
+    backward: Timeline
+    saved_bytes: int  # of storages that only the backward keeps alive
+
+    @property
+    def peak(self) -> int:
+        return max(self.forward.peak, self.forward.after, self.backward.peak, self.backward.after)
+
+
+class Storages:
+    """The storages of a joint graph's nodes: which node's memory each shares, what each operator allocates."""
+
+    def __init__(self, index: JointIndex) -> None:
+        self.index = index
+        self.root = list(index.root)
+        self.size = [0] * len(index)
+        # For operators with several results: (the item that holds the storage, or None where nobody reads it; bytes).
+        self.results: dict[int, list[tuple[int | None, int]]] = {}
+        items: dict[int, dict[int, int]] = {}
+        for i, kind in enumerate(index.kinds):
+            if kind is Kind.ITEM:
+                source, at = index.operands[i][0], index.nodes[i].args[1]
+                first = items.setdefault(source, {}).setdefault(at, i)
+                self.root[i] = first
+            elif kind is Kind.VIEW:
+                self.root[i] = self.root[index.operands[i][0]] if index.operands[i] else i
+        for i, kind in enumerate(index.kinds):
+            if kind in _NOTHING or self.root[i] != i:
+                continue
+            value = value_of(index.nodes[i])
+            if isinstance(value, (tuple, list)):
+                holders = items.get(i, {})
+                self.results[i] = [(holders.get(at), nbytes(part)) for at, part in enumerate(value)]
+                for holder, size in self.results[i]:
+                    if holder is not None:
+                        self.size[holder] = size
+            else:
+                self.size[i] = nbytes(value)
+
+    def liveness(self, residuals: Iterable[int]) -> Liveness:
+        """The memory of the split at these residuals."""
+        index, root = self.index, self.root
+        nodes = [index.nodes[i] for i in residuals]
+        used, computed = backward_needs(index, nodes)
+        kept = {root[i] for i in index.output_numbers}
+        saved = {root[i] for i in used} - kept
+        forward = self.timeline(forward_order(index, used), set(), kept | saved)
+        own = {r for r in saved if index.kinds[r] is not Kind.INPUT}
+        tangents = set(index.backward_inputs)
+        for i in tangents:
+            self.size[i] = nbytes(value_of(index.nodes[i]))
+        held = sum(self.size[r] for r in kept)
+        returned = {root[i] for i in index.gradient_numbers}
+        backward = self.timeline(backward_order(index, computed, used), own | tangents, returned, held)
+        return Liveness(forward, backward, sum(self.size[r] for r in own))
+
+    def timeline(self, order: Sequence[int], alive: set[int], kept: set[int], others: int = 0) -> Timeline:
+        """The bytes alive while each operator of `order` runs.
+
+        `alive`: storages there at the beginning, which go after their last use. `kept`: those that never go.
+        `others`: bytes alive all the time.
+        """
+        operands, root, size, results = self.index.operands, self.root, self.size, self.results
+        last: dict[int, int] = {}
+        for k, i in enumerate(order):
+            last[root[i]] = k
+            for operand in operands[i]:
+                last[root[operand]] = k
+        going: list[list[int]] = [[] for _ in order]
+        for r, k in last.items():
+            if r not in kept:
+                going[k].append(r)
+        live = others + sum(size[r] for r in alive)
+        live -= sum(size[r] for r in alive if r not in last and r not in kept)
+        made = set(alive)
+        found = []
+        for k, i in enumerate(order):
+            parts = results.get(i)
+            if parts is not None:
+                live += sum(part for _, part in parts)
+                found.append(live)
+                made.update(holder for holder, _ in parts if holder is not None)
+                live -= sum(part for holder, part in parts if holder is None or holder not in last)
+            else:
+                if root[i] == i and i not in made:
+                    live += size[i]
+                    made.add(i)
+                found.append(live)
+            for r in going[k]:
+                if r in made:
+                    live -= size[r]
+        return Timeline(list(order), found, live)
+
+
+_NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of the storage behind a value: symbolic sizes are estimated."""
+    if not isinstance(value, (TensorSpec, torch.Tensor)):
+        return 0
+    span = 1
+    strides = value.stride if isinstance(value, TensorSpec) else value.stride()
+    for size, stride in zip(value.shape, strides, strict=True):
+        count = size_hint(size)
+        if count == 0:
+            return 0
+        span += (count - 1) * size_hint(stride)
+    return span * value.dtype.itemsize

@@ -1,0 +1,86 @@
+"""Equal blocks: the same operators on the same shapes, so that what is found out about one holds for all.
+
+Structure is the key: operators, arguments, shapes, strides, dtypes, which value reads which, what is asked of each.
+Two blocks of one class correspond node by node, in their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from .blocks import SHARED, Blocks
+from .classify import Kind
+from .index import JointIndex, value_of
+from .liveness import Storages
+
+__all__ = ["Repeats", "find_repeats"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Repeats:
+    """`members[b]`: the nodes of block b that need no tangents, in order. `classes[b]`: equal for equal blocks."""
+
+    members: list[list[int]]
+    classes: list[int]
+
+
+def find_repeats(
+    index: JointIndex, storages: Storages, blocks: Blocks, told: Callable[[int], Any] = lambda i: None
+) -> Repeats:
+    """The classes of the blocks; `told` gives what else has to be equal of two nodes."""
+    members: list[list[int]] = [[] for _ in range(blocks.count)]
+    for i in range(len(index)):
+        # By where it is computed: a value that passes a waist is computed before it.
+        if not index.needs_tangent[i] and index.kinds[i] not in (Kind.INPUT, Kind.CONSTANT):
+            at = blocks.made_in[i]
+            if at != SHARED:
+                members[at].append(i)
+    numbers: dict[Any, int] = {}
+    classes = []
+    for nodes in members:
+        place = {i: k for k, i in enumerate(nodes)}
+        key = tuple([_key(index, storages, i, place, told) for i in nodes])
+        classes.append(numbers.setdefault(key, len(numbers)))
+    return Repeats(members, classes)
+
+
+def _key(
+    index: JointIndex, storages: Storages, i: int, place: dict[int, int], told: Callable[[int], Any]
+) -> tuple[Any, ...]:
+    node = index.nodes[i]
+
+    def name(operand: fx.Node) -> Any:
+        number = index.number[operand]
+        at = place.get(number)
+        if at is not None:
+            return ("here", at)
+        # From outside: what it is, not which.
+        return ("outside", index.kinds[number], _layout(value_of(operand)), place.get(storages.root[number]))
+
+    return (node.target, _part(node.args, name), _part(node.kwargs, name), _layout(value_of(node)), told(i))
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_layout, value))
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return type(value)
+    stride = value.stride if isinstance(value.stride, tuple) else value.stride()
+    return tuple(map(str, shape)), tuple(map(str, stride)), value.dtype, value.device
+
+
+def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:
+    if isinstance(value, fx.Node):
+        return name(value)
+    if isinstance(value, (tuple, list)):
+        return tuple([_part(item, name) for item in value])
+    if isinstance(value, dict):
+        return tuple([(key, _part(item, name)) for key, item in value.items()])
+    if isinstance(value, slice):
+        return _part((value.start, value.stop, value.step), name)
+    return type(value), repr(value)  # 1, 1.0 and True differ, and so do 0.0 and -0.0

@@ -1,0 +1,164 @@
+"""Which saved tensors a node gives up after a backward of some of its outputs, or by some of its inputs.
+
+To eager a function is many nodes, each of which gives its tensors up when it has run: a later backward through nodes
+that have not run yet is fine, and one through a node that has is an error. A compiled function is one node. It keeps
+the tensors that parts still to come may read, and remembers the parts that ran, as bits: one for each kind of eager's
+nodes that keep tensors (`Signature.saving`), one for each way in which the backward graph reads a saved tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import fx
+
+from .._torch.histories import was_freed
+from .._torch.tensors import version_of
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.partitioned import Partitioned
+from .compiled import Wanted
+
+__all__ = ["Release", "held", "parts_run"]
+
+_TWICE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
+def parts_run(ctx: Any) -> int | None:
+    """The parts of the node's backward that ran and are not to run again; None: none did, -1: all did."""
+    parts: int | None = getattr(ctx, "parts", None)
+    return -1 if parts is None and was_freed(ctx) else parts
+
+
+class Release:
+    """The parts of one compiled function's backward."""
+
+    def __init__(self, partitioned: Partitioned) -> None:
+        self.partitioned, self.saving = partitioned, partitioned.joint.signature.saving
+        self.bits = functools.cache(self._bits)
+
+    def check(self, ctx: Any, mask: tuple[bool, ...], wanted: Wanted) -> None:
+        """Raise where one of eager's nodes would run a second time."""
+        if self.bits(mask, wanted) & (parts_run(ctx) or 0) & self.of_eager:
+            raise RuntimeError(_TWICE)
+
+    def after(self, ctx: Any, mask: tuple[bool, ...], wanted: Wanted, saved: Sequence[Any]) -> None:
+        """Give up what no part that is still to run reads; `saved`: the tensors at hand, None for others."""
+        ran = parts_run(ctx) or 0
+        if ran == -1:
+            return
+        parts = self.bits(mask, wanted)
+        parts = ran | parts if parts & self.of_eager else ran
+        gone = [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
+        if hasattr(ctx, "release"):  # one of ours, in C++
+            ctx.release(parts, parts != 0, gone)
+        else:
+            _hold(ctx, saved, gone)
+            ctx.parts = parts
+
+    def _bits(self, mask: tuple[bool, ...], wanted: Wanted) -> int:
+        outputs = _mask(i for i, given in enumerate(mask) if given)
+        inputs = 0 if wanted is None else _mask(wanted)
+        ways = enumerate((*self.saving, *self._tensors_by_way))
+        # A backward for all inputs runs what leads to none of them as well.
+        return _mask(n for n, (a, b) in ways if a & outputs and (wanted is None or b & inputs))
+
+    @functools.cached_property
+    def of_eager(self) -> int:
+        """The bits of eager's nodes."""
+        return (1 << len(self.saving)) - 1
+
+    @functools.cached_property
+    def all(self) -> int:
+        return (1 << len(self.saving) + len(self._tensors_by_way)) - 1
+
+    @functools.cached_property
+    def readers(self) -> list[int]:
+        """For each saved tensor the bits of what reads it."""
+        ways = [*enumerate(self._tensors_by_way.values(), len(self.saving))]
+        count = len(self.partitioned.saved_tensors)
+        return [_mask(n for n, tensors in ways if tensors >> i & 1) for i in range(count)]
+
+    @functools.cached_property
+    def _tensors_by_way(self) -> dict[tuple[int, int], int]:
+        """(tangents, gradients) -> the saved tensors read by operators that lead from these tangents to these."""
+        return _tensors_by_way(self.partitioned)
+
+
+def _mask(positions: Iterable[int]) -> int:
+    mask = 0
+    for position in positions:
+        mask |= 1 << position
+    return mask
+
+
+def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
+    nodes = list(partitioned.backward.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    num_saved = len(partitioned.saved_nodes)
+    tangents = {node: 1 << i for i, node in enumerate(placeholders[num_saved:])}
+    tensors = [node for node in placeholders[:num_saved] if isinstance(spec_of(node), TensorSpec)]
+    saved = {node: 1 << i for i, node in enumerate(tensors)}
+    comes_from: dict[fx.Node, int] = {}  # the tangents that a value depends on
+    reads: dict[fx.Node, int] = {}  # the saved tensors that it is computed from without a tangent
+    for node in nodes[:-1]:
+        comes_from[node], reads[node] = tangents.get(node, 0), saved.get(node, 0)
+        for operand in node.all_input_nodes:
+            comes_from[node] |= comes_from[operand]
+            if not comes_from[operand]:
+                reads[node] |= reads[operand]
+    leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from it
+    found: dict[tuple[int, int], int] = {}
+    for index, gradient in enumerate(nodes[-1].args[0]):
+        if isinstance(gradient, fx.Node):
+            leads_to[gradient] |= 1 << index
+            if not comes_from[gradient] and reads[gradient]:
+                found[-1, 1 << index] = reads[gradient]
+    for node in reversed(nodes[:-1]):
+        for operand in node.all_input_nodes:
+            leads_to[operand] |= leads_to[node]
+        if comes_from[node] and reads[node]:
+            way = comes_from[node], leads_to[node]
+            found[way] = found.get(way, 0) | reads[node]
+    return found
+
+
+def _hold(ctx: Any, saved: Sequence[Any], gone: list[int]) -> None:
+    """Keep saved tensors of a node in Python, all of whose own autograd drops when it has run."""
+    before = getattr(ctx, "kept", None)
+    kept: list[Any] = []
+    for position, tensor in enumerate(saved):
+        if tensor is None or position in gone:
+            kept.append(None)
+        elif before is not None:
+            kept.append(before[position])
+        else:
+            # Its history, if that is this node, would hold the node for ever.
+            own = tensor.detach() if tensor.grad_fn is ctx else tensor
+            kept.append((own, version_of(own)))
+    ctx.kept = kept
+
+
+def held(ctx: Any, read: Sequence[bool]) -> list[Any]:
+    """What `_hold` kept, where it is as it was."""
+    found = []
+    for item, is_read in zip(ctx.kept, read, strict=True):
+        if item is not None and version_of(item[0]) == item[1]:
+            found.append(item[0])
+        elif is_read and item is not None:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{item[0].type()} {list(item[0].shape)}] is at version {version_of(item[0])}; expected "
+                f"version {item[1]} instead."
+            )
+        elif is_read:
+            raise RuntimeError(_TWICE)
+        else:
+            found.append(None)
+    return found

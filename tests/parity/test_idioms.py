@@ -1,0 +1,63 @@
+"""Programs after the ideas of PyTorch's own tests of ahead-of-time autograd, through every door."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from tests.parity.idioms import PROGRAMS
+from tests.parity.oracle import Refused, check
+
+# What PyTorch's own backend "eager" does not do either, or what differs for Dynamo's reasons.
+NOT_THROUGH_DYNAMO = {
+    "a_custom_function": "Dynamo's backward of a custom Function is not differentiable again",
+    "data_assigned": "Dynamo counts the assignment as a write",
+    "a_leaf_written_through_data": "Dynamo makes the tensor that is written a constant of its graph",
+    "a_value_as_a_number": "Dynamo breaks the graph, and says so",
+}
+REFUSED = {"a_backward_inside": "inside a compiled function writes"}
+
+
+def graph_module(gm, _):
+    return gm.forward
+
+
+def through_aot(f):
+    make = foregrad.aot_module if isinstance(f, nn.Module) else foregrad.aot_function
+    return make(f, graph_module, graph_module)
+
+
+def through_dynamo(f):
+    torch._dynamo.reset()
+    return torch.compile(f, backend="foregrad", options={"backend": "eager"})
+
+
+def run(name, **options):
+    f, make_args, own = PROGRAMS[name]
+    if name in REFUSED:
+        with pytest.raises(Refused, match=REFUSED[name]):
+            check(copy.deepcopy(f), make_args, **own, **options)
+        return
+    # Gradients through the function and through a view that it returned add up in another order.
+    check(copy.deepcopy(f), make_args, **own, grad_slack=4, **options)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compile(name):
+    run(name)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_aot_function(name):
+    run(name, compile=through_aot)
+
+
+# Dynamo looks at `.grad` of tensors that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - set(NOT_THROUGH_DYNAMO) - set(REFUSED)))
+def test_torch_compile(name):
+    run(name, compile=through_dynamo)
