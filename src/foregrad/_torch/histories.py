@@ -47,7 +47,8 @@ def keeps_tensors(node: Any) -> bool:
     """Whether an autograd node saved tensors for its backward: without `retain_graph` it then runs but once."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return was_freed(node) or bool(node._raw_saved_tensors)
-    names = _saved_names(type(node))
+    kind: Any = type(node)
+    names = _saved_names(kind)
     if not names:
         return False
     if all(following is not None for following, _ in node.next_functions):
