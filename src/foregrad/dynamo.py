@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import dynamo
+from ._torch import dynamo, engine
 from ._torch.fakes import FakeTensor
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
@@ -138,7 +138,9 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     call = flatten_call(function, tuple(example_inputs), {})
     open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
     dynamic = None if open_sizes else False
-    guarded = bool(open_sizes) or dynamo.branches_on_values(gm)  # a graph for each way through
+    # Dynamo guards that level: such a graph may be called with dual numbers each time.
+    is_dual = engine.forward_ad._current_level >= 0
+    guarded = is_dual or bool(open_sizes) or dynamo.branches_on_values(gm)  # a graph for each way through
     dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
     if guarded:
         return dispatcher

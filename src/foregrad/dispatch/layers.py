@@ -11,6 +11,7 @@ Known weakness: a pullback runs the function again for what the forward could ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,7 +120,7 @@ def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level
     if all(tangent is None for _, tangent in pairs):
         return None
     mask = tuple(tangent is not None for _, tangent in pairs)
-    child = layered.child("jvp", (mask,), _pushed)
+    child = layered.child("jvp", (mask, level is not None), _pushed)
     flat = [*(p for p, _ in pairs), *(t for _, t in pairs if t is not None)]
     if level is None:
         out, tangents = child(*flat)
@@ -154,12 +155,16 @@ def _dual_parts(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]
     return (value, None) if tangent is None else (primal, tangent)
 
 
-def _pushed(function: Function, mask: tuple[bool, ...]) -> Function:
-    """Of values, then tangents for those at `mask`: (results, the tangent of each leaf among them or None)."""
+def _pushed(function: Function, mask: tuple[bool, ...], in_transform: bool) -> Function:
+    """Of values, then tangents for those at `mask`: (results, the tangent of each leaf among them or None).
+
+    `in_transform`: at a level of its own, as `torch.func.jvp` has. Else at the level of dual numbers that is open when
+    this is called: to gradients taken inside, values are then what they are without a tangent.
+    """
 
     def pushed(*flat: torch.Tensor) -> Any:
         primals, tangents = flat[: len(mask)], iter(flat[len(mask) :])
-        with transforms.jvp_level() as number:
+        with transforms.jvp_level() if in_transform else contextlib.nullcontext() as number:
             duals = [
                 forward_ad.make_dual(p, next(tangents)) if has else p for p, has in zip(primals, mask, strict=True)
             ]
@@ -173,8 +178,10 @@ def _pushed(function: Function, mask: tuple[bool, ...]) -> Function:
                     pairs.append((leaf, None))
                 else:
                     primal, tangent = _dual_parts(leaf)
-                    tangent = None if tangent is None else transforms.unwrapped(tangent, number)
-                    pairs.append((transforms.unwrapped(primal, number), tangent))
+                    if number is not None:
+                        primal = transforms.unwrapped(primal, number)
+                        tangent = None if tangent is None else transforms.unwrapped(tangent, number)
+                    pairs.append((primal, tangent))
         return tree.unflatten([leaf for leaf, _ in pairs]), tuple(tangent for _, tangent in pairs)
 
     return pushed

@@ -142,7 +142,9 @@ class Recorder(TorchDispatchMode):
                 f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
                 "Write the branch or loop in Python, or keep that part outside the compiled function."
             )
-        plan = self.plans[id(func)] = Plan(func, op_info(func), self.decompositions.get(func, PLAINER.get(func)))
+        # What it is made of keeps a history, where a detached result has none.
+        wanted = None if func is aten.detach.default else self.decompositions.get(func, PLAINER.get(func))
+        plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Dual numbers (`torch.autograd.forward_ad`) given to functions that take a gradient inside: forward over reverse."""
+
+import pytest
+import torch
+import torch.func as tf
+from torch.autograd import forward_ad
+
+import foregrad
+
+
+def energy(x):
+    return (x.sin() * x).sum()
+
+
+def by_autograd(x):
+    return torch.autograd.grad(energy(x), x, create_graph=True)[0]
+
+
+def once(x):
+    return torch.autograd.grad(energy(x), x)[0]
+
+
+def with_the_energy(x):
+    e = energy(x)
+    return e, torch.autograd.grad(e, x, create_graph=True)[0]
+
+
+def by_transform(x):
+    return tf.grad(energy)(x)
+
+
+def of_a_copy(x):
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(energy(y), y)[0]
+
+
+def twice(x):
+    first = torch.autograd.grad(energy(x), x, create_graph=True)[0]
+    return torch.autograd.grad(first.exp().sum(), x, create_graph=True)[0]
+
+
+def parts(function, requires_grad):
+    x = torch.tensor([0.3, 0.5, 0.2], requires_grad=requires_grad)
+    with forward_ad.dual_level():
+        out = function(forward_ad.make_dual(x, torch.full((3,), 0.5)))
+        out = out if isinstance(out, tuple) else (out,)
+        return [part for item in out for part in forward_ad.unpack_dual(item)]
+
+
+def same(eager, ours):
+    assert [part is None for part in eager] == [part is None for part in ours]
+    assert all(torch.equal(a, b) for a, b in zip(eager, ours, strict=True) if a is not None)
+
+
+@pytest.mark.parametrize("function", [energy, by_autograd, once, with_the_energy, by_transform, of_a_copy, twice])
+def test_a_gradient_taken_inside_has_a_tangent(function):
+    compiled = foregrad.compile(function, backend="eager")
+    for _ in range(2):
+        same(parts(function, True), parts(compiled, True))
+    if function in (energy, by_transform, of_a_copy):
+        same(parts(function, False), parts(compiled, False))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
+@pytest.mark.parametrize("function", [energy, by_transform])
+def test_dual_numbers_through_torch_compile(function):
+    compiled = torch.compile(function, backend="foregrad", options={"backend": "eager"})
+    for _ in range(2):
+        for requires_grad in (True, False):
+            same(parts(function, requires_grad), parts(compiled, requires_grad))

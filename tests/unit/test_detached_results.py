@@ -1,0 +1,47 @@
+"""What a function returns detached has no history, also where a backend decomposes `detach`, as Inductor does."""
+
+import pytest
+import torch
+
+import foregrad
+
+aten = torch.ops.aten
+DECOMPOSED = {aten.detach.default: lambda x: aten.alias(x), aten.t.default: lambda x: aten.transpose.int(x, 0, 1)}
+
+PROGRAMS = {
+    "a view of it": lambda x: (x * 2).detach()[0],
+    "an argument": lambda x: (x.detach()[0], x.sin()),
+    "a view of an argument": lambda x: x[0].detach(),
+    "beside what it is of": lambda x: ((y := x.sin()), y.detach(), y.detach()[0]),
+    "transposed": lambda x: ((y := x.sin()), y.t().detach()),
+    "pieces": lambda x: tuple(piece.detach() for piece in x.sin().chunk(2)),
+    "one of the pieces": lambda x: tuple(p.detach() if i else p for i, p in enumerate(x.sin().chunk(2))),
+    "pieces of it": lambda x: (*(y := x.sin()).detach().split(1), y),
+    "required again": lambda x: x.sin()[0].detach().requires_grad_(),
+    "expanded": lambda x: (x.sum().detach().expand(3), x.sum()),
+}
+
+
+def seen(results):
+    results = results if isinstance(results, tuple) else (results,)
+    return [
+        (
+            t.requires_grad,
+            t.is_leaf,
+            t.stride(),
+            t.storage_offset(),
+            [t.untyped_storage().data_ptr() == u.untyped_storage().data_ptr() for u in results],
+        )
+        for t in results
+    ]
+
+
+@pytest.mark.parametrize("decompositions", [None, DECOMPOSED], ids=["as it is", "decomposed"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_detached_results(name, decompositions):
+    function = PROGRAMS[name]
+    compiled = foregrad.compile(function, backend="eager", decompositions=decompositions)
+    for requires_grad in (True, False):
+        x = torch.rand(2, 2).requires_grad_(requires_grad)
+        for _ in range(2):
+            assert seen(compiled(x)) == seen(function(x))
