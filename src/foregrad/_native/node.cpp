@@ -23,21 +23,6 @@ namespace foregrad {
 
 using torch::autograd::variable_list;
 
-void Held::set(PyObject* borrowed) {
-  PyObject* old = object_;
-  object_ = borrowed;
-  if (borrowed == nullptr && old == nullptr) {
-    return;
-  }
-  if (!Py_IsInitialized()) {
-    return; // the process ends: there is nobody to give it back to
-  }
-  PyGILState_STATE state = PyGILState_Ensure();
-  Py_XINCREF(borrowed);
-  Py_XDECREF(old);
-  PyGILState_Release(state);
-}
-
 void throw_python() {
   python_error error;
   error.persist();

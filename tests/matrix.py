@@ -1,0 +1,203 @@
+"""The tests on each Python that is here: `make matrix`, or `python tests/matrix.py --help`.
+
+Each Python gets a virtual environment of its own, `.venv-3.13` and so on, made by `make setup` and kept for the next
+time. Runs on any Python, without packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from xml.etree import ElementTree as ET
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+TRIED = ("3.14",)  # counts as missing where PyTorch does not install
+ASK = "import sys, venv, ensurepip; print('%d.%d.%d' % sys.version_info[:3], getattr(sys, '_is_gil_enabled', bool)() or sys.version_info < (3, 13))"
+NUMBERS = re.compile(r"\d+")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, epilog="Other arguments are pytest's.")
+    parser.add_argument("--only", nargs="*", metavar="X.Y", default=[], help="these versions of Python")
+    parser.add_argument(
+        "--second-to", metavar="PYTHON", help="only the newest that is of another version than this one"
+    )
+    parser.add_argument(
+        "--environment", action="append", metavar="X.Y=FOLDER", default=[], help="run in this one as it is"
+    )
+    parser.add_argument("--setup-limit", type=float, metavar="SECONDS", help="give up making an environment after this")
+    settings, rest = parser.parse_known_args()
+    pytest_arguments = [argument for argument in rest if argument != "--"]
+    given = dict(item.split("=", 1) for item in settings.environment)
+    pythons = find_pythons(settings.only or [*SUPPORTED, *TRIED], given)
+    if settings.second_to:
+        pythons = second_to(version_of(settings.second_to), pythons)
+        if not pythons:
+            print("==> no second Python is here: nothing more to test")
+            return 0
+    rows = []
+    for version, python in pythons.items():
+        rows.append(run_one(version, python, given.get(version), settings.setup_limit, pytest_arguments))
+        print_table(rows)
+    if not rows:
+        print("none of these Pythons is here: see MATRIX_PYTHONS")
+    return int(not rows or any(row["failed"] for row in rows))
+
+
+# ---------------------------------------------------------------------------------------------------- interpreters
+
+
+def version_of(python: str) -> str | None:
+    """The full version of an interpreter, with the GIL and able to make environments; None, and a word, otherwise."""
+    try:
+        said = subprocess.run([python, "-c", ASK], check=False, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"    {python} does not run: {error}")
+        return None
+    words = said.stdout.split()
+    if said.returncode or words[1:] != ["True"]:
+        reason = (said.stderr.strip().splitlines() or ["it runs without the GIL"])[-1]
+        print(f"    {python} is passed over: {reason}")
+        return None
+    return words[0]
+
+
+def find_pythons(versions: list[str], given: dict[str, str]) -> dict[str, str]:
+    """An interpreter for each version that is here: named by MATRIX_PYTHONS, on the path, or pyenv's."""
+    named: dict[str, str] = {}
+    for python in os.environ.get("MATRIX_PYTHONS", "").split():
+        full = version_of(python)
+        if full is not None:
+            named.setdefault(full.rpartition(".")[0], python)
+    found = {}
+    for version in versions:
+        candidates = [given[version] + "/bin/python"] if version in given else []
+        candidates += [named[version]] if version in named else []
+        on_path = shutil.which(f"python{version}")
+        candidates += [on_path] if on_path else []
+        candidates += of_pyenv(version)
+        for python in candidates:
+            if (version_of(python) or "").rpartition(".")[0] == version:
+                found[version] = python
+                break
+    return found
+
+
+def of_pyenv(version: str) -> list[str]:
+    """Those in pyenv's folder, the newest first."""
+    root = os.environ.get("PYENV_ROOT", "")
+    if shutil.which("pyenv"):
+        root = subprocess.run(["pyenv", "root"], check=False, capture_output=True, text=True).stdout.strip() or root
+    folders = glob.glob(os.path.join(root or os.path.expanduser("~/.pyenv"), "versions", f"{version}.*"))
+    newest_first = sorted(folders, key=lambda folder: [int(n) for n in NUMBERS.findall(os.path.basename(folder))])[::-1]
+    return [os.path.join(folder, "bin", "python") for folder in newest_first]
+
+
+def second_to(first: str | None, pythons: dict[str, str]) -> dict[str, str]:
+    """The newest supported one that is of another version than the first."""
+    others = [v for v in pythons if v in SUPPORTED and (first is None or not first.startswith(v + "."))]
+    return {v: pythons[v] for v in others[-1:]}
+
+
+# ---------------------------------------------------------------------------------------------------- one run
+
+
+def run_one(
+    version: str, python: str, given: str | None, limit: float | None, arguments: list[str]
+) -> dict[str, object]:
+    """The tests on one Python; the row of the table."""
+    full = version_of(python)
+    row: dict[str, object] = {"python": full or version, "torch": "-", "failed": 0, "result": ""}
+    print(f"==> Python {full}: {python}", flush=True)
+    start = time.monotonic()
+    folder = given or f".venv-{version}"
+    if given is None and not set_up(folder, python, limit):
+        row["result"] = "no environment"
+        row["failed"] = int(version in SUPPORTED and limit is None)
+        return row
+    executable = os.path.join(folder, "bin", "python")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": "src"}
+    if given is not None:
+        subprocess.run([executable, "-m", "foregrad", "build-native"], check=False, cwd=ROOT, env=environment)
+    asked = [executable, "-c", "import torch; print(torch.__version__)"]
+    row["torch"] = subprocess.run(asked, check=False, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    row["set up"] = time.monotonic() - start
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as reports:
+        report = os.path.join(reports, "report.xml")
+        command = [
+            executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            os.environ.get("JOBS", "2"),
+            f"--junitxml={report}",
+            *arguments,
+        ]
+        status = subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode
+        row.update(numbers_of(report))
+    row["time"] = time.monotonic() - start
+    row["result"] = row["result"] or ("passed" if status == 0 else f"pytest ended with {status}")
+    row["failed"] = row["failed"] or int(status != 0)
+    return row
+
+
+def set_up(folder: str, python: str, limit: float | None) -> bool:
+    """Make the environment, or bring it up to date, as `make setup` does."""
+    command = [
+        "make",
+        "--no-print-directory",
+        "setup",
+        f"VENV={folder}",
+        f"PYTHON={python}",
+        "FOREGRAD_PYTHON=",
+        "SETUP=yes",
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        status = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        print(f"    no environment after {limit:.0f} s: given up", flush=True)
+        return False
+    if status:
+        print("    no environment: see above", flush=True)
+    return status == 0
+
+
+def numbers_of(report: str) -> dict[str, object]:
+    """What a report of pytest's says: passed, failed, skipped."""
+    try:
+        suites = list(ET.parse(report).getroot().iter("testsuite"))
+    except (OSError, ET.ParseError):
+        return {"result": "ended early", "failed": 1}
+    count = {key: sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")}
+    failed = count["failures"] + count["errors"]
+    return {"passed": count["tests"] - failed - count["skipped"], "failed": failed, "skipped": count["skipped"]}
+
+
+def print_table(rows: list[dict[str, object]]) -> None:
+    print(f"\n{'Python':8} {'torch':14} {'passed':>7} {'failed':>7} {'skipped':>8} {'set-up':>8} {'tests':>8}")
+    for row in rows:
+        times = [f"{row[key]:.0f} s" if key in row else "-" for key in ("set up", "time")]
+        numbers = [str(row.get(key, "-")) for key in ("passed", "failed", "skipped")]
+        print(
+            f"{row['python']:8} {row['torch']:14} {numbers[0]:>7} {numbers[1]:>7} {numbers[2]:>8} {times[0]:>8} {times[1]:>8}  {row['result']}"
+        )
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
