@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx, nn
 
-from .api import compile_function
+from .api import compile_function, compile_module
 from .config import config
-from .dispatch.dispatcher import Dispatcher
+from .dispatch.module import Recipe
 from .dispatch.pipeline import Pipeline, Product
 from .dispatch.shapes import size_reads
 from .errors import UnsupportedError
@@ -102,20 +104,30 @@ def aot_function(
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """Compile a module; `args` and `kwargs` as for `aot_function`. The original is `.orig_module` of the result."""
-    compiled = aot_function(mod, *args, **kwargs)
-    dispatcher: Dispatcher = compiled.foregrad  # type: ignore[attr-defined]
-    dispatcher.pipeline = dispatcher.pipeline.with_lifted(_named_sources(mod))
+    """Compile a module; `args` and `kwargs` as for `aot_function`.
 
-    class AOTModule(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.orig_module = mod
+    The result is a module of the same class over the same state, as from `foregrad.compile`; a copy has a state of its
+    own. The original is `.orig_module` of the result.
+    """
+    return compile_aot_module(mod, args, kwargs, functools.partial(_aot_module, args, kwargs))
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return dispatcher(*args, **kwargs)
 
-    return AOTModule()
+def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe) -> nn.Module:
+    """`mod` compiled with the arguments of `aot_function`; `recipe` compiles its copies."""
+    given = inspect.signature(aot_function).bind(mod, *args, **kwargs)
+    given.apply_defaults()
+    settings = dict(given.arguments)
+    dynamic = settings.pop("dynamic")
+    for name in ("fn", "num_params_buffers"):
+        del settings[name]
+    compiled = compile_module(mod, make_pipeline(**settings, lifted=_named_sources(mod)), recipe, dynamic=dynamic)
+    if not hasattr(mod, "orig_module"):
+        type(compiled).orig_module = property(lambda _self: mod)  # type: ignore[attr-defined]
+    return compiled
+
+
+def _aot_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], mod: nn.Module) -> nn.Module:
+    return aot_module(mod, *args, **kwargs)
 
 
 def _named_sources(module: nn.Module) -> list[Source]:

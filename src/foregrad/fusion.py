@@ -15,7 +15,7 @@ from torch import fx, nn
 from ._torch.codegen import OpOverload
 from ._torch.fakes import FakeTensor
 from ._torch.torchscript import decomposition_table, scripted
-from .aot import aot_function, aot_module
+from .aot import aot_function, compile_aot_module
 from .backends.boxed import make_boxed_compiler
 from .partitioners import min_cut_rematerialization_partition
 
@@ -82,4 +82,6 @@ def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -
     `kwargs` are for `aot_function` (`aot_module` for a module) and come before the ones chosen here.
     """
     settings = {**mem_efficient_fusion_kwargs(use_decomps=True), **kwargs}
-    return aot_module(fn, **settings) if isinstance(fn, nn.Module) else aot_function(fn, **settings)
+    if isinstance(fn, nn.Module):
+        return compile_aot_module(fn, (), settings, functools.partial(memory_efficient_fusion, **kwargs))
+    return aot_function(fn, **settings)
