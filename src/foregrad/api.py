@@ -13,7 +13,7 @@ from .backends.registry import get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
-from .dispatch.module import Recipe, make_compiled_module
+from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .frontend.call import flatten_call
 from .graph.joint import JointGraph
@@ -146,7 +146,12 @@ def compile_function(function: F, pipeline: Pipeline, *, dynamic: bool | None = 
 def compile_module(
     module: torch.nn.Module, pipeline: Pipeline, recipe: Recipe, *, dynamic: bool | None = False
 ) -> torch.nn.Module:
-    """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies."""
+    """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies.
+
+    `DistributedDataParallel` talks to other processes in its own forward: the module that it wraps is compiled.
+    """
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        return make_wrapper(module, compile_module(module.module, pipeline, recipe, dynamic=dynamic), recipe)
     dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__, dynamic=dynamic)
     return make_compiled_module(module, dispatcher, recipe)
 

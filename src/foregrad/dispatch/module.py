@@ -16,7 +16,7 @@ import torch
 
 from .dispatcher import Dispatcher
 
-__all__ = ["Recipe", "make_compiled_module"]
+__all__ = ["Recipe", "make_compiled_module", "make_wrapper"]
 
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
 _NONE = object()
@@ -62,6 +62,16 @@ def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe
     """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way: copies are made with it,
     and pickles hold it.
     """
+    return _over_the_state_of(module, {"forward": _Forward(module, dispatcher), "foregrad": dispatcher}, recipe)
+
+
+def make_wrapper(wrapper: torch.nn.Module, inner: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
+    """`wrapper`, a module whose forward runs `wrapper.module` and is not to be compiled, over that module compiled."""
+    attributes = {"module": property(lambda _self: inner), "foregrad": inner.foregrad}
+    return _over_the_state_of(wrapper, attributes, recipe)
+
+
+def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], recipe: Recipe) -> torch.nn.Module:
     cls = type(module)
 
     def deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
@@ -69,8 +79,7 @@ def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe
         return copied
 
     body = {
-        "forward": _Forward(module, dispatcher),
-        "foregrad": dispatcher,
+        **attributes,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
