@@ -6,8 +6,8 @@ decides: a segment needs its own bytes beside what the earlier ones saved, and w
 ones. The shape is that of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019) over the
 options of Rockmate (Zhao et al., ICML 2023), on the joint graph, with no module per block.
 
-Plans are made for a fixed row of budgets, whatever is asked, and the cheapest that keeps to the budget is taken. So a
-smaller budget never has a larger peak.
+Plans for small graphs are refined value by value (refine.py). Plans are made for a fixed row of budgets, whatever is
+asked, and the cheapest that keeps to the budget is taken. So a smaller budget never has a larger peak.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from .costs import CostModel, analytic_cost, costs
 from .index import JointIndex
 from .liveness import Storages
 from .merge import merge_equal
+from .refine import refined
 from .split import split
 from .uniform import Measured, Segment, Space
 
 __all__ = ["Frontier", "budget_partition", "frontier", "read_budget"]
 
-_STEPS = 384  # into which bytes are divided while a plan is looked for
+_STEPS = 2048  # into which bytes are divided while a plan is looked for
 _BUDGETS = 16
 
 
@@ -150,7 +151,8 @@ def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Fronti
         segments = search.plan(high + (most - high) * k // _BUDGETS)
         if segments is not None:
             plans.append(space.assemble(segments))
-    return Frontier(index, tuple(_undominated(plans)))
+    plans = _undominated(plans)
+    return Frontier(index, tuple(_undominated([*plans, *refined(space, plans)])))
 
 
 def _undominated(plans: list[Measured]) -> list[Measured]:

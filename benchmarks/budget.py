@@ -1,0 +1,224 @@
+"""Memory budgets: the measured peak of a step, what is computed again, how long a plan takes; PyTorch's beside ours.
+
+    python -m benchmarks.budget                  # gpt2-24 llama-24 mlp-200
+    python -m benchmarks.budget gpt2-96
+
+Peaks are bytes in use at once during forward and backward, beyond what was in use before, by the allocator's reports;
+gradients count. FLOPs are counted in the graphs (by hand: by `FlopCounterMode`), beyond those of a step that saves everything.
+PyTorch's plans (`activation_memory_budget`, a fraction of its estimate of saved bytes) are made by its partitioner on
+our joint graph, and both run on our eager backend, which frees each value after its last use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._functorch.config
+from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
+from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
+from torch.utils.flop_counter import FlopCounterMode
+
+import foregrad
+from benchmarks.common import Section
+from benchmarks.memory import MIB, peak_of
+from benchmarks.models import Built, bert, first_tensor, resnet
+from foregrad.partitioners.budget import Frontier, frontier
+from foregrad.partitioners.costs import flops
+from foregrad.partitioners.index import JointIndex
+from foregrad.partitioners.merge import merge_equal
+
+__all__ = ["collect"]
+
+DEFAULT = ["gpt2-24", "llama-24", "mlp-200"]
+POINTS = 12
+TORCH_BUDGETS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+
+
+def gpt2(layers: int) -> Built:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=layers, n_embd=64, n_head=4, n_positions=128, vocab_size=512, use_cache=False,
+                        bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
+    return _language_model(GPT2LMHeadModel(config))
+
+
+def llama(layers: int) -> Built:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=layers, hidden_size=64, intermediate_size=176, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=512, max_position_embeddings=128, use_cache=False,
+    )  # fmt: skip
+    return _language_model(LlamaForCausalLM(config))
+
+
+def _language_model(model: Any) -> Built:
+    model.loss_type = "ForCausalLM"
+    ids = torch.randint(0, 512, (8, 128))
+    return model, (ids,), {"attention_mask": torch.zeros(8, 1, 128, 128), "labels": ids.clone()}
+
+
+def mlp(layers: int) -> Built:
+    parts = [part for _ in range(layers) for part in (nn.Linear(64, 64), nn.ReLU())]
+    return nn.Sequential(*parts), (torch.randn(4096, 64),), {}
+
+
+MODELS: dict[str, Callable[[int], Built]] = {"gpt2": gpt2, "llama": llama, "mlp": mlp, "bert": bert, "resnet": resnet}
+
+
+class Loss(nn.Module):
+    """A model's loss, or the mean of its output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = first_tensor(self.model(*args, **kwargs))
+        return out if out.ndim == 0 else out.mean()
+
+
+def build(name: str) -> Built:
+    kind, _, layers = name.partition("-")
+    torch.manual_seed(0)
+    model, args, kwargs = MODELS[kind](int(layers))
+    return Loss(model), args, kwargs
+
+
+def _step(call: Callable[..., Any], built: Built) -> Callable[[], None]:
+    module, args, kwargs = built
+
+    def step() -> None:
+        for parameter in module.parameters():
+            parameter.grad = None
+        call(*args, **kwargs).backward()
+
+    def whole() -> None:
+        step()
+        for parameter in module.parameters():
+            parameter.grad = None
+
+    return whole
+
+
+def _graph_flops(call: Any) -> int:
+    """FLOPs of both halves of a compiled function."""
+    (specialization,) = call.foregrad.specializations
+    parts = specialization.product.compiled.partitioned
+    return sum(flops(node) for half in (parts.forward, parts.backward) for node in half.graph.nodes)
+
+
+def _measure(call: Callable[..., Any], built: Built) -> tuple[int, int]:
+    """(peak, FLOPs) of a step."""
+    step = _step(call, built)
+    step()
+    peak = peak_of(step, "cpu")
+    if hasattr(call, "foregrad"):
+        return peak, _graph_flops(call)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return peak, int(counter.get_total_flops())
+
+
+def _by_hand(name: str, built: Built) -> tuple[int, int] | None:
+    """Eager PyTorch with checkpoints where its users put them: round each layer, or every root of the layers."""
+    kind, _, layers = name.partition("-")
+    module: Any = built[0]
+    if kind in {"gpt2", "llama"}:
+        module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        module.train()
+        try:
+            return _measure(module, built)
+        finally:
+            module.model.gradient_checkpointing_disable()
+    if kind == "mlp":
+        segments = round(int(layers) ** 0.5)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = checkpoint_sequential(module.model, segments, x, use_reentrant=False)
+            return out.mean()
+
+        return _measure(call, built)
+    return None
+
+
+def plans_of(built: Built) -> tuple[Frontier, float]:
+    """Our plans, and the CPU seconds that they took."""
+    module, args, kwargs = built
+    joint = foregrad.capture(module, *args, **kwargs)
+    index = JointIndex(joint.module, joint.signature.num_forward_outputs)
+    merge_equal(index)
+    gc.collect()
+    start = time.process_time()
+    plans = frontier(index)
+    return plans, time.process_time() - start
+
+
+def collect(name: str) -> Section:
+    """The table of one model."""
+    built = build(name)
+    module = built[0]
+    parameters = sum(p.numel() * p.element_size() for p in module.parameters())
+    eager_peak, eager_flops = _measure(module, built)
+    plans, seconds = plans_of(built)
+    saving = _measure(foregrad.compile(module, backend="eager", partition="default"), built)[1]
+    index = plans.index
+    forward = sum(flops(node) for node, bit in zip(index.nodes, index.in_forward, strict=True) if bit)
+    section = Section(
+        f"A memory budget: {name}",
+        f"Peak MiB of a step. Eager {eager_peak / MIB:.2f}, of which gradients {parameters / MIB:.2f}; plans found in "
+        f"{seconds:.2f} s. `again`: FLOPs computed again, over the forward's; `activations`: the peak less the "
+        "gradients, over that of saving everything.",
+        ["who", "budget", "peak", "peak/budget", "simulated/measured", "activations", "again"],
+    )
+    most = plans.most - parameters
+
+    def add(who: str, budget: str, peak: int, count: int, limit: int | None, simulated: int | None) -> None:
+        again = (count - (eager_flops if who == "by hand" else saving)) / forward
+        section.add(
+            [who, budget, f"{peak / MIB:.2f}", f"{peak / limit:.3f}" if limit else "-",
+             f"{simulated / peak:.4f}" if simulated else "-", f"{(peak - parameters) / most:.3f}", f"{again:.3f}"],
+            who=who, budget=budget, peak=peak, again=again, limit=limit, seconds=seconds,
+        )  # fmt: skip
+
+    hand = _by_hand(name, built)
+    if hand:
+        add("by hand", "-", *hand, None, None)
+    for k in range(POINTS):
+        budget = plans.bytes_of(1 - k / (POINTS - 1))
+        call = foregrad.compile(module, backend="eager", memory_budget=budget)
+        peak, count = _measure(call, built)
+        add("foregrad", f"{budget / MIB:.2f}", peak, count, budget, plans.best(budget).peak)
+    for fraction in TORCH_BUDGETS:
+        with torch._functorch.config.patch(activation_memory_budget=fraction):
+            call = foregrad.compile(
+                module, backend="eager", partition=functools.partial(torch_min_cut, compiler="eager")
+            )
+            peak, count = _measure(call, built)
+        add("PyTorch", f"{fraction}", peak, count, None, None)
+        if peak >= plans.least:  # ours at the peak that PyTorch's plan really has
+            ours = foregrad.compile(module, backend="eager", memory_budget=peak)
+            add("foregrad", f"{peak / MIB:.2f}", *_measure(ours, built), peak, plans.best(peak).peak)
+    return section
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=DEFAULT)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for name in parser.parse_args().models:
+        print(f"==> {name}", flush=True)
+        print(collect(name).markdown())
+
+
+if __name__ == "__main__":
+    main()
