@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from ..locks import InPlace
 
 __all__ = [
-    "TorchDispatchMode",
+    "ThreadDispatchMode",
     "TorchFunctionMode",
     "count_function_modes",
     "current_autograd_node",
@@ -23,6 +25,7 @@ __all__ = [
     "no_saved_tensors_hooks",
     "plain_execution",
     "symbolic_composites",
+    "without_anomaly_mode",
     "without_torch_functions",
 ]
 
@@ -38,6 +41,20 @@ def is_function_mode_on(mode: TorchFunctionMode) -> bool:
     """Whether `mode` sees the torch functions that are called now: not so in its own handler."""
     c = torch._C
     return any(c._get_function_stack_at(i) is mode for i in range(c._len_torch_function_stack()))
+
+
+class ThreadDispatchMode(TorchDispatchMode):
+    """A dispatch mode that other threads are not told of: PyTorch's flag that some mode is on is one for all threads.
+
+    Dynamo compiles nothing while it is set, and leaves that interleave would leave it set.
+    """
+
+    def __enter__(self) -> Any:
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _pop_mode()
 
 
 def current_autograd_node() -> Any:
@@ -91,6 +108,24 @@ def is_any_autocast_enabled() -> bool:
 def is_tracing_functorch() -> bool:
     """Whether a torch.func transform is active on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+_anomaly: list[bool] = []
+
+
+def _stop_watching() -> None:
+    _anomaly[:] = [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
+    if _anomaly[0]:
+        torch.set_anomaly_enabled(False)
+
+
+def _watch_again() -> None:
+    if _anomaly[0]:
+        torch.set_anomaly_enabled(*_anomaly)
+
+
+# Context: autograd looks for no anomalies. The switch is one for all threads.
+without_anomaly_mode = InPlace(_stop_watching, _watch_again)
 
 
 def clear_autocast_cache() -> None:

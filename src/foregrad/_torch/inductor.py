@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..interrupts import runs_compiler
+from ..locks import make_lock, taken, without_user_code
 from .fakes import FakeTensor, FakeTensorMode
 from .kernels import kernels_together
 from .symbols import is_symbolic
@@ -36,6 +38,7 @@ __all__ = [
     "uses_cudagraphs",
 ]
 
+_alone = make_lock()
 Strides = list[tuple[Any, ...] | None]
 
 
@@ -127,10 +130,10 @@ def _bernoulli(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | 
 
 @contextlib.contextmanager
 def patched_config(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Context: these settings of `torch._inductor.config` in force."""
+    """Context: these settings of `torch._inductor.config` in force, and Inductor this thread's alone."""
     from torch._inductor import config
 
-    with config.patch(dict(settings)) if settings else contextlib.nullcontext():
+    with without_user_code(), taken(_alone), config.patch(dict(settings)) if settings else contextlib.nullcontext():
         yield
 
 
@@ -206,6 +209,7 @@ def lays_out_convolutions() -> bool:
     return bool(config.layout_optimization and (config.force_layout_optimization or with_mkldnn))
 
 
+@runs_compiler
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],

@@ -22,6 +22,9 @@ from typing import Any
 
 import torch
 
+from ..interrupts import runs_compiler
+from ..locks import InPlace
+
 __all__ = ["kernels_together"]
 
 log = logging.getLogger("foregrad")
@@ -30,30 +33,33 @@ _FEWEST = 4  # kernels in a file: they take as long as the start of a compiler d
 _MOST = 64  # for the compiler's memory
 
 _active = threading.local()
-_installed = 0
-_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def kernels_together() -> Iterator[None]:
     """Context: kernels of graphs that Inductor compiles on this thread are compiled together."""
-    global _installed
+    with _patches:
+        before, _active.on = getattr(_active, "on", False), True
+        try:
+            yield
+        finally:
+            _active.on = before
+
+
+def _install() -> None:
     from torch._inductor.async_compile import AsyncCompile
 
-    with _lock:
-        if not _installed:
-            _originals[:] = [AsyncCompile.cpp_pybinding, AsyncCompile.wait]
-            AsyncCompile.cpp_pybinding, AsyncCompile.wait = _cpp_pybinding, _wait  # type: ignore[method-assign]
-        _installed += 1
-    before, _active.on = getattr(_active, "on", False), True
-    try:
-        yield
-    finally:
-        _active.on = before
-        with _lock:
-            _installed -= 1
-            if not _installed:
-                AsyncCompile.cpp_pybinding, AsyncCompile.wait = _originals  # type: ignore[method-assign]
+    _originals[:] = [AsyncCompile.cpp_pybinding, AsyncCompile.wait]
+    AsyncCompile.cpp_pybinding, AsyncCompile.wait = _cpp_pybinding, _wait  # type: ignore[method-assign]
+
+
+def _remove() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.cpp_pybinding, AsyncCompile.wait = _originals  # type: ignore[method-assign]
+
+
+_patches = InPlace(_install, _remove)
 
 
 _originals: list[Any] = []
@@ -111,6 +117,7 @@ def _can_share(source: str) -> bool:
     return set(directives) <= {"include", "pragma"} and len(entries) == 1 == len(re.findall(r'extern\s+"C"', source))
 
 
+@runs_compiler
 def _compiled(sources: Sequence[str], compilers: int, submit: Any) -> dict[str, Callable[..., Any]]:
     """`{source: function}`; `submit` has as many files compiled at once as there may be `compilers`."""
     files = _shared_out(sources, compilers)

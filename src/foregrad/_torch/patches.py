@@ -27,6 +27,8 @@ import torch
 import torch._subclasses as subclasses
 import torch.utils.checkpoint as checkpoint_module
 
+from ..interrupts import deliver, held, runs_user_code
+from ..locks import InPlace
 from . import control_flow, generators, transforms
 
 __all__ = ["Hooks", "patched", "swapping"]
@@ -58,8 +60,6 @@ class Hooks:
 
 
 _active = threading.local()
-_installed = 0
-_lock = threading.Lock()
 _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
 _original_getattribute = object.__getattribute__
@@ -73,10 +73,13 @@ _Region = type(torch.ops.higher_order.tag_activation_checkpoint)
 _original_region = _Region.__call__
 
 
+@runs_user_code
 def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
         return _original_call(self, *args, **kwargs)
+    if held.pending:
+        deliver()
     hooks.enter_module(self)
     try:
         return _original_call(self, *args, **kwargs)
@@ -127,6 +130,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
     raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
 
 
+@runs_user_code
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
@@ -217,45 +221,48 @@ def _is_capturing() -> bool:
     return getattr(_active, "hooks", None) is not None
 
 
+def _install() -> None:
+    torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
+    torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
+    torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
+    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
+    _autograd._engine_run_backward = _engine
+    checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
+    checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
+    torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
+    subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
+    _Region.__call__ = _tagged_region  # type: ignore[method-assign]
+    control_flow.install(_is_capturing)
+    generators.install(_is_capturing)
+    transforms.install(_swapped)
+
+
+def _remove() -> None:
+    torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+    del torch.nn.Module.__getattribute__
+    del torch.Tensor.set_
+    torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
+    _autograd._engine_run_backward = _original_engine
+    checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
+    checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
+    del torch.Tensor.__getattr__  # type: ignore[attr-defined]
+    subclasses.FakeTensor = _original_fake  # type: ignore[misc]
+    _Region.__call__ = _original_region  # type: ignore[method-assign]
+    control_flow.remove()
+    generators.remove()
+    transforms.remove()
+
+
+_patches = InPlace(_install, _remove)
+
+
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in place for this thread; others run as if they were not."""
-    global _installed
     before = getattr(_active, "hooks", None)
-    with _lock:
-        if _installed == 0:
-            torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
-            torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
-            torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
-            torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
-            _autograd._engine_run_backward = _engine
-            checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
-            checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
-            torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
-            subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
-            _Region.__call__ = _tagged_region  # type: ignore[method-assign]
-            control_flow.install(_is_capturing)
-            generators.install(_is_capturing)
-            transforms.install(_swapped)
-        _installed += 1
-    _active.hooks = hooks
-    try:
-        yield
-    finally:
-        _active.hooks = before
-        with _lock:
-            _installed -= 1
-            if _installed == 0:
-                torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
-                del torch.nn.Module.__getattribute__
-                del torch.Tensor.set_
-                torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
-                _autograd._engine_run_backward = _original_engine
-                checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
-                checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
-                del torch.Tensor.__getattr__  # type: ignore[attr-defined]
-                subclasses.FakeTensor = _original_fake  # type: ignore[misc]
-                _Region.__call__ = _original_region  # type: ignore[method-assign]
-                control_flow.remove()
-                generators.remove()
-                transforms.remove()
+    with _patches:
+        _active.hooks = hooks
+        try:
+            yield
+        finally:
+            _active.hooks = before

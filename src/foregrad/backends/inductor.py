@@ -35,6 +35,7 @@ from ..errors import BackendError
 from ..graph.meta import respecify
 from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole, role_of
+from ..interrupts import deliver
 from ..passes.decompose import decompose
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
@@ -101,6 +102,7 @@ class InductorCompiler:
             with inductor.patched_config(self.settings):
                 return _after_joint_passes(gm)
         except Exception as error:
+            deliver(anywhere=True)  # an interrupt ends compilers that run beside this process too
             if self.fallback:
                 log.warning("Inductor's passes failed on a joint graph, which stays as it is: %s", _first_line(error))
                 return gm
@@ -130,6 +132,7 @@ class InductorCompiler:
             with inductor.patched_config(self.settings):
                 return _compile(gm, example_inputs, role_of(gm))
         except Exception as error:
+            deliver(anywhere=True)  # an interrupt ends compilers that run beside this process too
             if self.fallback:
                 log.warning("Inductor failed on a graph, which runs on eager's kernels instead: %s", _first_line(error))
                 return eager_compiler(gm, example_inputs)

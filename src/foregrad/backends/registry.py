@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.metadata
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import fx
 
 from ..errors import BackendError
 from ..graph.partitioned import Partitioned
+from ..locks import make_lock
 
 __all__ = [
     "Backend",
@@ -75,7 +75,7 @@ class _Family:
 
 _backends: dict[str, Backend] = {}
 _families: dict[str, _Family] = {}
-_lock = threading.Lock()
+_lock = make_lock()
 
 
 def register_backend(

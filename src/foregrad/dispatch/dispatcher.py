@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,13 +13,15 @@ from ..config import Config
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..graph.source import Names, compile_source, source_of
+from ..interrupts import held
+from ..locks import Turn, make_lock
 from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
 from .numbers import ConstantNumbers, fixed_numbers
 from .paths import Paths
-from .pipeline import Pipeline, Product, compiling
+from .pipeline import Pipeline, Product
 from .shapes import SizesSeen, check_marked
 from .transformed import Transformed
 from .watch import Watch
@@ -85,7 +86,8 @@ class Dispatcher:
         self.specializations: list[Specialization] = []
         self.compilations: list[Recompile] = []
         self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
-        self._order = threading.Lock()  # held to set `_calls`, never while anything runs
+        self._order = make_lock()  # held to set `_calls`, never while anything runs
+        self._turn = Turn()  # held to make graphs, never while one or the function runs
         self._warned = False
         self._fills = 0  # calls that filled a cache, or changed a state
         self._sizes = SizesSeen(dynamic, open_sizes)
@@ -152,8 +154,9 @@ class Dispatcher:
             self._calls = (specialization.call, *self._calls)
 
     def _remove(self, specialization: Specialization) -> None:
-        self.specializations.remove(specialization)
         with self._order:
+            if specialization in self.specializations:
+                self.specializations.remove(specialization)
             self._calls = tuple(c for c in self._calls if c is not specialization.call)
 
     # ---------------------------------------------------------------- compiling
@@ -161,57 +164,71 @@ class Dispatcher:
     def _compile_and_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
     ) -> Any:
-        with compiling:
-            for call in self._calls:  # another thread may have made it meanwhile
-                result = call(args, kwargs) if call not in tried else MISS
+        while True:
+            with held, self._turn.taken() as is_ours:
+                made_meanwhile = tuple(call for call in self._calls if call not in tried)  # by another thread
+                first = self._make(args, kwargs) if is_ours and not made_meanwhile else None
+            for call in made_meanwhile:
+                result = call(args, kwargs)
                 if result is not MISS:
                     return result
-            reasons = self._why(args, kwargs)
-            for specialization in list(self.specializations):
-                if specialization.watch.dead:
-                    self._remove(specialization)
-                specialization.watch.forget()  # lets go of parameters that were replaced
-            if self._paths.at_limit(self.specializations):
-                if self._paths.past_limit(self.specializations):
-                    with self._order:
-                        self._calls = tuple(s.call for s in self.specializations if not s.decides)
-                return self.function(*args, **kwargs)
-            if self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit:
-                return self.function(*args, **kwargs)
-            if len(self.specializations) >= self.config.recompile_limit:
-                return self._past_the_limit(args, kwargs)
-            self._tell(reasons)
-            try:
-                specialization = self.specialize(flatten_call(self.function, args, kwargs))
-            except LeftBehindError as found:
-                return self._filling(found, args, kwargs)
-            self._add(specialization)
-        result = specialization.call(args, kwargs)
+            tried += made_meanwhile
+            if not made_meanwhile:
+                break
+        if first is None:
+            return self.function(*args, **kwargs)
+        result = first.call(args, kwargs)
         if result is not MISS:
             return result
         # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
-        self._remove(specialization)
-        with compiling:
-            first = specialization
-            try:
-                specialization = self.specialize(flatten_call(self.function, args, kwargs))
-            except LeftBehindError as found:
-                return self._filling(found, args, kwargs)
-            self._add(specialization)
-        result = specialization.call(args, kwargs)
-        if result is MISS and first.makes_the_same_of_it(specialization):
-            self._leave_unrepeated(specialization)
-            result = specialization.call(args, kwargs)
+        with held, self._turn.taken() as is_ours:
+            self._remove(first)
+            second = self._try_to_specialize(args, kwargs) if is_ours else None
+        if second is None:
+            return self.function(*args, **kwargs)
+        result = second.call(args, kwargs)
+        if result is MISS and first.makes_the_same_of_it(second):
+            self._leave_unrepeated(second)
+            result = second.call(args, kwargs)
         if result is MISS:
-            if specialization.decides:  # a backend that rounds otherwise, or an error that eager raises too
-                self._remove(specialization)
+            if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
+                self._remove(second)
                 self._paths.diverged += 1
                 return self.function(*args, **kwargs)
-            self._unguardable(args, kwargs, specialization)
+            self._unguardable(args, kwargs, second)
         return result
 
-    def _filling(self, found: UnsupportedError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call that fills a cache: eager does so, and a later call, which finds it filled, is captured."""
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
+        """A graph for a call that fits none of those that there are; None where the call runs eagerly."""
+        reasons = self._why(args, kwargs)
+        for specialization in list(self.specializations):
+            if specialization.watch.dead:
+                self._remove(specialization)
+            specialization.watch.forget()  # lets go of parameters that were replaced
+        if self._paths.at_limit(self.specializations):
+            if self._paths.past_limit(self.specializations):
+                with self._order:
+                    self._calls = tuple(s.call for s in self.specializations if not s.decides)
+            return None
+        if self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit:
+            return None
+        if len(self.specializations) >= self.config.recompile_limit:
+            self._past_the_limit(args, kwargs)
+            return None
+        self._tell(reasons)
+        return self._try_to_specialize(args, kwargs)
+
+    def _try_to_specialize(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
+        """A graph for a call; None where the call fills a cache: eager does so, and later calls find it filled."""
+        try:
+            specialization = self.specialize(flatten_call(self.function, args, kwargs))
+        except LeftBehindError as found:
+            self._note_filling(found)
+            return None
+        self._add(specialization)
+        return specialization
+
+    def _note_filling(self, found: UnsupportedError) -> None:
         self.compilations.pop()
         self._fills += 1
         if self._fills > self.config.recompile_limit:
@@ -219,8 +236,7 @@ class Dispatcher:
                 raise found
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=5)
-        return self.function(*args, **kwargs)
+                warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=6)
 
     def _leave_unrepeated(self, specialization: Specialization) -> None:
         """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""
@@ -312,7 +328,7 @@ class Dispatcher:
             return None
         return product if product.captured.joint.error is None else None
 
-    def _past_the_limit(self, args: Any, kwargs: Any) -> Any:
+    def _past_the_limit(self, args: Any, kwargs: Any) -> None:
         message = (
             f"`{self.name}` was compiled {len(self.specializations)} times, which is the limit; this call fits none of "
             f"them: {self.specializations[-1].fingerprint.difference(self.function, args, kwargs)}. "
@@ -324,8 +340,7 @@ class Dispatcher:
             raise UnsupportedError(message)
         if not self._warned:
             self._warned = True
-            warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=4)
-        return self.function(*args, **kwargs)
+            warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=5)
 
     def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> None:
         self._remove(specialization)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Iterator
 
 __all__ = [
@@ -15,9 +16,15 @@ __all__ = [
 ]
 
 _model_name = "model"
-_graphs: list[str] = []
 _nth_graph = 0
 _functions = itertools.count()
+
+
+class _OfThread(threading.local):
+    graphs: tuple[str, ...] = ()
+
+
+_now = _OfThread()
 
 
 def set_model_name(name: str) -> None:
@@ -28,12 +35,12 @@ def set_model_name(name: str) -> None:
 
 def get_aot_compilation_context() -> tuple[list[str], str, int]:
     """(labels of the graph being compiled, model name, how many graphs were compiled before)."""
-    return list(_graphs), _model_name, _nth_graph
+    return list(_now.graphs), _model_name, _nth_graph
 
 
 def get_aot_graph_name() -> str:
     """The name of the graph being compiled: `model__0_forward_1`."""
-    return f"{_model_name}__{'_'.join(_graphs)}_{_nth_graph}"
+    return f"{_model_name}__{'_'.join(_now.graphs)}_{_nth_graph}"
 
 
 get_graph_being_compiled = get_aot_graph_name
@@ -43,9 +50,10 @@ get_graph_being_compiled = get_aot_graph_name
 def graph_being_compiled(phase: str) -> Iterator[None]:
     """Context: a graph of that phase (forward, backward, inference) is being compiled."""
     global _nth_graph
-    _graphs[:] = [f"{next(_functions)}_{phase}"]
+    outer = _now.graphs
+    _now.graphs = (f"{next(_functions)}_{phase}",)
     try:
         yield
     finally:
         _nth_graph += 1
-        _graphs.clear()
+        _now.graphs = outer

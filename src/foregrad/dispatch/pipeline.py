@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +28,8 @@ from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
+from ..interrupts import held
+from ..locks import make_lock, taken
 from ..partitioners import default_partition
 from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ..tracing.again import Derivable, Derivative
     from ..tracing.capture import Captured
 
-__all__ = ["Pipeline", "Product", "compiling"]
+__all__ = ["Pipeline", "Product"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -84,7 +85,7 @@ class Pipeline:
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
-        with paused_collection():
+        with held, paused_collection():
             return self._build(call, name, config)
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
@@ -148,6 +149,7 @@ class Pipeline:
         if made.output_strides is not None:
             _lay_out_saved(partitioned, made.output_strides)
 
+        lock = make_lock()
         found: list[Boxed] = []
 
         def make_backward(values: list[Any] | None = None) -> Boxed:
@@ -179,8 +181,8 @@ class Pipeline:
         return Compiled(
             partitioned,
             made.run,
-            _one_at_a_time(make_backward),
-            _one_at_a_time(make_partial_backward),
+            _one_at_a_time(make_backward, lock),
+            _one_at_a_time(make_partial_backward, lock),
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
             make_derived=None if derivable is None else make_derived,
@@ -199,7 +201,7 @@ class Pipeline:
     ) -> Derived:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
-        with compiling, torch.enable_grad():
+        with held, taken(derivable.session.lock), torch.enable_grad():
             results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
                 partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted, at_hand
@@ -228,17 +230,13 @@ class Pipeline:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Held while anything is captured or compiled: the patches are per thread, the caches and names are not. One lock for
-# both, so that no two threads can wait for each other.
-compiling = threading.RLock()
 
-
-def _one_at_a_time(make: F) -> F:
-    """`make` behind the lock: several threads that need a backward at once compile it once."""
+def _one_at_a_time(make: F, lock: Any) -> F:
+    """`make` behind a lock: several threads that need a backward at once compile it once."""
 
     @functools.wraps(make)
     def locked(*args: Any) -> Any:
-        with compiling:
+        with held, taken(lock):
             return make(*args)
 
     return locked  # type: ignore[return-value]
@@ -334,7 +332,7 @@ def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph,
     if made.writes_into:
         careful = dataclasses.replace(role, donated=())
         make_careful = functools.cache(lambda: _compile(compiler, module, joint.name, careful).run)
-        compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful))
+        compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
 
     @functools.cache
     def in_operators() -> Boxed:

@@ -21,9 +21,10 @@ from ..frontend.call import FlatCall, flatten_call
 from ..frontend.sources import Source
 from ..graph.signature import InputInfo
 from ..graph.source import Names, compile_source
+from ..interrupts import held
+from ..locks import Turn
 from .guards import MISS, render_guards
 from .layers import Layered
-from .pipeline import compiling
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -44,6 +45,7 @@ class Transformed:
         self.layered: list[Layered] = []  # what was compiled, for people
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._failures = 0
+        self._turn = Turn()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if "other" in transforms.kinds() or transforms.legacy_vmap_active():
@@ -53,8 +55,10 @@ class Transformed:
             if result is not MISS:
                 return result
         if len(self._calls) + self._failures < self.config.recompile_limit:
-            with compiling:
-                made = self._make(args, kwargs)
+            with held, self._turn.taken() as is_ours:
+                made = self._make(args, kwargs) if is_ours else None
+            if not is_ours:
+                return self.function(*args, **kwargs)
             if made is not None:
                 result = made(args, kwargs)
                 if result is not MISS:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.dispatch import without_anomaly_mode
 from ..errors import AnomalyError
 from ..graph.meta import TensorSpec, spec_of
 from .compiled import Compiled
@@ -83,7 +84,7 @@ def _first_nan(compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any]
         else:
             return None
     search = _Search(partitioned.backward)
-    with torch.no_grad(), engine.disable_autocast(), torch.autograd.set_detect_anomaly(False):
+    with torch.no_grad(), engine.disable_autocast(), without_anomaly_mode:
         try:
             search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *given)
         except _Found as found:

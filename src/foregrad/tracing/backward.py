@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch.dispatch import disable_autocast
+from .._torch.dispatch import disable_autocast, without_anomaly_mode
 from .._torch.histories import have_hooks, lead_to
 from .._torch.tensors import is_usable, is_view
 from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
@@ -38,7 +38,7 @@ def takes_gradient(record: InputRecord) -> bool:
 
 def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
     """`torch.autograd.grad`; autocast belongs to the forward: eager's backward usually runs outside its region."""
-    with disable_autocast(), torch.autograd.set_detect_anomaly(False):
+    with disable_autocast(), without_anomaly_mode:
         return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
 
 

@@ -27,6 +27,7 @@ from ..frontend.tree import check_leaves, flatten
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import Reach
+from ..interrupts import held, note_escaping, runs_user_code
 from .again import Derivable
 from .analysis import Analysis
 from .assembly import Assembly
@@ -113,7 +114,7 @@ def capture_call(
             higher_order=higher_order,
         )
         try:
-            with paused_collection():
+            with held, paused_collection():
                 captured = run.run(lifted)
         except CaptureAgain as found:
             if isinstance(found, SharedClosureFound) and found.source is not None:
@@ -221,6 +222,7 @@ class _Capture:
                 try:
                     result = _run_function(call.function, args, kwargs)
                 except Exception as error:
+                    note_escaping(error)
                     if self.replays_views and recorder.writes.resized:
                         self.replays_views = False
                         return None
@@ -376,6 +378,7 @@ class _Capture:
         return {id(r): positions for r, positions in zip(records, found, strict=True)}
 
 
+@runs_user_code
 def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)

@@ -6,21 +6,29 @@ ones, and now and then everything that the process has imported: a third of the 
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
+
+from ..locks import InPlace
 
 __all__ = ["paused_collection"]
 
 
-@contextlib.contextmanager
-def paused_collection() -> Iterator[None]:
-    """Context: the collector is off, and as it was afterwards. For the whole process, but nothing else notices."""
-    if not gc.isenabled():
-        yield
-        return
+_before: list[bool] = []
+
+
+def _pause() -> None:
+    _before[:] = [gc.isenabled()]
     gc.disable()
-    try:
-        yield
-    finally:
+
+
+def _go_on() -> None:
+    if _before[0]:
         gc.enable()
+
+
+_paused = InPlace(_pause, _go_on)
+
+
+def paused_collection() -> InPlace:
+    """Context: the collector is off, and as it was afterwards. For the whole process, but nothing else notices."""
+    return _paused

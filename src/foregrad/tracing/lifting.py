@@ -28,6 +28,7 @@ from .._torch.tensors import (
 from .._torch.transforms import bottom_of
 from ..errors import UnsupportedAliasError, UnsupportedOpError
 from ..graph.meta import TensorSpec
+from ..interrupts import deliver, held
 from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
@@ -90,6 +91,8 @@ class Lifting(TorchFunctionMode):
         self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if held.pending:
+            deliver()
         if func in _KEEP_REAL:
             return func(*args, **(kwargs or {}))
         if self.ask is not None:

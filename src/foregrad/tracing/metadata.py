@@ -17,7 +17,6 @@ of them is forgotten with it; the guards that a kernel adds are there already wh
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from .._torch.ops import depends_on_values, is_builtin
 from .._torch.symbols import is_symbolic, symbol_made
 from .._torch.tensors import share_memory
 from ..graph.meta import TensorSpec
+from ..locks import make_lock
 from .layouts import RULES, layout_of
 from .opinfo import OpInfo
 from .strides import as_kernels_have_it
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 # Results by key. Recipes are small; a process that makes this many is sweeping over shapes, and starts over.
 _LIMIT = 200_000
 _recipes: dict[Any, Any] = {}
-_lock = threading.Lock()
+_lock = make_lock()
 
 # A recipe: a `TensorSpec` for a new tensor, `_View`, `_Symbolic`, `_Argument`, `_Nothing`, or a list or tuple of these.
 

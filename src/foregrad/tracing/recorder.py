@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._torch.dispatch import (
-    TorchDispatchMode,
+    ThreadDispatchMode,
     count_function_modes,
     current_autograd_node,
     next_sequence_nr,
@@ -58,7 +58,7 @@ prim = torch.ops.prim
 _DEVICE = prim.device.default
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(ThreadDispatchMode):
     """Records onto `tape`; `values` maps the id of each fake tensor seen to its `Value`.
 
     `adopt` is called with a real tensor the function brought in by itself and returns the fake standing for it.

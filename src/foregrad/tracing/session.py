@@ -14,11 +14,13 @@ from .._torch.dispatch import (
     force_view_tracking,
     no_saved_tensors_hooks,
     single_threaded_backward,
+    without_anomaly_mode,
 )
 from .._torch.fakes import FakeTensor, new_fake
 from .._torch.patches import Hooks, patched
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides
+from ..locks import make_lock
 from .alias import Value
 from .known import KnownDecisions
 from .lifting import Lifting
@@ -40,6 +42,7 @@ class Session:
         self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]], *, has_hooks: bool
     ) -> None:
         self.name = name
+        self.lock = make_lock()  # held to go on with the capture
         self.has_hooks = has_hooks
         self.recorder = recorder
         self.known = known
@@ -93,7 +96,7 @@ class Session:
                 single_threaded_backward(),
                 fresh_autocast_cache(),
                 disable_autocast(),
-                torch.autograd.set_detect_anomaly(False),  # nothing can be nan here
+                without_anomaly_mode,  # nothing can be nan here
                 self.lifting,
                 recorder,
             ):

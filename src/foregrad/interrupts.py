@@ -1,0 +1,181 @@
+"""Signals whose handlers may raise, Ctrl-C above all, do so where a capture or a compilation can bear it.
+
+While the main thread captures or compiles, a signal waits until that is done, or until the user's code runs, where an
+exception is like one of that code's own. Anywhere else an exception between two instructions would leave a patch or
+a mode on; raised in Python that autograd's C++ calls, it would end the process. A compiler that works for minutes
+is stopped by the second signal.
+
+Other threads see no signals: Python runs handlers on the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+__all__ = ["deliver", "held", "note_escaping", "runs_compiler", "runs_user_code"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+_HERE = os.path.dirname(__file__) + os.sep
+_WAITING = {"torch.utils.data", "torch.multiprocessing", "torch.distributed"}  # code of PyTorch's that waits for others
+_SWALLOWING = {"weakref", "_weakrefset", "gc"}  # what is raised there is only printed
+_STOPPED = b"foregrad: interrupted; the graph that is being compiled is finished first. Again to stop at once.\n"
+
+_user_callers: set[CodeType] = set()
+_compiler_callers: set[CodeType] = set()
+
+
+def runs_user_code(function: F) -> F:
+    """Decorator: the function calls the user's code, and bears any exception from it."""
+    _user_callers.add(function.__code__)
+    return function
+
+
+def runs_compiler(function: F) -> F:
+    """Decorator: the function calls a compiler that may work for long."""
+    _compiler_callers.add(function.__code__)
+    return function
+
+
+class _Held:
+    """The context `held`; re-entrant."""
+
+    def __init__(self) -> None:
+        self.owner = 0
+        self.depth = 0
+        self.originals: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self.pending: list[int] = []  # the signals that wait
+        self.raised: BaseException | None = None
+        self.has_escaped = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.depth += 1
+        if self.depth > 1:
+            return
+        self.owner = threading.get_ident()
+        try:
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler) and handler is not _handle:
+                    self.originals[number] = handler
+                    signal.signal(number, _handle)
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if self.depth > 1:
+            self.depth -= 1
+            return
+        originals, pending = self.originals, self.pending
+        lost = self.raised if self.has_escaped and self.raised is not error else None
+        self.leave()
+        for number in pending:
+            originals[number](number, sys._getframe(1))
+        if lost is not None:  # one of the places that try something else after an error took it for such
+            raise lost
+
+    def leave(self) -> None:
+        """The handlers as they were."""
+        originals, self.originals = self.originals, {}
+        self.pending, self.raised, self.has_escaped = [], None, False
+        for number, handler in originals.items():
+            if signal.getsignal(number) is _handle:
+                signal.signal(number, handler)
+        self.depth = 0
+
+
+held = _Held()
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    """Takes the place of each handler."""
+    original = held.originals.get(number)
+    if original is None:  # left in place by an exception while it was put there
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        return
+    is_second = number in held.pending
+    if _is_in_user_code(frame) or (is_second and _first_of_ours(frame) in _compiler_callers):
+        if is_second:
+            held.pending.remove(number)
+        _call(original, number, frame)
+        return
+    if not is_second:
+        held.pending.append(number)
+        if number == signal.SIGINT and _first_of_ours(frame) in _compiler_callers:
+            os.write(2, _STOPPED)
+
+
+def _call(original: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+    try:
+        original(number, frame)
+    except BaseException as error:
+        held.raised = error
+        raise
+
+
+def deliver(*, anywhere: bool = False) -> None:
+    """Run the handlers of signals that wait, if the caller was called by the user's code; or `anywhere`."""
+    if threading.get_ident() != held.owner or not held.depth:
+        return
+    frame = sys._getframe(2)
+    if not anywhere and _first_of_ours(frame) not in _user_callers:
+        return
+    while held.pending:
+        number = held.pending.pop()
+        _call(held.originals[number], number, frame)
+
+
+def note_escaping(error: BaseException) -> None:
+    """The user's code has let an exception out: where it is a handler's, nothing in here may take it for an error."""
+    if error is held.raised and threading.get_ident() == held.owner:
+        held.has_escaped = True
+
+
+def _is_in_user_code(frame: FrameType | None) -> bool:
+    """Whether what is interrupted is the user's code, or the standard library on its behalf."""
+    while frame is not None and _module(frame).partition(".")[0] in sys.stdlib_module_names:
+        if _module(frame) in _SWALLOWING:
+            return False
+        frame = frame.f_back
+    if frame is None or _is_ours(frame):
+        return False
+    module = _module(frame)
+    is_torch = module.partition(".")[0] == "torch" and ".".join(module.split(".")[:3]) not in _WAITING
+    return not is_torch and _first_of_ours(frame) in _user_callers
+
+
+def _first_of_ours(frame: FrameType | None) -> CodeType | None:
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_HERE, "<foregrad"))
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _in_child() -> None:
+    if held.depth and held.owner != threading.get_ident():
+        held.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
