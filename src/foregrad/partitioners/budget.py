@@ -33,7 +33,7 @@ from .uniform import Measured, Segment, Space
 __all__ = ["Frontier", "budget_partition", "frontier", "read_budget"]
 
 _STEPS = 2048  # into which bytes are divided while a plan is looked for
-_BUDGETS = 16
+_BUDGETS = 24  # closer together towards the least, where a byte costs most
 
 
 _UNITS = {"": 1} | {
@@ -148,7 +148,7 @@ def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Fronti
         else:
             high = middle
     for k in range(_BUDGETS + 1):
-        segments = search.plan(high + (most - high) * k // _BUDGETS)
+        segments = search.plan(high + (most - high) * k * k // _BUDGETS**2)
         if segments is not None:
             plans.append(space.assemble(segments))
     plans = _undominated(plans)
