@@ -24,6 +24,7 @@ from torch import fx
 
 from ._torch import dynamo, engine
 from ._torch.fakes import FakeTensor
+from ._torch.settings import set_by
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
 from .api import pipeline_for
@@ -132,6 +133,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         dynamo.restart_with_floats(floats)
     pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
+    function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
     lines = dynamo.source_lines(gm)
     if lines is not None:
         stands_for(*lines)

@@ -267,6 +267,7 @@ class Signature:
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead
       there, inputs that they lead to), as bits.
+    * `settings`: what the function sets for what comes after it (grad mode, autocast): names and values.
     * `retained`: positions in `outputs` that keep their gradient (`retain_grad()`); `retained_inputs`: inputs that do.
     * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
       to say where it does).
@@ -298,6 +299,7 @@ class Signature:
     generators: tuple[Any, ...] = ()
     symbols: tuple[SizeSymbol, ...] = ()
     saving: tuple[tuple[int, int], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
     retained: tuple[int, ...] = ()
     retained_inputs: tuple[int, ...] = ()
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()

@@ -15,6 +15,7 @@ import torch
 
 from .._torch import engine
 from .._torch.histories import have_hooks, lead_to
+from .._torch.settings import apply_settings
 from .._torch.tensors import allow_writes
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec
@@ -376,6 +377,9 @@ class _Renderer(LineWriter):
             self._mark(values[at], after, outputs[at].path)
         keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]
         self.lines += [f"{name}.retain_grad()" for name in keeping]
+        if self.signature.settings:
+            settings = self.bind("settings", dict(self.signature.settings))
+            self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
         expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
         self.lines.append(f"return {expression}")
 

@@ -74,6 +74,7 @@ class Assembly:
         reached: dict[int, Reach],
         out_tree: Any,
         results: list[Any],
+        settings: dict[str, Any],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs = self.inputs
         outputs: list[Entry | None] = [*found.entries, *gradients]
@@ -134,6 +135,7 @@ class Assembly:
             decisions=tuple(found.decisions),
             generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
             symbols=self._signature_symbols(records),
+            settings=tuple(settings.items()),
             retained=retained,
             retained_inputs=retained_inputs,
             saving=self._saving([found.fakes[i] for i in differentiable], records),

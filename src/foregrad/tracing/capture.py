@@ -18,7 +18,8 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
-from ..errors import InternalError
+from .._torch.settings import apply_settings, settings
+from ..errors import ForegradError, InternalError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
@@ -34,7 +35,7 @@ from .assembly import Assembly
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions
-from .effects import check_gradients, check_left_behind, check_results, check_run, check_tensors
+from .effects import check_finished, check_gradients, check_left_behind, check_results, check_run, check_tensors
 from .facts import Facts
 from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
@@ -173,6 +174,7 @@ class _Capture:
             self.recorder.decisions.numbers.ours,
         )
         self.inner = InnerGradients(self.inputs, self.recorder, name)
+        self.settings: dict[str, Any] = {}
         self.lifting.on_gradient = self.inner.note
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.lifting.ask = self.facts.ask
@@ -218,7 +220,7 @@ class _Capture:
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),
         ):
-            with self.lifting, recorder:
+            with self._settings_put_back(), self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
                 except Exception as error:
@@ -277,7 +279,7 @@ class _Capture:
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
         parts = found, differentiable, rootless, tangents, gradients, reached
-        records, joint = assembly.joint(*parts, out_tree, out_leaves)
+        records, joint = assembly.joint(*parts, out_tree, out_leaves, self.settings)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
         derivable = assembly.derivable(found, records, joint) if differentiable and self.higher_order else None
@@ -289,6 +291,25 @@ class _Capture:
             if id(record) in number
         ]
         return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, tuple(facts), derivable)
+
+    @contextlib.contextmanager
+    def _settings_put_back(self) -> Iterator[None]:
+        """Context: what the function sets for what comes after it is noted, and put back: each call sets it."""
+        before, was_inference = settings(), torch.is_inference_mode_enabled()
+        self.recorder.default_dtype = torch.get_default_dtype()
+        try:
+            yield
+        except (CaptureAgain, ForegradError):  # the function runs again, or in eager
+            apply_settings(before)
+            raise
+        finally:
+            self.recorder.default_dtype = None
+        now, known = settings(), getattr(self.call.function, "settings", ())
+        self.settings = {name: value for name, value in now.items() if value != before[name] or name in known}
+        apply_settings({name: before[name] for name in self.settings})
+        check_finished(self.name, was_inference)
+        if "the default dtype" in self.settings:
+            self.recorder.refuse_dtype()  # of operators before it nothing is known
 
     # ---------------------------------------------------------------- while the function runs
 

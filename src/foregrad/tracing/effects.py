@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._torch.settings import unfinished
 from .._torch.tensors import is_usable
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
@@ -16,7 +17,7 @@ from ..frontend.tree import flatten
 from .facts import Facts
 from .records import InputRecord
 
-__all__ = ["check_gradients", "check_left_behind", "check_results", "check_run", "check_tensors"]
+__all__ = ["check_finished", "check_gradients", "check_left_behind", "check_results", "check_run", "check_tensors"]
 
 
 def check_run(
@@ -72,6 +73,15 @@ def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
                     f"`{name}` writes to `.grad` of {record.slot}{' at ' + where if where else ''}, which a compiled "
                     "call can't repeat; use torch.autograd.grad, or do it outside."
                 )
+
+
+def check_finished(name: str, was_inference: bool) -> None:
+    """No context was entered that the function has not left, where a compiled call can't enter it as well."""
+    context = unfinished(was_inference)
+    if context is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` enters {context} and does not leave it. Leave it in the function, or enter it outside."
+        )
 
 
 def check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]) -> None:

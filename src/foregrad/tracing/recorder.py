@@ -35,7 +35,13 @@ from .._torch.fakes import (
 from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic
 from .._torch.tensors import is_symbolic_zero
-from ..errors import InternalError, UnsupportedDataDependentError, UnsupportedLayoutError, UnsupportedOpError
+from ..errors import (
+    InternalError,
+    UnsupportedDataDependentError,
+    UnsupportedLayoutError,
+    UnsupportedOpError,
+    UnsupportedSideEffectError,
+)
 from ..graph.meta import TensorSpec
 from .alias import Value, View
 from .constants import evaluate, evaluate_entry, is_constant
@@ -78,6 +84,7 @@ class Recorder(ThreadDispatchMode):
         self.origins = origins
         self.adopt = adopt
         self.decompositions = decompositions
+        self.default_dtype: torch.dtype | None = None  # as the call finds it, while the function runs
         self.is_symbolic = fake_mode.shape_env is not None
         self.tape = Tape()
         self.values: dict[int, Value] = {}
@@ -106,6 +113,8 @@ class Recorder(ThreadDispatchMode):
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         plan = self.plans.get(id(func)) or self._plan(func)
+        if self.default_dtype is not None and torch.get_default_dtype() is not self.default_dtype:
+            self.refuse_dtype()
         if plan.is_query:
             if func is _DEVICE and type(args[0]) is FakeTensor:
                 return args[0].fake_device
@@ -132,6 +141,12 @@ class Recorder(ThreadDispatchMode):
         if plan.formula is not None:
             return plan.formula(self, plan, args, kwargs)
         return self.pure(plan, args, kwargs)
+
+    def refuse_dtype(self) -> None:
+        raise UnsupportedSideEffectError(
+            f"the default dtype is set to another one before {user_line(self.origins.here())}: which dtype a graph's "
+            "numbers become is the default of its call. Set it outside, or name the dtype of each tensor."
+        )
 
     def _plan(self, func: Any) -> Plan:
         if func in QUERIES:
