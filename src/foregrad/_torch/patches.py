@@ -7,7 +7,7 @@
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * the engine behind `torch.autograd.grad` and `backward`: torch functions in the backward of a custom Function, and in
   hooks, get stand-ins too.
-* `torch.utils.checkpoint`'s hooks: a checkpointed region is recorded once and tagged, not recorded twice.
+* `torch.utils.checkpoint`: see `checkpoints`.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
 * `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`.
@@ -25,18 +25,17 @@ from typing import Any
 
 import torch
 import torch._subclasses as subclasses
-import torch.utils.checkpoint as checkpoint_module
 
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
-from . import control_flow, generators, transforms
+from . import checkpoints, control_flow, generators, transforms
 
 __all__ = ["Hooks", "patched", "swapping"]
 
 
 class Hooks:
-    """What the patches call. `region()` and `engine(accumulates)` make the context managers that a checkpointed region
-    and autograd's engine run under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
+    """What the patches call. `regions` is told of checkpointed regions; `engine(accumulates)` makes the context manager
+    that autograd's engine runs under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
     that a tensor does not have.
     """
 
@@ -45,7 +44,7 @@ class Hooks:
         enter_module: Callable[[torch.nn.Module], None],
         leave_module: Callable[[], None],
         swap: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]],
-        region: Callable[[], Any],
+        regions: checkpoints.RegionsOfCapture,
         read: Callable[[torch.nn.Module, str], None] | None = None,
         missing: Callable[[torch.Tensor, str], None] | None = None,
         engine: Callable[[bool], Any] = contextlib.nullcontext,
@@ -53,7 +52,7 @@ class Hooks:
         self.enter_module = enter_module
         self.leave_module = leave_module
         self.swap = swap
-        self.region = region
+        self.regions = regions
         self.read = read
         self.missing = missing
         self.engine = engine
@@ -66,11 +65,7 @@ _original_getattribute = object.__getattribute__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _autograd: Any = torch.autograd
 _original_engine = _autograd._engine_run_backward
-_original_hook = checkpoint_module._checkpoint_hook
-_original_reentrant = checkpoint_module.CheckpointFunction
 _original_fake = subclasses.FakeTensor
-_Region = type(torch.ops.higher_order.tag_activation_checkpoint)
-_original_region = _Region.__call__
 
 
 @runs_user_code
@@ -154,26 +149,6 @@ def _engine(*args: Any, **kwargs: Any) -> Any:
         return _original_engine(*args, **kwargs)
 
 
-class _TaggingHook:
-    """Stands in for checkpoint's saved-tensor hooks: marks what is recorded inside instead of dropping it."""
-
-    def __new__(cls, frame: Any) -> Any:
-        hooks: Hooks | None = getattr(_active, "hooks", None)
-        return _original_hook(frame) if hooks is None else hooks.region()
-
-
-class _TaggingFunction:
-    """Stands in for the reentrant checkpoint's Function."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        hooks: Hooks | None = getattr(_active, "hooks", None)
-        if hooks is None:
-            return _original_reentrant.apply(function, preserve_rng_state, *args)
-        with hooks.region():
-            return function(*args)
-
-
 class _ToldNo(type):
     def __instancecheck__(cls, value: Any) -> bool:
         asker = str(sys._getframe(1).f_globals.get("__name__"))
@@ -195,13 +170,6 @@ class _AskedFake(metaclass=_ToldNo):
     """Stands in for the class of fake tensors where others than torch look it up."""
 
 
-def _tagged_region(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A checkpointed region in a graph of Dynamo's: before 2.13 it runs as it is, but for tags on its own nodes."""
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    with contextlib.nullcontext() if hooks is None else hooks.region():
-        return _original_region(self, *args, **kwargs)
-
-
 @contextlib.contextmanager
 def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
     """Context: custom Functions get what `swap` makes of their arguments, before anything else is swapped."""
@@ -217,6 +185,11 @@ def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
         hooks.swap = before
 
 
+def _regions() -> checkpoints.RegionsOfCapture | None:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else hooks.regions
+
+
 def _is_capturing() -> bool:
     return getattr(_active, "hooks", None) is not None
 
@@ -227,11 +200,9 @@ def _install() -> None:
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
     _autograd._engine_run_backward = _engine
-    checkpoint_module._checkpoint_hook = _TaggingHook  # type: ignore[misc]
-    checkpoint_module.CheckpointFunction = _TaggingFunction  # type: ignore[assignment, misc]
     torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
     subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
-    _Region.__call__ = _tagged_region  # type: ignore[method-assign]
+    checkpoints.install(_regions)
     control_flow.install(_is_capturing)
     generators.install(_is_capturing)
     transforms.install(_swapped)
@@ -243,11 +214,9 @@ def _remove() -> None:
     del torch.Tensor.set_
     torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
     _autograd._engine_run_backward = _original_engine
-    checkpoint_module._checkpoint_hook = _original_hook  # type: ignore[misc]
-    checkpoint_module.CheckpointFunction = _original_reentrant  # type: ignore[misc]
     del torch.Tensor.__getattr__  # type: ignore[attr-defined]
     subclasses.FakeTensor = _original_fake  # type: ignore[misc]
-    _Region.__call__ = _original_region  # type: ignore[method-assign]
+    checkpoints.remove()
     control_flow.remove()
     generators.remove()
     transforms.remove()

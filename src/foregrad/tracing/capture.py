@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +43,7 @@ from .origin import Origins, user_line
 from .outputs import analyze
 from .reach import reached_from
 from .recorder import Recorder
+from .regions import Regions
 from .replaced import check_marked, check_overlapping, check_sizes, views_of_written
 from .reshaping import check_reshaped, reshape_view
 from .session import fresh_autocast_cache, make_tangent
@@ -74,14 +73,6 @@ class Captured:
     reads: Reads
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     derivable: Derivable | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Region:
-    """The tag of a checkpointed region."""
-
-    region: int
-    policy: Any
 
 
 def capture_call(
@@ -163,7 +154,7 @@ class _Capture:
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.left_behind = LeftBehind(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
-        self.regions = itertools.count(1)
+        self.regions = Regions(self.recorder)
         self.lifting = Lifting(
             self.inputs.adopt,
             self.inputs.check_mark,
@@ -207,7 +198,7 @@ class _Capture:
             self._enter,
             self._leave,
             self.lifting.swap,
-            self._checkpoint_region,
+            self.regions,
             self.reads.note,
             self.facts.missing,
             self.lifting.in_engine,
@@ -280,6 +271,7 @@ class _Capture:
         found.add_decisions(recorder.decisions.made)
         parts = found, differentiable, rootless, tangents, gradients, reached
         records, joint = assembly.joint(*parts, out_tree, out_leaves, self.settings)
+        self.regions.check({id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates})
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self._scan_what_ran()
         derivable = assembly.derivable(found, records, joint) if differentiable and self.higher_order else None
@@ -320,16 +312,6 @@ class _Capture:
 
     def _leave(self) -> None:
         self.origins.leave()
-
-    @contextlib.contextmanager
-    def _checkpoint_region(self) -> Iterator[None]:
-        before = self.recorder.recompute
-        policy = torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
-        self.recorder.recompute = before or _Region(next(self.regions), policy)
-        try:
-            yield
-        finally:
-            self.recorder.recompute = before
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
         self.inputs.check_detach(tensor)

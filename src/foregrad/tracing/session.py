@@ -26,6 +26,7 @@ from .known import KnownDecisions
 from .lifting import Lifting
 from .numbering import Numbering
 from .recorder import Recorder
+from .regions import NoRegions
 from .tape import Entry
 
 __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
@@ -61,7 +62,7 @@ class Session:
             lambda module: None,
             lambda: None,
             self.lifting.swap,
-            contextlib.nullcontext,
+            NoRegions(),
             engine=self.lifting.in_engine,
         )
         recorder.adopt = self._adopt

@@ -1,0 +1,115 @@
+"""`torch.utils.checkpoint` while a function is captured: a region is recorded once and tagged, not recorded twice.
+
+Checked on torch 2.11.0, 2.13.0. Selective checkpoint runs the forward under a dispatch mode that asks the user's policy
+about each operator; what the policy says is noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.utils.checkpoint as checkpoint_module
+
+__all__ = ["RegionsOfCapture", "install", "remove"]
+
+
+class RegionsOfCapture(Protocol):
+    """What is told of regions. `depth`: how many are open, one in another; `chosen(depth, run)` calls `run`, which
+    gives (result of an operator, the policy for it), and returns the result.
+    """
+
+    depth: int
+
+    def region(self) -> Any: ...
+
+    def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any: ...
+
+
+_checkpoint: Any = checkpoint_module
+_Selective: Any = _checkpoint._CachingTorchDispatchMode
+_Region: Any = type(torch.ops.higher_order.tag_activation_checkpoint)
+_original_hook = _checkpoint._checkpoint_hook
+_original_reentrant = _checkpoint.CheckpointFunction
+_original_region = _Region.__call__
+_original_enter = _Selective.__enter__
+_original_dispatch = _Selective.__torch_dispatch__
+_regions: Callable[[], RegionsOfCapture | None] = lambda: None  # noqa: E731
+
+
+class _TaggingHook:
+    """Stands in for checkpoint's saved-tensor hooks: marks what is recorded inside instead of dropping it."""
+
+    def __new__(cls, frame: Any) -> Any:
+        regions = _regions()
+        return _original_hook(frame) if regions is None else regions.region()
+
+
+class _TaggingFunction:
+    """Stands in for the reentrant checkpoint's Function."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        regions = _regions()
+        if regions is None:
+            return _original_reentrant.apply(function, preserve_rng_state, *args)
+        with regions.region():
+            return function(*args)
+
+
+def _tagged_region(self: Any, gmod: Any, *args: Any, **kwargs: Any) -> Any:
+    """A checkpointed region in a graph of Dynamo's. Where it has no policy, and before 2.13, it runs as it is, but for
+    tags on its own nodes; else it calls `checkpoint`.
+    """
+    regions = _regions()
+    calls_checkpoint = torch.__version__ >= (2, 13) or "_checkpoint_context_fn" in gmod.meta  # type: ignore[operator]
+    with contextlib.nullcontext() if regions is None or calls_checkpoint else regions.region():
+        return _original_region(self, gmod, *args, **kwargs)
+
+
+def _enter(self: Any) -> Any:
+    regions = _regions()
+    self._foregrad_depth = 0 if regions is None else regions.depth
+    return _original_enter(self)
+
+
+def _dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    regions = _regions()
+    if regions is None:
+        return _original_dispatch(self, func, types, args, kwargs)
+    ask, said = self.policy_fn, []
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        said.append(ask(*args, **kwargs))
+        return said[-1]
+
+    def run() -> tuple[Any, Any]:
+        self.policy_fn = asked
+        try:
+            return _original_dispatch(self, func, types, args, kwargs), said[-1] if said else None
+        finally:
+            self.policy_fn = ask
+
+    return regions.chosen(self._foregrad_depth, run)
+
+
+def install(regions: Callable[[], RegionsOfCapture | None]) -> None:
+    """Put the patches in place; `regions()` gives what is told on this thread, or None where nothing is captured."""
+    global _regions
+    _regions = regions
+    _checkpoint._checkpoint_hook = _TaggingHook
+    _checkpoint.CheckpointFunction = _TaggingFunction
+    _Region.__call__ = _tagged_region
+    _Selective.__enter__ = _enter
+    _Selective.__torch_dispatch__ = _dispatch
+
+
+def remove() -> None:
+    """Put torch's own back."""
+    _checkpoint._checkpoint_hook = _original_hook
+    _checkpoint.CheckpointFunction = _original_reentrant
+    _Region.__call__ = _original_region
+    _Selective.__enter__ = _original_enter
+    _Selective.__torch_dispatch__ = _original_dispatch
