@@ -66,8 +66,8 @@ def version_of(python: str) -> str | None:
         return None
     words = said.stdout.split()
     if said.returncode or words[1:] != ["True"]:
-        reason = (said.stderr.strip().splitlines() or ["it runs without the GIL"])[-1]
-        print(f"    {python} is passed over: {reason}")
+        lines = said.stderr.strip().splitlines() or ["it runs without the GIL"]
+        print(f"    {python} is passed over: {lines[-1 if lines[0].startswith('Traceback') else 0]}")
         return None
     return words[0]
 
