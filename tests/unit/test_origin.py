@@ -37,7 +37,7 @@ def test_a_backward_node_carries_the_line_and_module_of_its_forward():
     joint = foregrad.capture(module, torch.randn(3, requires_grad=True))
     meta = by_op(joint)[torch.ops.aten.sigmoid_backward.default]
     assert "self.second(self.first(x))" in meta["stack_trace"]
-    assert [path for path, _ in meta["nn_module_stack"].values()][-1].endswith("second")
+    assert [path for path, _ in meta["fwd_nn_module_stack"].values()][-1].endswith("second")
 
 
 def turned(x):

@@ -6,9 +6,11 @@ Nothing of Dynamo is imported before it is used: `import foregrad` stays quick.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -16,12 +18,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from .fakes import FakeTensor, FakeTensorMode
+from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .graphs import size_hint
 
 __all__ = [
     "GraphInput",
     "branches_on_values",
+    "compiler_context",
     "compiler_counters",
     "float_symbols",
     "graph_inputs",
@@ -128,8 +131,10 @@ def _source_text(source: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def source_lines(gm: Any) -> tuple[CodeType, dict[int, str]] | None:
-    """(the code that fx made of a graph, the user's stack for each of its lines); None for another module."""
+def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]]]] | None:
+    """(the code that fx made of a graph, for each of its lines the user's stack and what is known of its node);
+    None for another module.
+    """
     if not isinstance(gm, fx.GraphModule):
         return None
     make_code: Any = getattr(gm, "real_recompile", None)
@@ -139,10 +144,18 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, str]] | None:
     lines: Any = gm._lineno_map or {}
     nodes, found = dict(enumerate(_nodes(gm))), {}
     for line, index in lines.items():
-        trace = nodes[index].stack_trace if index in nodes else None
-        if trace:
-            found[line + start] = trace
+        node = nodes.get(index)
+        if node is not None and node.op not in ("placeholder", "output"):
+            found[line + start] = (node.stack_trace or "", _origin_of(node))
     return type(gm).forward.__code__, found
+
+
+def _origin_of(node: fx.Node) -> dict[str, Any]:
+    """The metadata that nodes made of this one have as well."""
+    from torch.fx.traceback import NodeSource, NodeSourceAction
+
+    found = {key: node.meta[key] for key in ("nn_module_stack", "source_fn_stack", "custom") if key in node.meta}
+    return {**found, "from_node": [NodeSource(node, "foregrad", NodeSourceAction.CREATE)]}
 
 
 def tracing_fake_mode() -> FakeTensorMode | None:
@@ -160,6 +173,41 @@ def own_tracing_context(mode: FakeTensorMode | None) -> Iterator[None]:
 
     with tracing(TracingContext(mode)):
         yield
+
+
+@contextlib.contextmanager
+def compiler_context(
+    mode: FakeTensorMode | None, labels: Sequence[str], *, static_inputs: Sequence[int], updates: int, outputs: int
+) -> Iterator[Callable[[], list[Any] | None]]:
+    """Context: what compilers written for AOTAutograd find around them; gives what they report of output strides.
+
+    The tracing context is Dynamo's, if there is one, but for what is told of this graph: its fake mode, its name, which
+    inputs keep their address, how many of its first results are new values of inputs (`updates`), how many results
+    its function has.
+    """
+    from torch._guards import TracingContext, tracing
+
+    outer = TracingContext.try_get()
+    context: Any = TracingContext(mode) if outer is None else copy.copy(outer)
+    fresh = TracingContext(mode)
+    context.fake_mode = mode
+    context.tensor_to_context = fresh.tensor_to_context
+    context.hop_dispatch_set_cache = fresh.hop_dispatch_set_cache
+    context.aot_graph_name = list(labels)
+    context.params_flat, context.params_flat_unwrap_subclasses, context.params_unwrapped_to_flat_index = [], [], []
+    context.fakify_first_call = True  # strides are to be reported as symbols where they are, not as this call's numbers
+    context.fw_metadata = types.SimpleNamespace(
+        static_input_indices=list(static_inputs),
+        num_mutated_inp_runtime_indices=updates,
+        mutated_inp_runtime_indices=list(range(updates)),
+        num_forward_returns=outputs,
+        num_outputs=outputs - updates,
+        num_intermediate_bases=0,
+        bw_donated_idxs=[],
+        tokens={},
+    )
+    with tracing(context), real_constants(mode), TracingContext.report_output_strides() as strides:
+        yield lambda: list(strides) if strides else None
 
 
 def float_symbols(gm: fx.GraphModule) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ __all__ = [
     "like_source",
     "new_fake",
     "new_fake_over",
+    "real_constants",
     "symbolic_fake",
 ]
 
@@ -300,3 +303,17 @@ def meta_storage(nbytes: int) -> torch.UntypedStorage:
 def fake_device(tensor: torch.Tensor) -> torch.device:
     """The device a tensor says it is on, without the dispatch that `.device` costs on a fake."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+@contextlib.contextmanager
+def real_constants(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Context: operators take a graph's constants, which are real tensors, beside fakes."""
+    if mode is None:
+        yield
+        return
+    before = mode.allow_non_fake_inputs
+    mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before

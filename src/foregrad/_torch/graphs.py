@@ -19,12 +19,14 @@ __all__ = [
     "GraphCopier",
     "GraphWriter",
     "OperatorFacts",
+    "copied",
     "is_higher_order",
     "is_operator",
     "operator_facts",
     "size_hint",
     "symbol_of",
     "symbols_in",
+    "tensor_metadata",
 ]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -108,6 +110,13 @@ def symbol_of(value: Any) -> Any:
     return None
 
 
+def tensor_metadata(tensor: torch.Tensor) -> Any:
+    """What `node.meta["tensor_meta"]` holds of a tensor."""
+    from torch.fx.passes.shape_prop import _extract_tensor_metadata
+
+    return _extract_tensor_metadata(tensor)
+
+
 class GraphWriter:
     """Appends nodes to a new graph without what `Graph.create_node` does besides: `graph` is the result."""
 
@@ -184,3 +193,16 @@ class GraphCopier:
         """The output node, in terms of the original graph's nodes."""
         node: fx.Node = self.graph.output(map_arg(values, self._copy_of))
         return node
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph, with the names and metadata of its nodes."""
+    copier = GraphCopier()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            copier.placeholder(node)
+        elif node.op == "output":
+            copier.output(node.args[0]).meta.update(node.meta)
+        else:
+            copier.copy(node)
+    return copier.graph

@@ -19,7 +19,7 @@ from torch import fx
 
 from ..interrupts import runs_compiler
 from ..locks import make_lock, taken, without_user_code
-from .fakes import FakeTensor, FakeTensorMode
+from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .kernels import kernels_together
 from .symbols import is_symbolic
 
@@ -161,7 +161,7 @@ def propagate(
     """
     from torch._dispatch.python import enable_python_dispatcher
 
-    with torch.no_grad(), enable_python_dispatcher(), _real_constants(fake_mode):
+    with torch.no_grad(), enable_python_dispatcher(), real_constants(fake_mode):
         _propagator()(gm, fake_mode, known).propagate_dont_convert_inputs(*inputs)
 
 
@@ -245,7 +245,7 @@ def compile_graph(
     cache = contextlib.ExitStack()
     cache.enter_context(patched_config(settings))
     cache.enter_context(_cached_apart(mode, output.meta["user_visible_output_idxs"], donated))
-    tracing_context, constants = tracing(_context(mode, donated)), _real_constants(mode)
+    tracing_context, constants = tracing(_context(mode, donated)), real_constants(mode)
     with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
             gm,
@@ -331,17 +331,3 @@ def _context(mode: FakeTensorMode | None, donated: Sequence[int]) -> Any:
     if donated:
         context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(donated))  # all that is read of it here
     return context
-
-
-@contextlib.contextmanager
-def _real_constants(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Context: operators take a graph's constants, which are real tensors, beside fakes."""
-    if mode is None:
-        yield
-        return
-    before = mode.allow_non_fake_inputs
-    mode.allow_non_fake_inputs = True
-    try:
-        yield
-    finally:
-        mode.allow_non_fake_inputs = before

@@ -28,7 +28,7 @@ from .._torch import inductor
 from .._torch.codegen import OpOverload
 from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
-from .._torch.graphs import GraphCopier, symbols_in
+from .._torch.graphs import copied, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.ops import depends_on_values
 from ..errors import BackendError
@@ -164,7 +164,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     if role.phase == "inference":
         copy = _after_joint_passes(gm)
     else:
-        copy = _copy(gm)
+        copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
     if foreign:
         return compile_around(copy, foreign, _compile_segment)
@@ -197,7 +197,7 @@ def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any]) -> Boxed:
 
 def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    copy = _copy(gm)
+    copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     mode = _fake_mode(inputs)
     if mode is None:
         return copy
@@ -209,18 +209,6 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
             inductor.propagate(copy, inputs, mode, known=_foreign(copy))
     respecify(copy.graph)
     return copy
-
-
-def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    copier = GraphCopier()
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            copier.placeholder(node)
-        elif node.op == "output":
-            copier.output(node.args[0])
-        else:
-            copier.copy(node)
-    return make_graph_module(gm, copier.graph, "GraphModule")
 
 
 def _fake_mode(inputs: Sequence[Any]) -> Any:
@@ -265,10 +253,12 @@ def _takes_by_numbers(node: fx.Node) -> bool:
 
 
 def _is_drawn_by_eager(node: fx.Node) -> bool:
-    """Whether a node is a `bernoulli` that is not to be Inductor's, which would lower it wrongly."""
-    if node.target is not torch.ops.aten.bernoulli.p:
-        return False
-    return inductor.draws_as_eager() or node.kwargs.get("generator") is not None
+    """Whether a node draws from a generator that it is given, which Inductor would pass over, or is a `bernoulli` with
+    eager's numbers, which Inductor would lower wrongly.
+    """
+    if any(isinstance(given.meta.get("val"), torch.Generator) for given in node.all_input_nodes):
+        return True
+    return node.target is torch.ops.aten.bernoulli.p and inductor.draws_as_eager()
 
 
 def _is_number_of_data(node: fx.Node) -> bool:

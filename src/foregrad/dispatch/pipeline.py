@@ -15,10 +15,8 @@ from .._torch.fakes import new_fake
 from .._torch.modules import make_graph_module
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
-from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..config import Config
-from ..errors import BackendError, ForegradError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.sources import Source
@@ -39,7 +37,7 @@ from ..passes.zeros import without_tangents
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Partial, Wanted
 from ..runtime.donated import overwriting, owned_among
 from ..tracing.collection import paused_collection
-from .naming import graph_being_compiled
+from .compilers import call_compiler
 from .numbers import check_numbers
 
 if TYPE_CHECKING:
@@ -145,7 +143,7 @@ class Pipeline:
         backward = partitioned.backward
         num_saved = len(partitioned.saved_nodes)
         roles = _Roles(joint.signature, partitioned.saved_nodes)
-        made = _compile(compiler, partitioned.forward, joint.name, roles.inference() if inference else roles.forward())
+        made = call_compiler(compiler, partitioned.forward, joint, roles.inference() if inference else roles.forward())
         if made.output_strides is not None:
             _lay_out_saved(partitioned, made.output_strides)
 
@@ -313,6 +311,7 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
             continue
         if isinstance(spec, TensorSpec) and stride is not None and not same_numbers(spec.stride, stride):
             chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
+            placeholder.meta.pop("tensor_meta", None)
             placeholder.meta["spec"] = chosen
             placeholder.meta["val"] = new_fake(
                 partitioned.joint.fake_mode, chosen.shape, chosen.stride, chosen.dtype, chosen.device
@@ -325,18 +324,18 @@ def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph,
     A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
     """
     known = joint.num_guards()
-    made = _compile(compiler, module, joint.name, role)
+    made = call_compiler(compiler, module, joint, role)
     compiled = made.run
     if compiler is eager_compiler:
         return compiled
     if made.writes_into:
         careful = dataclasses.replace(role, donated=())
-        make_careful = functools.cache(lambda: _compile(compiler, module, joint.name, careful).run)
+        make_careful = functools.cache(lambda: call_compiler(compiler, module, joint, careful).run)
         compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
 
     @functools.cache
     def in_operators() -> Boxed:
-        return _compile(eager_compiler, module, joint.name, role).run
+        return call_compiler(eager_compiler, module, joint, role).run
 
     if joint.num_guards() > known:
         return in_operators()
@@ -353,37 +352,3 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
         return compiled(values)
 
     return backward
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Made:
-    """A compiled graph, and what its compiler says of it: the strides of its outputs, the inputs it writes into."""
-
-    run: Boxed
-    output_strides: Any
-    writes_into: tuple[int, ...]
-
-
-def _compile(compiler: Compiler, module: fx.GraphModule, name: str, role: GraphRole) -> _Made:
-    phase = role.phase
-    if not str(getattr(compiler, "__module__", "")).startswith("foregrad."):
-        # Others may need its class, or its code, as they are: TorchScript can't read a module that makes them late.
-        module = fx.GraphModule(module, module.graph)
-    role.put_on(module)
-    example_inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
-    with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
-        try:
-            result = compiler(module, example_inputs)
-        except ForegradError:
-            raise
-        except Exception as error:
-            error.add_note(f"while the backend compiled the {phase} graph of `{name}`") if hasattr(
-                error, "add_note"
-            ) else None
-            raise
-        if not callable(result):
-            raise BackendError(
-                f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
-            )
-        strides, written = getattr(result, "output_strides", None), getattr(result, "writes_into", ())
-        return _Made(as_boxed(result), strides, tuple(written))

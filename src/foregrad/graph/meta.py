@@ -9,12 +9,12 @@ Known weakness: fake values made late do not share storage with one another, eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
 from typing import Any
 
 import torch
 
-from .._torch.graphs import size_hint
+from .._torch.graphs import size_hint, tensor_metadata
 
 __all__ = ["NodeMeta", "TensorSpec", "contiguous_strides", "nbytes_of", "respecify", "spec_of"]
 
@@ -175,7 +175,8 @@ class NodeMeta(dict[str, Any]):
     """`node.meta` of a captured node. Behaves as the dict PyTorch's tools expect, computing late what is costly.
 
     `"spec"` is a `TensorSpec`, a list/tuple of them (multi-output ops; None for an output that is not a tensor),
-    or absent for non-tensors. `"val"` and `"stack_trace"` are made on first use from the functions given here.
+    or absent for non-tensors. `"val"`, `"stack_trace"`, ... are made on first use from the functions given here,
+    `"tensor_meta"` from `"val"`; whoever looks at all there is (`dict(meta)`, `meta.items()`) gets everything made.
     """
 
     __slots__ = ("_late",)
@@ -186,9 +187,12 @@ class NodeMeta(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         make = self._late.get(key)
-        if make is None:
+        if make is not None:
+            value = self[key] = make()
+        elif key == "tensor_meta" and isinstance(found := self.get("val"), torch.Tensor):
+            value = self[key] = tensor_metadata(found)
+        else:
             raise KeyError(key)
-        value = self[key] = make()
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -201,15 +205,58 @@ class NodeMeta(dict[str, Any]):
         return super().__contains__(key) or key in self._late
 
     def copy(self) -> NodeMeta:
-        return NodeMeta(self, late=self._late)
+        return NodeMeta(dict.items(self), late=self._late)
 
     __copy__ = copy
 
     def materialize(self) -> dict[str, Any]:
         """A plain dict with everything made."""
-        for key in self._late:
-            _ = self[key]
-        return dict(self)
+        for key in (*self._late, "tensor_meta"):
+            self.get(key)
+        return dict(dict.items(self))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.materialize())
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        return self.materialize().keys()
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        return self.materialize().values()
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        return self.materialize().items()
+
+    def __len__(self) -> int:
+        return len(self.materialize())
+
+    def __eq__(self, other: object) -> bool:
+        return self.materialize() == (other.materialize() if isinstance(other, NodeMeta) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self.materialize() | dict(other)
+
+    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return dict(other) | self.materialize()
+
+    def __reduce__(self) -> Any:
+        return dict, (self.materialize(),)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = self.get(key, *default) if default else self[key]
+        self._late = {name: make for name, make in self._late.items() if name != key}
+        dict.pop(self, key, None)
+        return value
 
 
 def spec_of(node: torch.fx.Node) -> Any:

@@ -49,6 +49,7 @@ class _Builder:
         self.root = torch.nn.Module()
         self.nodes: dict[int, fx.Node] = {}
         self.constants = 0
+        self.generators: dict[torch.Generator, fx.Node] = {}
 
     def build(
         self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
@@ -79,6 +80,7 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             if self.sizes is not None:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
+            args, kwargs = self._with_generators(args), self._with_generators(kwargs)
             name = self.writer.name(_name(entry.target))
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
@@ -86,6 +88,26 @@ class _Builder:
         number = self.numbers.get(id(entry))
         if self.sizes is not None and isinstance(number, torch.SymInt):
             self.sizes.define(number, node)
+
+    def _with_generators(self, arguments: Any) -> Any:
+        """Arguments with random generators read from the module: as objects they have no spelling in its code."""
+        values = arguments.values() if isinstance(arguments, dict) else arguments
+        if not any(isinstance(value, torch.Generator) for value in values):
+            return arguments
+        if isinstance(arguments, dict):
+            return {key: self._generator(value) for key, value in arguments.items()}
+        return tuple(map(self._generator, arguments))
+
+    def _generator(self, value: Any) -> Any:
+        if not isinstance(value, torch.Generator):
+            return value
+        node = self.generators.get(value)
+        if node is None:
+            attribute = f"_generator{len(self.generators)}"
+            setattr(self.root, attribute, value)
+            node = self.generators[value] = self.graph.get_attr(attribute)
+            node.meta = NodeMeta({"val": value})
+        return node
 
     def _node(self, entry: Entry) -> fx.Node:
         return self.nodes[id(entry)]
@@ -99,6 +121,11 @@ class _Builder:
         if entry.target is None:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
+        late["original_aten"] = lambda: _original(entry)
+        forward = ""
+        if entry.is_backward:
+            meta["autograd_backward"] = True
+            forward = "fwd_"
         if entry.sequence_nr is not None:
             meta["seq_nr"] = entry.sequence_nr
         if entry.recompute is not None:
@@ -110,11 +137,26 @@ class _Builder:
             prefix = ""
             if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
                 prefix = "Gradient accumulation (a value is used more than once), or backward of:\n"
+                meta["is_gradient_acc"] = True
             text = origin.text
             late["stack_trace"] = lambda: prefix + text()
-            if origin.modules:
-                meta["nn_module_stack"] = {str(i): item for i, item in enumerate(origin.modules)}
+            if not prefix and not origin.frames:
+                del late["stack_trace"]
+            if origin.metadata is not None:
+                meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
+            elif origin.modules:
+                meta[f"{forward}nn_module_stack"] = {str(i): item for i, item in enumerate(origin.modules)}
         return meta
+
+
+_EVERYWHERE = {"from_node", "custom"}
+
+
+def _original(entry: Entry) -> Any:
+    """The operator that an entry comes from, before decompositions."""
+    if entry.target is operator.getitem and isinstance(entry.args[0], Entry):
+        return _original(entry.args[0])
+    return entry.original or entry.target
 
 
 def _tensor_args(entry: Entry) -> list[Entry]:

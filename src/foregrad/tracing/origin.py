@@ -14,8 +14,10 @@ import torch
 
 __all__ = ["Origin", "Origins", "line_of", "stands_for", "user_line"]
 
-_OURS = os.path.dirname(__file__)
-_NOT_THE_USERS = (torch.__path__[0], _OURS, os.path.join(os.path.dirname(_OURS), "_torch"), "<frozen")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+# All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
+_OURS = [os.path.join(_PACKAGE, part) for part in ("tracing", "_torch", "aot.py", "api.py", "dynamo.py", "dispatch")]
+_NOT_THE_USERS = (torch.__path__[0], *_OURS, "<frozen")
 
 
 class _Place(NamedTuple):
@@ -26,13 +28,22 @@ class _Place(NamedTuple):
 
 
 class Origin:
-    """The stack of user frames, innermost first, and the path of modules that were running."""
+    """The stack of user frames, innermost first, and the path of modules that were running.
 
-    __slots__ = ("frames", "modules")
+    `metadata` is of the node that the innermost line stands for, in code that was made of another graph.
+    """
 
-    def __init__(self, frames: tuple[tuple[CodeType | _Place, int], ...], modules: tuple[tuple[str, str], ...]) -> None:
+    __slots__ = ("frames", "metadata", "modules")
+
+    def __init__(
+        self,
+        frames: tuple[tuple[CodeType | _Place, int], ...],
+        modules: tuple[tuple[str, str], ...],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
         self.frames = frames
         self.modules = modules
+        self.metadata = metadata
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
@@ -57,6 +68,7 @@ class Origins:
         frame: Any = sys._getframe(1)
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
+        metadata: Mapping[str, Any] | None = None
         frames: list[tuple[CodeType | _Place, int]] = []
         while frame is not None:
             code = frame.f_code
@@ -77,10 +89,11 @@ class Origins:
                         return last[2]
                 if user is True:
                     frames.append((code, line))
-                else:
-                    frames += user.get(line, ())
+                elif (known := user.get(line)) is not None:
+                    frames += known.frames
+                    metadata = metadata or known.metadata
             frame = frame.f_back
-        origin = Origin(tuple(frames), tuple(modules))
+        origin = Origin(tuple(frames), tuple(modules), metadata)
         if first is not None:
             self._last = (first, first.f_lineno, origin)
         return origin
@@ -100,15 +113,21 @@ class Origins:
 
 
 # Whether a code object is the user's; bounded by the number of functions in the program. For code that was made of the
-# user's: the frames that each of its lines stands for, innermost first.
-_IS_USER: dict[CodeType, bool | Mapping[int, list[tuple[CodeType | _Place, int]]]] = {}
+# user's: what each of its lines stands for, innermost frame first.
+_IS_USER: dict[CodeType, bool | Mapping[int, Origin]] = {}
 
 
-def stands_for(code: CodeType, traces: Mapping[int, str]) -> None:
-    """Say that `code` was made of the user's: the stack (as in a traceback) that each of its lines comes from."""
+def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
+    """Say that `code` was made of the user's: the stack (as in a traceback) that each of its lines comes from, and
+    what is known of the node that it is.
+    """
     _IS_USER[code] = {
-        line: [(_Place(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))]
-        for line, trace in traces.items()
+        line: Origin(
+            tuple((_Place(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))),
+            (),
+            metadata,
+        )
+        for line, (trace, metadata) in lines.items()
     }
 
 

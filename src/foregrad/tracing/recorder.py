@@ -120,9 +120,12 @@ class Recorder(ThreadDispatchMode):
                 return args[0].fake_device
             return self.kernels(func, args, kwargs)
         if plan.decomposition is not None:
+            count = len(self.tape.entries)
             with self:
                 result = plan.decomposition(*args, **kwargs)
             if result is not NotImplemented:
+                for entry in self.tape.entries[count:]:
+                    entry.original = func
                 return result
         info = plan.info
         if info.is_composite:

@@ -29,6 +29,7 @@ class Entry:
         "kwargs",
         "name",
         "origin",
+        "original",
         "recompute",
         "sequence_nr",
         "spec",
@@ -49,6 +50,7 @@ class Entry:
         self.spec: TensorSpec | tuple[Any, ...] | None = spec
         self.name: str | None = None
         self.origin: Any = None
+        self.original: Any = None  # the operator that the user's program called, when this is part of its decomposition
         self.sequence_nr: int | None = None
         self.is_backward = False
         self.has_effect = False

@@ -1,0 +1,130 @@
+"""How a compiler is called: our own with the graph as it is, others as compilers written for AOTAutograd expect it.
+
+Those may change the graph they are given, so they get a copy of it. Its nodes' metadata is plain and complete. Around
+the compiler stands a tracing context with the fake mode of the graph; what the compiler reports there of the strides of
+its outputs is believed, as is what its function says in an attribute `output_strides`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import engine
+from .._torch.dynamo import compiler_context
+from .._torch.graphs import copied, is_operator, tensor_metadata
+from ..backends.boxed import as_boxed
+from ..errors import BackendError, ForegradError
+from ..graph.joint import JointGraph
+from ..graph.meta import NodeMeta
+from ..graph.role import GraphRole
+from ..graph.slots import Updated
+from ..runtime.compiled import Boxed
+from .naming import get_aot_compilation_context, graph_being_compiled
+
+__all__ = ["Made", "call_compiler"]
+
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """A compiled graph, and what its compiler says of it: the strides of its outputs, the inputs it writes into."""
+
+    run: Boxed
+    output_strides: list[tuple[Any, ...] | None] | None
+    writes_into: tuple[int, ...]
+
+
+def call_compiler(compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> Made:
+    """Compile one half of `joint`. Raises `BackendError` for a result that can't be called."""
+    is_ours = str(getattr(compiler, "__module__", "")).startswith("foregrad.")
+    given = module if is_ours else _for_others(module, role)
+    role.put_on(given)
+    example_inputs = [n.meta["val"] for n in given.graph.nodes if n.op == "placeholder"]
+    phase, name, reported = role.phase, joint.name, None
+    with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
+        try:
+            if is_ours:
+                result = compiler(given, example_inputs)
+            else:
+                with _context(joint, role) as strides_reported:
+                    result = compiler(given, example_inputs)
+                    reported = strides_reported()
+        except ForegradError:
+            raise
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"while the backend compiled the {phase} graph of `{name}`")
+            raise
+        if not callable(result):
+            raise BackendError(
+                f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
+            )
+        strides = reported or _strides(getattr(result, "output_strides", None))
+        return Made(as_boxed(result), strides, tuple(getattr(result, "writes_into", ())))
+
+
+def _context(joint: JointGraph, role: GraphRole) -> Any:
+    labels, _, _ = get_aot_compilation_context()
+    signature = joint.signature
+    updates = sum(isinstance(slot, Updated) for slot in signature.graph_outputs)
+    static = role.static_inputs if role.phase != "backward" else ()
+    return compiler_context(
+        joint.fake_mode, labels, static_inputs=static, updates=updates, outputs=signature.num_forward_outputs
+    )
+
+
+def _strides(said: Any) -> list[tuple[Any, ...] | None] | None:
+    """What an attribute says of strides; an attribute of that name may be something else (text, in Inductor's)."""
+    if not isinstance(said, (list, tuple)) or not all(map(_is_stride, said)):
+        return None
+    return [None if stride is None else tuple(stride) for stride in said]
+
+
+def _is_stride(stride: Any) -> bool:
+    if isinstance(stride, (list, tuple)):
+        return all(isinstance(number, (int, torch.SymInt)) for number in stride)
+    return stride is None
+
+
+def _for_others(module: fx.GraphModule, role: GraphRole) -> fx.GraphModule:
+    graph = copied(module.graph)
+    nodes = list(graph.nodes)
+    for node in nodes:
+        node.meta = _metadata(node)
+    output = nodes[-1]
+    results: Sequence[Any] = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    # Which results must have the strides they have in the graph: Inductor looks for it there.
+    output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
+    output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
+    # Its class and its code are there from the beginning: TorchScript can't read a module that makes them late.
+    return fx.GraphModule(module, graph)
+
+
+def _stack_trace(result: Any) -> str | None:
+    return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
+
+
+def _metadata(node: fx.Node) -> dict[str, Any]:
+    """All that PyTorch's own graphs say of a node, in a plain dict."""
+    meta = node.meta.materialize() if isinstance(node.meta, NodeMeta) else dict(node.meta)
+    if isinstance(meta.get("val"), torch.Tensor):
+        meta["tensor_meta"] = tensor_metadata(meta["val"])
+    if node.op == "placeholder":
+        meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
+    elif node.op == "call_function" and "original_aten" not in meta:
+        operators = [n.target for n in _made_of(node) if is_operator(n.target)]
+        meta |= {"original_aten": operators[0]} if operators else {}
+    return meta
+
+
+def _made_of(node: fx.Node) -> Iterator[fx.Node]:
+    """A node, and the one that it takes a result of."""
+    yield node
+    if node.args and isinstance(node.args[0], fx.Node):
+        yield node.args[0]
