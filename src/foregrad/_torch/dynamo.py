@@ -154,7 +154,9 @@ def _origin_of(node: fx.Node) -> dict[str, Any]:
     """The metadata that nodes made of this one have as well."""
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
-    found = {key: node.meta[key] for key in ("nn_module_stack", "source_fn_stack", "custom") if key in node.meta}
+    found: dict[str, Any] = {
+        key: node.meta[key] for key in ("nn_module_stack", "source_fn_stack", "custom") if key in node.meta
+    }
     return {**found, "from_node": [NodeSource(node, "foregrad", NodeSourceAction.CREATE)]}
 
 

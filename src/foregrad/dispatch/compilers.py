@@ -43,7 +43,7 @@ class Made:
 def call_compiler(compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> Made:
     """Compile one half of `joint`. Raises `BackendError` for a result that can't be called."""
     is_ours = str(getattr(compiler, "__module__", "")).startswith("foregrad.")
-    given = module if is_ours else _for_others(module, role)
+    given = module if is_ours else _for_others(module, joint, role)
     role.put_on(given)
     example_inputs = [n.meta["val"] for n in given.graph.nodes if n.op == "placeholder"]
     phase, name, reported = role.phase, joint.name, None
@@ -92,11 +92,15 @@ def _is_stride(stride: Any) -> bool:
     return stride is None
 
 
-def _for_others(module: fx.GraphModule, role: GraphRole) -> fx.GraphModule:
+def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
     graph = copied(module.graph)
     nodes = list(graph.nodes)
+    infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
+    with_gradient = {node.name for node, info in infos if info.requires_grad}
     for node in nodes:
         node.meta = _metadata(node)
+        if node.name in with_gradient and "tensor_meta" in node.meta:
+            node.meta["tensor_meta"] = node.meta["tensor_meta"]._replace(requires_grad=True)
     output = nodes[-1]
     results: Sequence[Any] = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
     # Which results must have the strides they have in the graph: Inductor looks for it there.

@@ -233,7 +233,7 @@ class NodeMeta(dict[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self.materialize() == (other.materialize() if isinstance(other, NodeMeta) else other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.materialize() | dict(other)

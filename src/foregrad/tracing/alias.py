@@ -21,7 +21,7 @@ from ..errors import UnsupportedAliasError, UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .memory import CallInMemory, Place, place_of
 from .opinfo import IDENTITIES
-from .origin import Origin
+from .origin import Made, Origin
 from .tape import Entry
 from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
@@ -51,7 +51,7 @@ class View:
         grad_enabled: bool,
         *,
         is_member: bool = False,
-        made: tuple[Origin | None, int | None] | None = None,
+        made: Made | None = None,
     ) -> None:
         self.op = op
         self.args = args  # without the source
@@ -60,7 +60,7 @@ class View:
         self.call = call  # one object for all outputs of one call
         self.grad_enabled = grad_enabled
         self.is_member = is_member  # an input's place in a memory that inputs share
-        self.made = made  # where the user's program made it, and its autograd sequence number
+        self.made = made  # where the user's program made it, its autograd sequence number, what was decomposed into it
 
 
 class Storage:
@@ -169,7 +169,7 @@ class Value:
         self.generation = storage.generation
         made = None if self.view is None else self.view.made
         if made is not None and entry is not source.entry:
-            entry.origin = made[0]
+            entry.origin, entry.original = made[0], made[2]
             if made[0] is None or not entry.is_backward:
                 entry.sequence_nr = made[1]
         return entry

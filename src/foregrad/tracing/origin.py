@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Origin", "Origins", "line_of", "stands_for", "user_line"]
+__all__ = ["Made", "Origin", "Origins", "line_of", "stands_for", "user_line"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
@@ -54,6 +54,9 @@ class Origin:
             if source:
                 lines.append(f"    {source}")
         return "\n".join(lines)
+
+
+Made = tuple[Origin | None, int | None, Any]  # see `Recorder.made`
 
 
 class Origins:

@@ -50,7 +50,7 @@ from .detached import Detached
 from .kernel_errors import as_kernels_say
 from .metadata import Metadata
 from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
-from .origin import Origin, Origins, user_line
+from .origin import Made, Origins, user_line
 from .overlaps import check_view
 from .plans import NO_KEYWORDS, PLAIN, PLAINER, QUERIES, Plan, draws_nothing, has_real
 from .tape import Entry, Tape
@@ -85,6 +85,7 @@ class Recorder(ThreadDispatchMode):
         self.adopt = adopt
         self.decompositions = decompositions
         self.default_dtype: torch.dtype | None = None  # as the call finds it, while the function runs
+        self.original: Any = None  # the outermost operator that is being decomposed
         self.is_symbolic = fake_mode.shape_env is not None
         self.tape = Tape()
         self.values: dict[int, Value] = {}
@@ -120,12 +121,13 @@ class Recorder(ThreadDispatchMode):
                 return args[0].fake_device
             return self.kernels(func, args, kwargs)
         if plan.decomposition is not None:
-            count = len(self.tape.entries)
-            with self:
-                result = plan.decomposition(*args, **kwargs)
+            outer, self.original = self.original, self.original or func
+            try:
+                with self:
+                    result = plan.decomposition(*args, **kwargs)
+            finally:
+                self.original = outer
             if result is not NotImplemented:
-                for entry in self.tape.entries[count:]:
-                    entry.original = func
                 return result
         info = plan.info
         if info.is_composite:
@@ -288,24 +290,26 @@ class Recorder(ThreadDispatchMode):
         entry.has_effect = is_random and not draws_nothing(target, args)
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
-        entry.origin, entry.sequence_nr = self.made()
+        entry.origin, entry.sequence_nr, entry.original = self.made()
         return self.tape.append(entry)
 
-    def made(self) -> tuple[Origin | None, int | None]:
-        """Where the user's program is (the backward is nowhere in it), and the autograd node: its sequence number."""
+    def made(self) -> Made:
+        """Where the user's program is (the backward is nowhere in it), the autograd node: its sequence number, and the
+        operator that is being decomposed.
+        """
         if self.in_backward:
             node = current_autograd_node()
             number = None if node is None else sequence_nr_of(node)
             if number in self.tape.origins and torch.is_grad_enabled():  # a derivative of it is of its line
                 self.tape.origins.setdefault(next_sequence_nr() - 1, self.tape.origins[number])
-            return None, number
+            return None, number, self.original
         origin, number = self.origins.here(), next_sequence_nr() - 1
         self.tape.origins.setdefault(number, origin)
-        return origin, number
+        return origin, number, self.original
 
     def where(self) -> str:
         """The user's line that runs, or whose derivative does."""
-        origin, number = self.made()
+        origin, number, _ = self.made()
         if not self.in_backward:
             return user_line(origin)
         forward = None if number is None else self.tape.origins.get(number)
