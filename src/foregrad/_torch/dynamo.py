@@ -178,6 +178,18 @@ def own_tracing_context(mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Context: Inductor's cache of graphs is off where sizes are symbolic: their names mean something here only."""
+    if mode is None or mode.shape_env is None:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch(fx_graph_cache=False):
+        yield
+
+
+@contextlib.contextmanager
 def compiler_context(
     mode: FakeTensorMode | None, labels: Sequence[str], *, static_inputs: Sequence[int], updates: int, outputs: int
 ) -> Iterator[Callable[[], list[Any] | None]]:
@@ -208,7 +220,12 @@ def compiler_context(
         bw_donated_idxs=[],
         tokens={},
     )
-    with tracing(context), real_constants(mode), TracingContext.report_output_strides() as strides:
+    with (
+        tracing(context),
+        real_constants(mode),
+        _graphs_uncached(mode),
+        TracingContext.report_output_strides() as strides,
+    ):
         yield lambda: list(strides) if strides else None
 
 
