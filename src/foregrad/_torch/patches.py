@@ -10,12 +10,14 @@
 * `torch.utils.checkpoint`: see `checkpoints`.
 * `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
-* `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`.
+* `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`; scripted
+  functions: see `torchscript`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -28,7 +30,7 @@ import torch._subclasses as subclasses
 
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
-from . import checkpoints, control_flow, generators, transforms
+from . import checkpoints, control_flow, generators, torchscript, transforms
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -138,6 +140,11 @@ def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         return hooks.swap(args, kwargs)
 
 
+def _swap_of_capture() -> Any:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else functools.partial(_swap, hooks)
+
+
 def _swapped(value: torch.Tensor) -> torch.Tensor:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return value if hooks is None else _swap(hooks, (value,), {})[0][0]
@@ -206,6 +213,7 @@ def _install() -> None:
     control_flow.install(_is_capturing)
     generators.install(_is_capturing)
     transforms.install(_swapped)
+    torchscript.install(_swap_of_capture)
 
 
 def _remove() -> None:
@@ -220,6 +228,7 @@ def _remove() -> None:
     control_flow.remove()
     generators.remove()
     transforms.remove()
+    torchscript.remove()
 
 
 _patches = InPlace(_install, _remove)

@@ -1,0 +1,121 @@
+"""Scripted and traced functions in a compiled one, before and after they have a plan of their own.
+
+A plan differentiates by formulas of TorchScript's: gradients of some functions then differ from eager PyTorch's, in the
+last bit, and compiled gradients are eager's. Functions with such formulas are compared without TorchScript.
+"""
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import UnsupportedOpError
+
+
+def simple(x, y):
+    return (x * y).sin() + x
+
+
+def branch(x, y):
+    if x.sum() > 0:
+        return x * 2
+    return y * 3
+
+
+def loop(x, y):
+    for _ in range(3):
+        x = x.sin() * y
+    return x
+
+
+def in_place(x, y):
+    z = x * 1
+    z.add_(y)
+    z[0] = x[1]
+    return z
+
+
+def constant(x, y):
+    return x + torch.tensor([1.0, 2.0, 3.0]) * y
+
+
+def shape(x, y):
+    return x.view(x.size(0), -1).relu() / x.numel() + y
+
+
+def without_gradients(x, y):
+    with torch.no_grad():
+        z = x * 2
+    return z * y
+
+
+def random(x, y):
+    return x * torch.rand_like(y) + y
+
+
+def gelu(x, y):
+    return 0.5 * x * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))) * y
+
+
+FUNCTIONS = [simple, branch, loop, in_place, constant, shape, without_gradients, random, gelu]
+
+
+def of_a_list(x, n: int):
+    return x + torch.tensor([1.0 * n, 2.0, float(n)])
+
+
+def results(function, seed):
+    torch.manual_seed(seed)
+    x, y = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+    out = function(x, y)
+    return [out, *torch.autograd.grad(out.square().sum(), [x, y], allow_unused=True), torch.get_rng_state()]
+
+
+def assert_same(function, expected):
+    for seed in range(4):
+        for ours, eager in zip(results(function, seed), results(expected, seed), strict=True):
+            assert (ours is eager is None) or torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("has_plan", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_a_scripted_function(function, has_plan):
+    scripted = torch.jit.script(function)
+    if has_plan:
+        for seed in range(4):
+            results(scripted, seed)
+    assert_same(foregrad.compile(scripted, backend="eager"), function)
+    assert_same(foregrad.compile(lambda x, y: scripted(x, y=y) * 2, backend="eager"), lambda x, y: function(x, y) * 2)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+def test_a_traced_function_with_a_plan():
+    traced = torch.jit.trace(simple, (torch.randn(2, 3), torch.randn(2, 3)))
+    for seed in range(4):
+        results(traced, seed)
+    assert_same(foregrad.compile(lambda x, y: traced(x, y), backend="eager"), simple)
+
+
+def test_closed_over_tensors_get_their_gradients():
+    scripted = torch.jit.script(simple)
+    weight = torch.randn(3, requires_grad=True)
+    for _ in range(4):
+        scripted(torch.randn(2, 3), weight).sum().backward()
+    x = torch.randn(2, 3)
+    found = [
+        torch.autograd.grad(function(x).sum(), weight)[0]
+        for function in (lambda x: simple(x, weight), foregrad.compile(lambda x: scripted(x, weight), backend="eager"))
+    ]
+    assert torch.equal(*found)
+
+
+def test_a_tensor_of_a_list_is_refused_where_that_is_no_constant():
+    """TorchScript writes its numbers to memory that a fake does not have: the process ended."""
+    with pytest.raises(UnsupportedOpError, match="a list that is no constant"):
+        foregrad.compile(torch.jit.script(of_a_list), backend="eager")(torch.ones(3), 2)
+
+
+def test_wrong_arguments_are_refused_as_in_eager():
+    scripted = torch.jit.script(simple)
+    for arguments in ((), (torch.ones(3),)):
+        with pytest.raises(RuntimeError, match="missing value for argument"):
+            foregrad.compile(lambda *args: scripted(*args), backend="eager")(*arguments)
