@@ -49,23 +49,21 @@ def scripted(gm: fx.GraphModule, warm_up: Sequence[Any]) -> Any:
 Swap = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 _CALLABLE: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
-_originals: list[Any] = []
+_ORIGINALS = tuple(kind.__call__ for kind in _CALLABLE)
 _without_plans: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
 
 
 def install(swap: Callable[[], Swap | None]) -> None:
     """Scripted functions and methods run without a plan where `swap()` gives what finds stand-ins for tensors."""
-    _originals.extend(kind.__call__ for kind in _CALLABLE)
-    run = _originals[0]
-    for kind, original in zip(_CALLABLE, _originals, strict=True):
+    run = _ORIGINALS[0]
+    for kind, original in zip(_CALLABLE, _ORIGINALS, strict=True):
         kind.__call__ = _call_without_plan(original, run, swap)
 
 
 def remove() -> None:
     """Undo `install`."""
-    for kind, original in zip(_CALLABLE, _originals, strict=True):
+    for kind, original in zip(_CALLABLE, _ORIGINALS, strict=True):
         kind.__call__ = original
-    _originals.clear()
 
 
 def _call_without_plan(original: Any, run: Callable[..., Any], swap: Callable[[], Swap | None]) -> Any:
