@@ -17,6 +17,7 @@ from .dispatch.shapes import size_reads
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources
+from .graph.effects import CheckFailed
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source
 from .partitioners import default_partition
@@ -195,7 +196,10 @@ def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..
 
 def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Callable[..., Any], Product]:
     """A function of the call's leaves, one by one, without guards; and what the pipeline made."""
-    product = pipeline.build(call, name, config.value)
+    try:
+        product = pipeline.build(call, name, config.value)
+    except CheckFailed as found:
+        raise found.error from None
     signature = product.captured.joint.signature
     names = Names(["args", "call_module", "error", "forward"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))

@@ -16,6 +16,7 @@ from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .frontend.call import flatten_call
+from .graph.effects import CheckFailed
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
 from .partitioners import budget_partition, default_partition, fused_partition, min_cut_rematerialization_partition
@@ -177,7 +178,10 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
 
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
-    return capture_call(flatten_call(function, args, kwargs), name=name).joint
+    try:
+        return capture_call(flatten_call(function, args, kwargs), name=name).joint
+    except CheckFailed as found:
+        raise found.error from None
 
 
 def partition(

@@ -122,7 +122,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.missing is not None:
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-        if reader not in ("torch", "foregrad"):
+        if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # which C++ asks of a number's tensor
             hooks.missing(self, name)
     raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
 

@@ -26,10 +26,12 @@ __all__ = [
     "kind_of",
     "leads_to",
     "leads_to_base",
+    "set_version",
     "share_counters",
     "share_memory",
     "storage_key",
     "version_of",
+    "version_unseen",
     "view_again",
     "whole_memory",
 ]
@@ -62,6 +64,17 @@ def is_view(tensor: torch.Tensor) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor's memory was written to in place."""
     return tensor._version
+
+
+def version_unseen(tensor: torch.Tensor) -> int:
+    """The same, of which no torch-function mode is told."""
+    with torch._C.DisableTorchFunction():
+        return tensor._version
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Put the version counter of a tensor, which all have that share it, back to `version`."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ from .._torch import engine
 from ..config import Config
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
+from ..graph.effects import CheckFailed
 from ..graph.source import Names, compile_source, source_of
 from ..interrupts import held
 from ..locks import Turn, make_lock
@@ -219,11 +220,14 @@ class Dispatcher:
         return self._try_to_specialize(args, kwargs)
 
     def _try_to_specialize(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
-        """A graph for a call; None where the call fills a cache: eager does so, and later calls find it filled."""
+        """A graph for a call; None where the call fills a cache, which later calls find filled, or a check fails."""
         try:
             specialization = self.specialize(flatten_call(self.function, args, kwargs))
         except LeftBehindError as found:
             self._note_filling(found)
+            return None
+        except CheckFailed:  # eager raises, or the function catches it
+            del self.compilations[len(self.specializations) :]
             return None
         self._add(specialization)
         return specialization
@@ -257,15 +261,19 @@ class Dispatcher:
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
         while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error"])
+            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly"])
             guards = render_guards(call, captured, names, native=self.config.native)
             known = captured.joint.num_guards()
-            run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols)
+            eagerly = "return eagerly(*args, **kwargs)"
+            run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols, eagerly=eagerly)
             if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
                 break
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
-        function = compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {self.name}")
+        globals_ = {**guards.globals, **run.globals}
+        if captured.joint.signature.checks:
+            globals_["eagerly"] = self.function
+        function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
         fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
         return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
 

@@ -105,7 +105,8 @@ class Pipeline:
         partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
-        if self.keep_inference_input_mutations and joint.signature.is_inference:
+        writes_inside = self.keep_inference_input_mutations and not joint.signature.may_stop
+        if writes_inside and joint.signature.is_inference:
             partitioned = with_mutations_inside(partitioned)
         if captured.derivable is not None:
             partitioned = also_saved(partitioned, captured.derivable.read_again | results_read(joint))
@@ -168,10 +169,10 @@ class Pipeline:
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
-        def make_derived(pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand) -> Derived:
+        def make_derived(pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand, create_graph: bool) -> Derived:
             assert derivable is not None
             assert config is not None
-            derived = self.derive(partitioned, derivable, pattern, wanted, config, at_hand)
+            derived = self.derive(partitioned, derivable, pattern, wanted, config, at_hand, create_graph=create_graph)
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -196,13 +197,22 @@ class Pipeline:
         wanted: Wanted,
         config: Config,
         at_hand: AtHand,
+        *,
+        create_graph: bool = True,
     ) -> Derived:
         """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
-        with held, taken(derivable.session.lock), torch.enable_grad():
+        with held, taken(derivable.session.lock), torch.set_grad_enabled(create_graph):
             results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
-                partitioned.forward, partitioned.saved_nodes, results, written, pattern, wanted, at_hand
+                partitioned.forward,
+                partitioned.saved_nodes,
+                results,
+                written,
+                pattern,
+                wanted,
+                at_hand,
+                create_graph=create_graph,
             )
             if config.check:
                 derivative.joint.check()

@@ -12,13 +12,14 @@ from torch import fx
 from ..errors import GraphError
 from .meta import TensorSpec, spec_of
 from .signature import Signature
+from .slots import Checked
 
 __all__ = ["JointGraph"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JointGraph:
-    """One captured function: `(primals..., tangents...) -> [forward outputs..., gradients...]`.
+    """One captured function: `(primals..., tangents...) -> [forward outputs..., gradients..., effects...]`.
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
     eager's backward raises, when the forward is fine but it can't be differentiated; `failing`, where that is so for
@@ -48,7 +49,7 @@ class JointGraph:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     def outputs(self) -> list[Any]:
-        """The output list: forward outputs, then one gradient (or None) per input."""
+        """The output list: forward outputs, then one gradient (or None) per input, then the backward's effects."""
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def inputs_taken(self) -> list[int]:
@@ -68,6 +69,9 @@ class JointGraph:
         texts = {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
         for decision in self.signature.decisions:
             texts[f"output[{decision.output}]"] = str(self.signature.graph_outputs[decision.output])
+        for at, slot in enumerate(self.signature.graph_outputs):
+            if isinstance(slot, Checked):
+                texts[f"output[{at}]"] = str(slot)
         return texts
 
     def example_inputs(self) -> tuple[list[Any], list[Any]]:
@@ -90,14 +94,17 @@ class JointGraph:
             if node.op == "call_function" and schema is not None and schema.is_mutable:
                 raise GraphError(f"{node.name} = {node.target} writes to its arguments:\n{self._around(node)}")
         self.graph.lint()
-        expected = [*(info.spec for info in signature.inputs), *signature.tangent_specs]
+        live = [signature.inputs[i].spec for i in signature.in_backward.live]
+        expected = [*(info.spec for info in signature.inputs), *signature.tangent_specs, *live]
         placeholders = self.placeholders()
         if len(placeholders) != len(expected):
             raise GraphError(f"{len(placeholders)} placeholders for {len(expected)} inputs and tangents")
         outputs = self.outputs()
-        if len(outputs) != signature.num_forward_outputs + len(signature.inputs):
+        effects = len(signature.in_backward.outputs)
+        if len(outputs) != signature.num_forward_outputs + len(signature.inputs) + effects:
             raise GraphError(
-                f"{len(outputs)} outputs for {signature.num_forward_outputs} slots, {len(signature.inputs)} gradients"
+                f"{len(outputs)} outputs for {signature.num_forward_outputs} slots, {len(signature.inputs)} gradients "
+                f"and {effects} effects of the backward"
             )
         pairs = [*zip(placeholders, expected, strict=True), *zip(outputs, signature.graph_output_specs, strict=False)]
         for node, spec in pairs:

@@ -21,7 +21,7 @@ class Partitioned:
     """A split joint graph.
 
     `forward`: primals -> [forward outputs, saved tensors, saved symbolic sizes].
-    `backward`: (saved symbolic sizes, saved tensors, tangents) -> gradients.
+    `backward`: (saved symbolic sizes, saved tensors, tangents) -> gradients, then effects.
     """
 
     joint: JointGraph
@@ -77,11 +77,11 @@ class Partitioned:
             raise PartitionError(f"the forward takes {len(primals)} inputs, the function has {len(signature.inputs)}")
         if self.joint.backward_error is not None:
             return
-        expected = len(self.saved_nodes) + len(signature.differentiable)
+        expected = len(self.saved_nodes) + len(signature.tangent_slots())
         takes = [n for n in self.backward.graph.nodes if n.op == "placeholder"]
         if len(takes) != expected:
             raise PartitionError(f"the backward takes {len(takes)} inputs; {expected} saved values and tangents exist")
-        if len(_outputs(self.backward)) != len(signature.inputs):
+        if len(_outputs(self.backward)) != len(signature.inputs) + len(signature.in_backward.outputs):
             raise PartitionError(
                 f"the backward returns {len(_outputs(self.backward))} gradients for {len(signature.inputs)} inputs"
             )

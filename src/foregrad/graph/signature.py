@@ -10,8 +10,9 @@ import dataclasses
 import enum
 from typing import Any
 
+from .effects import BackwardEffects, CheckInfo
 from .meta import TensorSpec
-from .slots import Slot, Tangent
+from .slots import Live, Slot, Tangent
 
 __all__ = [
     "AliasOutput",
@@ -253,8 +254,10 @@ class Reach:
 class Signature:
     """How the joint graph is called and what its results mean.
 
-    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`; it returns
-    `graph_outputs` (one slot each) then the gradients, one per entry of `inputs` (None where there is none).
+    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`, then those of `inputs` that
+    are in `in_backward.live` once more; it returns
+    `graph_outputs` (one slot each) then the gradients, one per entry of `inputs` (None where there is none), then
+    `in_backward.outputs`.
 
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
@@ -263,7 +266,9 @@ class Signature:
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`).
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
-    * `generators`: what the forward draws from, when there are decisions: put back when one of them differs.
+    * `checks`: operators without results, to be run in their order with the decisions.
+    * `in_backward`: what the backward does besides giving gradients.
+    * `generators`: what the forward draws from, when it `may_stop`: put back then.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead
       there, inputs that they lead to), as bits.
@@ -305,6 +310,13 @@ class Signature:
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    checks: tuple[CheckInfo, ...] = ()
+    in_backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether a call may end once the graph has run, by a decision or a check, with nothing of it to be seen."""
+        return bool(self.decisions or self.checks)
 
     @property
     def num_forward_outputs(self) -> int:
@@ -316,4 +328,6 @@ class Signature:
         return not self.differentiable
 
     def tangent_slots(self) -> list[Slot]:
-        return [Tangent(self.graph_outputs[i]) for i in self.differentiable]
+        """What the backward is given besides what the forward saves: tangents, and inputs as they are by then."""
+        live = [Live(self.inputs[i].slot) for i in self.in_backward.live]
+        return [*(Tangent(self.graph_outputs[i]) for i in self.differentiable), *live]

@@ -11,10 +11,12 @@ import dataclasses
 __all__ = [
     "Base",
     "Buffer",
+    "Checked",
     "Closure",
     "Decision",
     "Grad",
     "Input",
+    "Live",
     "Output",
     "Param",
     "Saved",
@@ -122,6 +124,26 @@ class Decision(Slot):
 
     def __str__(self) -> str:
         return f"size found at {self.where}" if self.is_open else f"decided at {self.where}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checked(Slot):
+    """A value that an operator without results is given, by the line that calls it."""
+
+    where: str
+
+    def __str__(self) -> str:
+        return f"checked at {self.where}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Live(Slot):
+    """What an input holds when the backward runs."""
+
+    of: Slot
+
+    def __str__(self) -> str:
+        return f"{self.of}, when the backward runs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,10 +34,11 @@ def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., A
         if not torch.is_anomaly_check_nan_enabled():
             return plain(ctx, *tangents)
         values = [*getattr(ctx, "sizes", ()), *saved_in_part(ctx, [False] * len(compiled.partitioned.saved_tensors))]
+        live = [tensor.clone() for tensor in getattr(ctx, "live", ())]
         gradients = plain(ctx, *tangents)
         for number, gradient in enumerate(gradients[1:]):
             if _is_nan(gradient):
-                _raise(compiled, number, values, tangents)
+                _raise(compiled, number, values, tangents, live)
         return gradients
 
     return watched_backward
@@ -53,9 +54,9 @@ def _is_nan(value: Any) -> bool:
     return bool(value.isnan().any().item())
 
 
-def _raise(compiled: Compiled, number: int, saved: Sequence[Any], tangents: Sequence[Any]) -> None:
+def _raise(compiled: Compiled, number: int, saved: Sequence[Any], tangents: Sequence[Any], live: Sequence[Any]) -> None:
     joint = compiled.partitioned.joint
-    node = _first_nan(compiled, saved, tangents)
+    node = _first_nan(compiled, saved, tangents, live)
     said = f"Function 'CompiledFunctionBackward' returned nan values in its {number}th output: the gradient of "
     said += f"{_slot(compiled, number)} in the backward of `{joint.name}`."
     if node is not None:
@@ -70,7 +71,9 @@ def _slot(compiled: Compiled, number: int) -> str:
     return str(joint.signature.inputs[joint.inputs_taken()[number]].slot)
 
 
-def _first_nan(compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any]) -> fx.Node | None:
+def _first_nan(
+    compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any], live: Sequence[Any]
+) -> fx.Node | None:
     """The first node that gives nan of what the tangents flow through; None where it can't be found."""
     partitioned = compiled.partitioned
     if any(value is None for value in saved):
@@ -86,7 +89,7 @@ def _first_nan(compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any]
     search = _Search(partitioned.backward)
     with torch.no_grad(), engine.disable_autocast(), without_anomaly_mode:
         try:
-            search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *given)
+            search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *given, *live)
         except _Found as found:
             return found.node
     return None

@@ -33,11 +33,13 @@ class Compiled:
     `make_backward(values)` compiles the backward, on first use; what nobody else has of that call's values may be
     overwritten in calls to come, if nobody else has it then. `make_partial_backward(mask, wanted)` gives the
     backward for the case that only the tangents at True positions of `mask` came in, and only the gradients of the
-    inputs in `wanted` are asked for (None: all): it takes only those tangents, and returns None for other gradients.
+    inputs in `wanted` are asked for (None: all): it takes only those tangents, and returns None for other gradients;
+    not for a backward that has effects.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted, at_hand)`
-    captures and compiles the backward for tangents of this pattern as a function that is itself differentiable, with
-    what it reads of values as it is in the call with these `at_hand`; None: not kept for that.
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted, at_hand,
+    create_graph)` captures and compiles the backward for tangents of this pattern as a function that is itself
+    differentiable, unless `create_graph` is False, with what it reads of values as it is in the call with these
+    `at_hand`; None: not kept for that.
     `hooked`: the function puts hooks on its own tensors.
     `native`: calls may go through the C++ part, where it was built.
     """
@@ -48,7 +50,7 @@ class Compiled:
     make_partial_backward: Callable[[tuple[bool, ...], Wanted], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[[tuple[int, ...], Wanted, AtHand], Derived] | None = None
+    make_derived: Callable[[tuple[int, ...], Wanted, AtHand, bool], Derived] | None = None
     native: bool = False
     hooked: bool = False
 

@@ -1,18 +1,21 @@
-"""Lines that look at what decided the program's way, before anything that the graph did can be seen."""
+"""Lines that look at what decided the program's way, and run its checks, before anything of the graph can be seen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from .._torch.symbols import expression_text
 from ..errors import ForegradError
+from ..graph.effects import CheckInfo
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.spelling import literal, shown
 
-__all__ = ["decision_lines", "open_sizes", "range_text"]
+__all__ = ["decision_lines", "generator_lines", "open_sizes", "range_text"]
 
 Bind = Callable[[str, Any], str]
 
@@ -26,20 +29,16 @@ def decision_lines(
     diverged: str,
     symbols: Mapping[Any, str],
     failed: str | None = None,
+    checks: Callable[[CheckInfo, list[str]], list[str]] | None = None,
 ) -> list[str]:
     """`run`, the lines that call the graph, with the decisions looked at behind it; `diverged` where one differs.
 
     A graph that runs with values that it was not captured for may fail half-way: that is a difference too (`failed`,
     where given, is then the statement, with the exception as `error`). `symbols` has the variables of all symbolic
-    sizes, `open_sizes` among them.
+    sizes, `open_sizes` among them. `checks` gives the lines of a check, from that and what undoes the call so far.
     """
     signature = joint.signature
-    save, undo = [], []
-    for index, generator in enumerate(signature.generators):
-        name = bind("generator", generator)
-        state = bind(f"{name}_state_{index}", None)
-        save.append(f"{state} = {name}.get_state()")
-        undo.append(f"{name}.set_state({state})")
+    save, undo = generator_lines(signature.generators, bind)
     for name, info in zip(inputs, signature.inputs, strict=True):
         if info.becomes_differentiable and not signature.is_inference:
             undo.append(f"{name}.requires_grad_(False)")
@@ -51,7 +50,8 @@ def decision_lines(
         f"    {raised}(error)",
         *("    " + line for line in [*undo, failed or diverged]),
     ]
-    for decision in signature.decisions:
+    for number, decision in enumerate(signature.decisions):
+        lines += _before(signature, number, checks, undo)
         if decision.symbol is None:
             condition = _differs(outputs[decision.output], decision, bind)
         else:
@@ -62,7 +62,31 @@ def decision_lines(
         if any(symbol in joint.symbols.computed for symbol in guard.free_symbols):
             lines.append(f"if not ({expression_text(guard, symbols, bind)}):")
             lines += ["    " + line for line in fallback]
-    return lines
+    return lines + _before(signature, None, checks, undo)
+
+
+def _before(
+    signature: Signature,
+    decision: int | None,
+    checks: Callable[[CheckInfo, list[str]], list[str]] | None,
+    undo: list[str],
+) -> list[str]:
+    """The checks that come right before a decision; None: behind the last."""
+    count = len(signature.decisions)
+    at = count if decision is None else decision
+    chosen = [c for c in signature.checks if checks is not None and min(c.after, count) == at]
+    return [line for check in chosen for line in checks(check, undo)]  # type: ignore[misc]
+
+
+def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[list[str], list[str]]:
+    """Lines that keep the states of generators, and lines that put them back."""
+    save, undo = [], []
+    for index, generator in enumerate(generators):
+        name = bind("generator", generator)
+        state = bind(f"{name}_state_{index}", None)
+        save.append(f"{state} = {name}.get_state()")
+        undo.append(f"{name}.set_state({state})")
+    return save, undo
 
 
 def open_sizes(signature: Signature, outputs: list[str]) -> dict[Any, str]:

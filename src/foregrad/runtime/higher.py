@@ -19,13 +19,17 @@ from .._torch import engine, transforms
 from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
+from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
+from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, Wanted
 from .decisions import decision_lines
+from .in_backward import update_line
 from .kept import saved_in_part
 from .layout import laid_out
+from .lines import LineWriter, op_name
 from .passed import refuse_watched_results
 from .release import Release, parts_run
 
@@ -83,17 +87,19 @@ def differentiable_backward(
         batch = transforms.batch_of(tangents)
         if batch is not None:
             return batch.each(lambda *each: run(ctx, *each))
-        pattern = tuple(ABSENT if t is None else VARIABLE if t.requires_grad else CONSTANT for t in tangents)
+        create_graph = torch.is_grad_enabled()
+        kind = VARIABLE if create_graph else CONSTANT
+        pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
         if not any(pattern):
             spare_leaves(ctx, [None] * len(taken))
             return (None,) * (len(taken) + 1)
-        if hooked:
+        if hooked and create_graph:
             refuse_watched_results(ctx, compiled.partitioned.joint.name)
         in_parts = parts_run(ctx) is not None
         wanted = wanted_of(ctx, taken, exact=in_parts or not engine.keeps_graph())
         if in_parts:
             release.check(ctx, tuple(map(bool, pattern)), wanted)
-        known = runs.setdefault((pattern, wanted), [])
+        known = runs.setdefault((pattern, wanted, create_graph), [])
         for found in known:
             result = found(ctx, tangents)
             if type(result) is not Diverged:
@@ -103,7 +109,8 @@ def differentiable_backward(
                 f"a derivative of `{compiled.partitioned.joint.name}` depends on values, and was made for {len(known)} "
                 f"ways in which they come out; this is another. {result.where}"
             )
-        derived = make_derived(pattern, wanted, lambda: (_saved_values(ctx, is_tensor), tangents))
+        at_hand = lambda: (_saved_values(ctx, is_tensor), tangents)  # noqa: E731
+        derived = make_derived(pattern, wanted, at_hand, create_graph)
         found = _Renderer(compiled, taken, derived, pattern, wanted, release).render(make_node)
         result = found(ctx, tangents)
         if type(result) is not Diverged:
@@ -193,7 +200,7 @@ class _Renderer:
         names = [self._feed(place) for place in feeds]
         sizes = self._sizes(names)
         for place, name, info in zip(feeds, names, self.inner.inputs, strict=True):
-            if place.kind != "input" and isinstance(info.spec, TensorSpec):  # a saved size has none
+            if place.kind not in ("input", "live") and isinstance(info.spec, TensorSpec):  # a saved size has none
                 stride = f"({''.join(f'{self._number(s, sizes)}, ' for s in info.spec.stride)})"
                 self._line(f"if {name}.stride() != {stride}:")
                 self._line(f"    {name} = laid_out({name}, {stride})")
@@ -206,8 +213,9 @@ class _Renderer:
         else:
             call = self._node_call(make_node, names, outputs)
         free = ["if not keeps_graph():", f"    {self._let_go()}"]
-        for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.decisions else (*free, *call):
+        for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.may_stop else (*free, *call):
             self._line(line)
+        self._write(names, outputs)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
         if "None" in gradients:
             self.globals["spare_leaves"] = spare_leaves
@@ -237,10 +245,15 @@ class _Renderer:
             self._line(f"{', '.join(tensors)}, = {given}")
         if sizes:
             self._line(f"{', '.join(sizes)}, = ctx.sizes")
+        if self.signature.in_backward.live:
+            live = [f"live_{i + 1}" for i in range(len(self.signature.in_backward.live))]
+            self._line(f"{', '.join(live)}, = ctx.live")
 
     def _feed(self, place: Place) -> str:
         if place.kind == "input":
             return self._input(place.index)
+        if place.kind == "live":
+            return f"live_{place.index + 1}"
         return self._saved(place) or self.tangents[place.index]
 
     def _sizes(self, names: list[str]) -> dict[Any, str]:
@@ -280,7 +293,27 @@ class _Renderer:
         self.globals |= {"Diverged": Diverged, "places": f"Values are read at: {places}"}
         diverged, failed = "return Diverged(places)", "return Diverged(places, error)"
         joint = self.derived.compiled.partitioned.joint
-        return decision_lines(joint, names, outputs, call, self._bind_fresh, diverged, sizes, failed)
+        if not self.inner.decisions:
+            failed = "raise"
+        writer = LineWriter(Names())
+        writer.globals, writer.symbols = self.globals, sizes
+
+        def check(info: CheckInfo, undo: list[str]) -> list[str]:
+            op = writer.bind(op_name(info.op), info.op)
+            return one_call(op, check_arguments(writer, info, names, outputs), info, undo)
+
+        return decision_lines(joint, names, outputs, call, self._bind_fresh, diverged, sizes, failed, check)
+
+    def _write(self, names: list[str], outputs: list[str]) -> None:
+        """What the backward writes to, once nothing can stop it any more."""
+        writer = LineWriter(Names())
+        writer.globals = self.globals
+        updates = [(names[u.input], outputs[u.output], self.inner.inputs[u.input].spec, u) for u in self.inner.updates]
+        if updates:
+            self.globals["no_grad"] = torch.no_grad
+            self._line("with no_grad():")
+        for name, output, spec, update in updates:
+            self._line("    " + update_line(writer, name, output, spec, counted=update.counted))
 
     def _bind_fresh(self, wanted: str, value: Any) -> str:
         name = wanted if wanted not in self.globals else f"{wanted}_{len(self.globals)}"

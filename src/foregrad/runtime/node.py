@@ -27,6 +27,7 @@ from ..graph.source import Names, compile_source, unpacked
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
+from .in_backward import EffectLines
 from .kept import saved_in_part
 from .layout import as_captured, in_order, laid_out, memory_order
 from .passed import check_marked, hook_check, marked, watched_check
@@ -85,11 +86,14 @@ class _NodeRenderer:
         signature = self.signature
         self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
         self.moved |= {r.input for r in signature.replacements} | {*signature.counted, *signature.counted_along}
+        self.moved_by_call = frozenset(self.moved)
+        self.moved |= {*signature.in_backward.live}
         self.results = list(self.partitioned.saved_results) if compiled.hooked else []
         passed = {signature.differentiable[position] for position, _ in signature.passed}
         self.has_marks = bool(signature.passed_aliases or self.results)
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
-        self.is_native = compiled.native and native() is not None and not self.has_marks
+        self.effects = signature.in_backward
+        self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
         self.has_marks |= bool(passed) and not self.is_native
         self.release = Release(self.partitioned)
         self.names = Names(["ctx", "others"])
@@ -237,6 +241,10 @@ class _NodeRenderer:
             self.globals["trails_of"] = trails_of
             leaves = " and ".join(f"{name}.is_leaf" for name in trails)
             lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
+        if self.effects.live:
+            # What is written with its history, by the call itself, would hold the node that holds it.
+            live = [primals[i] + (".detach()" if i in self.moved_by_call else "") for i in self.effects.live]
+            lines.append(f"    ctx.live = ({', '.join(live)},)")
         lines.append("    ctx.materialize_grads = False")
         plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
         if plain:
@@ -277,6 +285,7 @@ class _NodeRenderer:
     def _backward(self) -> list[str]:
         tangents = self.tangents
         lines = [f"def backward(ctx, {', '.join(tangents)}):"]
+        effects = EffectLines(self.signature, self.names, self.globals, tangents)
         self.globals["is_anomaly_enabled"] = torch.is_anomaly_enabled
         lines += ["    if is_anomaly_enabled():", f"        return watched_backward(ctx, {', '.join(tangents)})"]
         if self.partitioned.joint.backward_error is not None:
@@ -291,13 +300,16 @@ class _NodeRenderer:
             raiser = self.names.fresh("eager_error")
             self.globals[raiser] = _raiser(error)
             lines += [f"    if {tangents[position]} is not None:", f"        {raiser}()"]
+        differentiable = differentiable_backward(self.compiled, self.taken, make_node, self.release)
+        partial = _unpacking(differentiable) if self.effects else _partial(self.compiled, self.taken, self.release)
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,
-            "differentiable_backward": differentiable_backward(self.compiled, self.taken, make_node, self.release),
+            "differentiable_backward": differentiable,
             "wanted_gradients": engine.wanted_gradients,
-            "partial_backward": _partial(self.compiled, self.taken, self.release),
+            "partial_backward": partial,
         }
+        lines += ["    " + line for line in effects.first()]
         lines += ["    if is_grad_enabled():", f"        return differentiable_backward(ctx, {', '.join(tangents)})"]
         missing = " or ".join(f"{t} is None" for t in tangents)
         if len(tangents) == 1:
@@ -308,17 +320,21 @@ class _NodeRenderer:
             some += ["wanted_gradients(ctx) is not None"] if len(self.taken) > 1 else []
             lines += [f"    if {' or '.join(some)}:", f"        return partial_backward(ctx, ({', '.join(tangents)},))"]
         lines += self._laid_out()
+        lines += ["    " + line for line in effects.before()]
         saved = "*ctx.sizes, " if self.partitioned.saved_sizes else ""
+        given = ", ".join([*tangents, *effects.live])
         if self.partitioned.saved_tensors:
-            lines.append(f"    values = [{saved}*ctx.saved_tensors, {', '.join(tangents)}]")
+            lines.append(f"    values = [{saved}*ctx.saved_tensors, {given}]")
             lines += ["    if not keeps_graph():", "        ctx.maybe_clear_saved_tensors()"]
         else:
-            lines.append(f"    values = [{saved}{', '.join(tangents)}]")
-        lines.append(f"    del {', '.join(tangents)}")
+            lines.append(f"    values = [{saved}{given}]")
+        kept = {tangents[update.tangent] for update in self.effects.updates if update.live is None}
+        if len(kept) < len(tangents):
+            lines.append(f"    del {', '.join(t for t in tangents if t not in kept)}")
         gradients = [
             self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)
         ]
-        call = f"{unpacked(gradients)}backward_graph(values)"
+        call = f"{unpacked([*gradients, *effects.results])}backward_graph(values)"
         self.globals["no_autocast"] = engine.disable_autocast
         if self.compiled.disable_autocast:
             lines += ["    with no_autocast():", "        " + call]
@@ -326,6 +342,7 @@ class _NodeRenderer:
             self.globals["any_autocast"] = engine.is_any_autocast_enabled
             lines += ["    if any_autocast():", "        with no_autocast():", "            " + call]
             lines += ["    else:", "        " + call]
+        lines += ["    " + line for line in effects.after()]
         returned = [gradients[i] if self.signature.gradients[i] else "None" for i in self.taken]
         lines.append(f"    return {', '.join(['None', *returned])}")
         return lines
@@ -348,6 +365,10 @@ class _NodeRenderer:
 def _is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def _unpacking(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...]], Any]:
+    return lambda ctx, tangents: run(ctx, *tangents)
 
 
 def _raiser(error: Exception) -> Callable[[], None]:

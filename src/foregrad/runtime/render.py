@@ -31,13 +31,15 @@ from ..graph.signature import (
     When,
 )
 from ..graph.source import Names, unpacked
+from .checks import check_lines
 from .compiled import Compiled
 from .decisions import decision_lines, open_sizes
+from .in_backward import update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .pack import pack_expression
 from .passed import join, marking
-from .writes import with_history, write_overlapping, write_overlapping_with_history, write_with_history
+from .writes import with_history, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
 
@@ -57,22 +59,30 @@ def render_run(
     names: Names,
     diverged: str = "return MISS",
     symbols: Mapping[Any, str] | None = None,
+    eagerly: str | None = None,
 ) -> RunLines:
     """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
 
     `symbols` has the variable of each symbolic size. `diverged` is the statement for a call in which a decision
-    comes out otherwise than when it was captured.
+    comes out otherwise than when it was captured, `eagerly` that for a call in which a check fails.
     """
-    return _Renderer(compiled, inputs, names, diverged, symbols or {}).render()
+    return _Renderer(compiled, inputs, names, diverged, symbols or {}, eagerly or diverged).render()
 
 
 class _Renderer(LineWriter):
     def __init__(
-        self, compiled: Compiled, inputs: list[str], names: Names, diverged: str, symbols: Mapping[Any, str]
+        self,
+        compiled: Compiled,
+        inputs: list[str],
+        names: Names,
+        diverged: str,
+        symbols: Mapping[Any, str],
+        eagerly: str,
     ) -> None:
         super().__init__(names)
         self.compiled = compiled
         self.diverged = diverged
+        self.eagerly = eagerly
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
@@ -101,7 +111,7 @@ class _Renderer(LineWriter):
         self._early_views(When.AT_FIRST)
         # A write of no elements moves a version that what is saved is to be saved with: had eager saved it before, the
         # backward raises anyway.
-        counts_first = bool(signature.counted) and not signature.is_inference and not signature.decisions
+        counts_first = bool(signature.counted) and not signature.is_inference and not signature.may_stop
         if signature.is_inference:
             self._inference()
             self._histories()
@@ -114,10 +124,8 @@ class _Renderer(LineWriter):
                 self._count_writes()
             self._training(taken)
             self._histories()
-        if signature.decisions:
-            self.lines = decision_lines(
-                self.joint, self.inputs, self.outputs, self.lines, self.bind, self.diverged, self.symbols
-            )
+        if signature.may_stop:
+            self._may_stop()
         if not counts_first:
             marks = self._before_writes(marks)
         self.lines += [
@@ -145,6 +153,14 @@ class _Renderer(LineWriter):
         self.lines += marks
         self._returns(sources)
         return RunLines(self.lines, self.globals, self.node)
+
+    def _may_stop(self) -> None:
+        signature = self.signature
+        diverged = self.diverged if signature.decisions else self.eagerly
+        checks = check_lines(self, signature, self.inputs, self.outputs, self.eagerly)
+        self.lines = decision_lines(
+            self.joint, self.inputs, self.outputs, self.lines, self.bind, diverged, self.symbols, checks=checks
+        )
 
     def _before_writes(self, marks: list[str]) -> list[str]:
         """Take the views that are taken before inputs are written; the marks that come later still."""
@@ -227,12 +243,8 @@ class _Renderer(LineWriter):
             if update.differentiable:
                 continue
             target, value = self.inputs[update.input], self.outputs[update.output]
-            # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
-            hidden = f"{target}.{'detach()' if update.counted else 'data'}"
-            if self.signature.inputs[update.input].spec.overlaps_itself:
-                self.lines.append(f"{self.bind('write_overlapping', write_overlapping)}({hidden}, {value})")
-            else:
-                self.lines.append(f"{hidden}.copy_({value})")
+            spec = self.signature.inputs[update.input].spec
+            self.lines.append(update_line(self, target, value, spec, counted=update.counted))
 
     def _differentiable_update(self, index: int) -> None:
         """Write to an input what it is to be, with its history, unless that was done."""

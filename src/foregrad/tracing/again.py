@@ -13,7 +13,7 @@ partitioner that saves other values than those which the operators' derivatives 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +24,12 @@ from ..errors import ForegradError
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import DecisionInfo, InputInfo, Reach, Signature
-from ..graph.slots import Decision, Grad, Slot
+from ..graph.slots import Decision, Grad, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .decisions import generators_drawn_from
 from .derived import Cut, Place
 from .graph import build_module
+from .in_backward import DerivedEffects, Run
 from .known import Known
 from .reach import cut_at, other_leaves, passed_through, reached_from, saving_nodes
 from .roots import not_own
@@ -75,7 +76,7 @@ class Derivable:
     `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
     it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
     whose values eager keeps for a second derivative alone. `known`: the values that were read on the way to it.
-    `valueless`: inputs that are there for their history only.
+    `valueless`: inputs that are there for their history only. `versions`: see `BackwardWrites`, once it has run.
     """
 
     session: Session
@@ -89,6 +90,7 @@ class Derivable:
     read_again: frozenset[str]
     known: Known
     valueless: frozenset[int] = frozenset()
+    versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def differentiate(
         self,
@@ -99,9 +101,11 @@ class Derivable:
         pattern: tuple[int, ...],
         wanted: Collection[int] | None = None,
         at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
+        *,
+        create_graph: bool = True,
     ) -> Derivative:
         """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
-        inputs in `wanted` (None: all).
+        inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
 
         `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
         differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
@@ -110,7 +114,10 @@ class Derivable:
         Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
         that does not exist.
         """
-        return Differentiation(self, forward, saved, results, written, pattern, wanted, at_hand).run()
+        work = Differentiation(
+            self, forward, saved, results, written, pattern, wanted, at_hand, create_graph=create_graph
+        )
+        return work.run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +139,11 @@ class Differentiation:
         pattern: tuple[int, ...],
         wanted: Collection[int] | None,
         at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
+        *,
+        create_graph: bool,
     ) -> None:
         self.values = at_hand
+        self.create_graph = create_graph
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
         self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
         self.pattern = pattern
@@ -143,6 +153,7 @@ class Differentiation:
         self.start = len(self.recorder.tape.entries)
         self.middle = self.start
         self.backward_error: Exception | None = None
+        self.run_done, self.second_done = Run(), Run()  # what the backward did, and the backward of that
         self.outputs: list[_Output] = []
         self.sizes: list[tuple[Place, Any]] = []  # saved symbolic sizes
         self._find_saved(forward, saved, written)
@@ -187,9 +198,15 @@ class Differentiation:
             session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
         ]
         fakes = [fake for fake, _ in self.tangents]
-        with session.recording(), cut_at(self._variables()[: len(self.sinks)]):
-            found = run_engine([origin.outputs[i] for i in given], leaves, fakes, create_graph=True)
+        outputs, late = [origin.outputs[i] for i in given], self.recorder.late
+        late.restore(origin.versions)
+        is_whole = session.has_hooks and len(self.wanted) == len(self.sinks)
+        others = other_leaves(outputs, leaves) if is_whole else []  # hooks of these run, too
+        with session.recording(fakes), cut_at(self._variables()[: len(self.sinks)]):
+            found = run_engine(outputs, [*leaves, *others], fakes, create_graph=self.create_graph)
         gradients = self._results(found)
+        self.run_done = late.finish(restore=False)
+        self.versions = late.versions()
         sources = [output for output in self.outputs if output.fake.requires_grad]
         seeds = [session.tangent(output.spec) for output in sources]
         self.middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
@@ -204,7 +221,7 @@ class Differentiation:
         """Where each input's gradient is; those that are no tangent become outputs."""
         known = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
         gradients: list[Place | None] = [None] * len(self.origin.inputs)
-        for position, fake in zip(self.wanted, found, strict=True):
+        for position, fake in zip(self.wanted, found, strict=False):
             if fake is None:
                 continue
             if id(fake) not in known:
@@ -220,7 +237,7 @@ class Differentiation:
         if not sources or not variables:
             return [None] * len(variables)
         try:
-            with self.session.recording(), cut_at(variables):
+            with self.session.recording(seeds), cut_at(variables):
                 found = run_engine([output.fake for output in sources], variables, seeds, create_graph=False)
         except ForegradError:
             raise
@@ -228,7 +245,9 @@ class Differentiation:
             self.backward_error = error
             return [None] * len(variables)
         recorder = self.recorder
-        return [None if g is None else recorder.value_of(g).read(recorder.emit) for g in found]
+        read = [None if g is None else recorder.value_of(g).read(recorder.emit) for g in found]
+        self.second_done = recorder.late.finish(restore=False)
+        return read
 
     def _find_error(self, sources: list[_Output], seeds: list[torch.Tensor]) -> None:
         """What eager raises on a way that leads to no input, as after `once_differentiable`."""
@@ -241,6 +260,8 @@ class Differentiation:
             raise
         except RuntimeError as error:
             self.backward_error = error
+        else:
+            self.recorder.late.finish(restore=False)
 
     # ---------------------------------------------------------------- the graph
 
@@ -252,19 +273,28 @@ class Differentiation:
         second: list[Entry | None],
     ) -> Derivative:
         origin, session, numbering = self.origin, self.session, self.session.numbering
+        effects = DerivedEffects(
+            self.recorder,
+            self.run_done,
+            self.second_done,
+            [Tangent(origin.output_slots[i]) for i in self.given],
+            [Tangent(output.slot) for output in sources],
+        )
         numbering.extend()
         read = dict(zip(map(id, self._variables()), second, strict=True))
         self.results = [i for i in self.results if read[id(origin.outputs[i])] is not None]
         second = [read[id(variable)] for variable in self._variables()]
         cut = Cut(self, seeds)
         outputs, decided = self.outputs, session.decisions.made
-        entries = [cut.copy(entry) for entry in (*(output.entry for output in outputs), *(d.entry for d in decided))]
+        wanted = (*(output.entry for output in outputs), *(d.entry for d in decided), *effects.own.entries)
+        entries = [cut.copy(entry) for entry in wanted]
         drawn = [entry for entry in self.recorder.tape.entries[self.start :] if entry.has_effect]
         for entry in drawn:
             if numbering.position(numbering.of(entry)) < self.middle:
                 cut.copy(entry)
         cut.in_backward = True
         second_copies = [None if e is None else cut.copy(e) for e in second]
+        late_copies = [cut.copy(entry) for entry in effects.later.entries]
         for entry in drawn:
             cut.copy(entry)
         cut.drop_unused({id(variable) for variable in self._variables() if read[id(variable)] is not None})
@@ -277,27 +307,27 @@ class Differentiation:
         module = build_module(
             tape,
             inputs,
-            cut.seeds,
-            [*entries, *returned],
+            [*cut.seeds, *cut.late],
+            [*entries, *returned, *late_copies],
             recorder.fake_mode,
             "JointGraph",
             recorder.is_symbolic,
             numbers,
         )
         differentiable = tuple(i for i, output in enumerate(self.outputs) if output in sources)
+        may_stop = bool(decided or effects.own.effects.checks)
         random = {copy.name: original for copy, original in random_originals if copy.name is not None}
         signature = Signature(
             inputs=tuple(
                 InputInfo(slot, entry.spec, leaf is not None, False)  # type: ignore[arg-type]
                 for slot, entry, leaf in zip(slots, inputs, leaves, strict=True)
             ),
-            graph_outputs=(*(output.slot for output in outputs), *(Decision(d.where) for d in decided)),
-            graph_output_specs=(*(output.spec for output in outputs), *(d.entry.spec for d in decided)),  # type: ignore[arg-type]
+            graph_outputs=(*(o.slot for o in outputs), *(Decision(d.where) for d in decided), *effects.own.slots),
+            graph_output_specs=(*(o.spec for o in outputs), *(e.spec for e in entries[len(outputs) :])),  # type: ignore[arg-type]
             differentiable=differentiable,
             tangent_specs=tuple(entry.spec for entry in seeds),  # type: ignore[misc]
             gradients=tuple(entry is not None for entry in returned),
             runtime_views=not_own(entries),
-            updates=(),
             metadata_writes=(),
             outputs=(),
             output_spec=None,
@@ -306,9 +336,10 @@ class Differentiation:
             decisions=tuple(
                 DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)
             ),
-            generators=generators_drawn_from([original for _, original in random_originals]) if decided else (),
+            generators=generators_drawn_from([original for _, original in random_originals] if may_stop else []),
             saving=saving_nodes([output.fake for output in sources], leaves),
             passed=passed_through([output.fake for output in sources])[0],
+            **effects.fields(len(outputs) + len(decided), feeds, self.given, has_late=bool(sources)),
         )
         name = f"backward of {session.name}" if not _is_gradient(origin) else session.name
         table = recorder.decisions.numbers.table
@@ -325,6 +356,7 @@ class Differentiation:
             read_again(tape),
             session.decisions.now_known(),
             frozenset(i for i, place in enumerate(feeds) if place.kind == "input" and place.index not in self.valued),
+            self.versions,
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
 

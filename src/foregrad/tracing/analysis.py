@@ -7,9 +7,11 @@ import dataclasses
 import torch
 
 from .._torch.tensors import history_of
+from ..graph.effects import CheckInfo, Given, Result
 from ..graph.meta import TensorSpec
 from ..graph.signature import DecisionInfo, MetadataWrite, OutputInfo, Replacement, Update
-from ..graph.slots import Decision, Slot
+from ..graph.slots import Checked, Decision, Slot
+from .checks import Check
 from .decisions import Decided
 from .records import InputRecord
 from .tape import Entry
@@ -35,6 +37,7 @@ class Analysis:
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
+    checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
     def carrying_gradients(self) -> list[int]:
@@ -57,6 +60,18 @@ class Analysis:
             out = self.add(Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
             info = DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol)
             self.decisions.append(info)
+
+    def add_checks(self, made: list[Check], records: list[InputRecord]) -> None:
+        """What operators without results are given becomes graph outputs, unless it is an input or one of them."""
+        known: dict[int, Given | Result] = {id(entry): Result(i) for i, entry in enumerate(self.entries)}
+        known |= {id(record.entry): Given(i) for i, record in enumerate(records)}
+        for check in made:
+            if not check.in_backward:
+                for entry in check.entries():
+                    if id(entry) not in known:
+                        out = self.add(Checked(check.where), entry, entry.spec, None)  # type: ignore[arg-type]
+                        known[id(entry)] = Result(out)
+                self.checks.append(check.info(lambda entry: known[id(entry)]))
 
 
 def _carries_gradients(fake: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from .analysis import Analysis
 from .backward import Backward, InnerGradients, takes_gradient
 from .decisions import generators_drawn_from
 from .graph import build_module
+from .in_backward import effects_of
 from .infos import input_info
 from .inputs import Inputs
 from .lifting import Lifting
@@ -89,10 +90,14 @@ class Assembly:
         outputs += [None] * len(inputs.numbers)
         decisions = self.recorder.decisions
         table = decisions.numbers.table if self.symbols or decisions.sizes.made else None
+        late, run = self.recorder.late, self.backward.run
+        tangent_slots = [found.slots[i] for i in differentiable]
+        effects = effects_of(self.recorder, run, [live.slot for live in late.live], tangent_slots)
+        outputs += effects.entries
         module = build_module(
             self.recorder.tape,
             [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
-            [entry for _, entry in tangents],
+            [*(entry for _, entry in tangents), *run.live],
             outputs,
             self.fake_mode,
             "JointGraph",
@@ -122,7 +127,7 @@ class Assembly:
             rootless=tuple(rootless),
             reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
-            gradients=tuple(e is not None for e in outputs[len(found.entries) :]),
+            gradients=tuple(e is not None for e in outputs[len(found.entries) : len(outputs) - len(effects.entries)]),
             runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
             updates=tuple(found.updates),
             metadata_writes=tuple(found.metadata_writes),
@@ -133,7 +138,7 @@ class Assembly:
             counted_along=tuple(found.counted_along),
             shared_memory=tuple(shared),
             decisions=tuple(found.decisions),
-            generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions else (),
+            generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions or found.checks else (),
             symbols=self._signature_symbols(records),
             settings=tuple(settings.items()),
             retained=retained,
@@ -142,6 +147,8 @@ class Assembly:
             apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
+            checks=tuple(found.checks),
+            in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
@@ -164,6 +171,11 @@ class Assembly:
         if self.backward.error is not None:
             return ()
         return saving_nodes(outputs, [r.leaf if takes_gradient(r) else None for r in records])
+
+    def _live(self, records: list[InputRecord]) -> tuple[int, ...]:
+        """The inputs that the backward writes to."""
+        number = {id(record.stand_in): i for i, record in enumerate(records)}
+        return tuple(number[id(live.stand_in)] for live in self.recorder.late.live)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:

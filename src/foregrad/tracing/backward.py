@@ -11,10 +11,11 @@ import torch
 from .._torch.dispatch import disable_autocast, without_anomaly_mode
 from .._torch.histories import have_hooks, lead_to
 from .._torch.tensors import is_usable, is_view
-from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError
+from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
 from .detached import keeps_history
+from .in_backward import Run
 from .origin import user_line
-from .reach import reached_from
+from .reach import other_leaves, reached_from
 from .records import is_unlinked
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Backward:
         self.error: Exception | None = None
         self.failing: dict[int, Exception] = {}
         self.error_to_nowhere: Exception | None = None
+        self.run = Run()  # what it did besides
 
     def gradients(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
@@ -115,23 +117,43 @@ class Backward:
         unlinked = [record for record in sinks if is_unlinked(record)]
         has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
         try:
-            with self._recording():
+            others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
+            with self._recording(tangents):
                 results, self.failing = _gradients_of(
-                    outputs, leaves, tangents, keep=keep or has_asides or bool(unlinked)
+                    outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
                 )
-                for record, gradient in zip(sinks, results, strict=True):
+                for record, gradient in zip(sinks, results, strict=False):
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
+                self.run = self.recorder.late.finish()
+            if others and self.run.has_effects:
+                self._check_hooks(outputs, leaves, tangents)
         except ForegradError:
             raise
         except RuntimeError as error:
             self.error = self._named(error)
         self.failing = {position: self._named(error) for position, error in self.failing.items()}
+        if self.failing and self.run.has_effects:
+            raise UnsupportedMutationError(
+                f"the backward of {self._line_of(outputs[next(iter(self.failing))])} raises, and that of other outputs "
+                "writes to tensors, or checks values. Detach that output."
+            )
         if has_asides and self.error is None and not self.failing:
             self._check_aside(outputs, sinks, tangents)
         if self.error is not None or self.failing:
             self.inputs.see_as_views(unlinked)
         return found
+
+    def _check_hooks(self, outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
+        """Raise where `backward()` does more than `torch.autograd.grad`, by hooks of leaves that the function made."""
+        with self._recording(tangents):
+            _run_backward(outputs, leaves, tangents, keep=True)
+            run = self.recorder.late.finish()
+        if any(len(getattr(run, name)) != len(getattr(self.run, name)) for name in ("updates", "checks", "written")):
+            raise UnsupportedMutationError(
+                f"a hook on a leaf that the function makes, before {self._line_of(outputs[0])}, writes to tensors or "
+                "checks values: it runs in some backwards and not in others. Put it on a result of an operator."
+            )
 
     def _named(self, error: Exception) -> Exception:
         return _named(error, has_moved=bool(self.recorder.writes.metadata_log))
@@ -162,13 +184,16 @@ class Backward:
                     "leads to no input, by a view made under no_grad: detach that view."
                 ) from None
 
-    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> None:
-        """The backward of an output, to wherever it leads; `.grad` of inputs stays what it is."""
+    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> bool:
+        """The backward of an output, to wherever it leads; `.grad` of inputs stays what it is. Whether it has effects
+        besides.
+        """
         leaves = [r.leaf for r in self.inputs.records if r.leaf is not None and is_usable(r.leaf) and r.leaf.is_leaf]
         grads = [leaf.grad for leaf in leaves]
         try:
-            with self._recording():
+            with self._recording([tangent]):
                 torch.autograd.backward([output], [tangent], retain_graph=True)
+                return self.recorder.late.finish().has_effects
         finally:
             for leaf, grad in zip(leaves, grads, strict=True):
                 leaf.grad = grad
@@ -182,12 +207,18 @@ class Backward:
         raised: list[Exception | None] = []
         for output, tangent in zip(outputs, tangents, strict=True):
             error: Exception | None = None
+            effects = False
             try:
-                self._run_whole(output, tangent)
+                effects = self._run_whole(output, tangent)
             except ForegradError:
                 pass
             except RuntimeError as said:
                 error = said
+            if effects:
+                raise UnsupportedMutationError(
+                    f"the backward of {self._line_of(output)} leads to no input, and writes to tensors or checks "
+                    "values. Let its gradient reach an input, or call that part outside the compiled function."
+                )
             raised.append(error)
         self.error_to_nowhere = next((error for error in raised if error is not None), None)
         if self.error_to_nowhere is not None and None in raised:
@@ -198,13 +229,17 @@ class Backward:
             )
 
     @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        self.recorder.in_backward = True
+    def _recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+        """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
+        recorder = self.recorder
+        recorder.in_backward = True
+        recorder.late.begin(tangents)
         try:
-            with self.lifting, self.recorder:
+            with self.lifting, recorder:
                 yield
         finally:
-            self.recorder.in_backward = False
+            recorder.in_backward = False
+            recorder.late.finish()
 
 
 class InnerGradients:

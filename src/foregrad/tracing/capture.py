@@ -36,6 +36,7 @@ from .collection import paused_collection
 from .decisions import Decisions
 from .effects import check_finished, check_gradients, check_left_behind, check_results, check_run, check_tensors
 from .facts import Facts
+from .in_backward import check_outputs, written_by
 from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
 from .lifting import Lifting
@@ -95,6 +96,7 @@ def capture_call(
     replays_views = True
     whole: set[int] = set()
     viewed: set[int] = set()
+    late: set[int] = set()
     for _ in range(_MOST_RUNS):
         run = _Capture(
             call,
@@ -104,6 +106,7 @@ def capture_call(
             replays_views=replays_views,
             whole=whole,
             viewed=viewed,
+            late=late,
             higher_order=higher_order,
         )
         try:
@@ -132,6 +135,7 @@ class _Capture:
         replays_views: bool,
         whole: set[int],
         viewed: set[int],
+        late: set[int],
         higher_order: bool,
     ) -> None:
         self.call = call
@@ -141,15 +145,23 @@ class _Capture:
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
         self.inputs = Inputs(
-            call, self.fake_mode, shared_bases=shared_bases, whole=whole, viewed=viewed, symbols=self.symbols
+            call,
+            self.fake_mode,
+            shared_bases=shared_bases,
+            whole=whole,
+            viewed=viewed,
+            late=late,
+            symbols=self.symbols,
         )
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
         self.recorder.writes.on_resize = self._on_resize
         self.reads = self.inputs.reads
+        self.recorder.late.name = name
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
+        self.recorder.decisions.check_before(self.recorder.checks)
         table = self.symbols.table if self.symbols else None
         numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
@@ -161,13 +173,14 @@ class _Capture:
             self.inputs.check_mark,
             self._on_detach,
             self.recorder.taken_as_data,
-            self.recorder.writes.replaced_by,
+            self.recorder.replaced_by,
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
         self.inner = InnerGradients(self.inputs, self.recorder, name)
         self.settings: dict[str, Any] = {}
         self.lifting.on_gradient = self.inner.note
+        self.lifting.on_check = self.recorder.checks.note
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.lifting.ask = self.facts.ask
         self.lifting.views_by_strides = not replays_views
@@ -224,6 +237,7 @@ class _Capture:
                     raise
                 finally:
                     self.origins.forget()
+                    recorder.decisions.raise_failed()
             check_run(self.name, call, (args, kwargs), leaves, self.reads)
             needed = views_of_written(inputs.memory, recorder)
             if not needed <= inputs.shared_bases:
@@ -249,6 +263,10 @@ class _Capture:
             tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
             reached = self._reached(with_history)
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
+            if recorder.late.missing:
+                inputs.late |= written_by(recorder, inputs.records)
+                return None
+            check_outputs(recorder, self.backward.run, out_leaves, paths)
             if self.backward.error is not None:  # it is for those to see that what raises leads to
                 reached = reached or self._reached(with_history, least=1)
                 if not any(reach.outputs for reach in reached.values()):
@@ -259,6 +277,7 @@ class _Capture:
                 rootless = list(nowhere)
                 tangents = [t for i, t in zip(differentiable, tangents, strict=True) if i not in nowhere]
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
+                self.backward.run.keep_tangents(kept)
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
         check_gradients(self.name, inputs.records, self.lifting.accumulated_at)
@@ -270,6 +289,7 @@ class _Capture:
         assembly.separate_outputs(found)
         recorder.decisions.numbers.decide_fixed()
         found.add_decisions(recorder.decisions.made)
+        found.add_checks(recorder.checks.made, inputs.records)
         parts = found, differentiable, rootless, tangents, gradients, reached
         records, joint = assembly.joint(*parts, out_tree, out_leaves, self.settings)
         self.regions.check({id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates})

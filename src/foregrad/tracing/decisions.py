@@ -24,12 +24,14 @@ from .._torch.generators import drawing_from
 from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import concrete, map_symbolic, symbol_made
 from ..errors import UnsupportedDataDependentError
+from ..graph.effects import CheckFailed
 from ..graph.meta import TensorSpec
 from .sizes import OpenCall, SizedCall, shapes_of
 from .tape import Entry, Tape, entries_in, map_entries
 from .views import Emit
 
 if TYPE_CHECKING:
+    from .checks import Check, Checks
     from .numbers import Numbers
     from .sizes import OpenSizes
 
@@ -75,6 +77,15 @@ class Decisions:
         self._tape = tape
         self._by_entry: dict[int, Decided] = {}
         self._contents: dict[int, torch.Tensor] = {}
+
+    def check_before(self, checks: Checks) -> None:
+        """Make the checks, too, that come before a value that is read."""
+        self._prefix.checks = checks
+
+    def raise_failed(self) -> None:
+        """Raise for a check that failed, whoever has caught that meanwhile."""
+        if self._prefix.failed is not None:
+            raise self._prefix.failed
 
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
@@ -248,6 +259,9 @@ class Prefix:
         self.real_of = real_of
         self.values: dict[int, Any] = {}
         self.at = 0  # up to here, every random operator has run
+        self.checks: Checks | None = None
+        self.checked = 0  # up to here, every check has been made
+        self.failed: CheckFailed | None = None
         self.forks: dict[torch.Generator, torch.Generator] = {}
 
     def value(self, entry: Entry) -> Any:
@@ -257,7 +271,26 @@ class Prefix:
                 if entries[self.at].has_effect:
                     self._run(entries[self.at])
                 self.at += 1
+            if self.checks is not None:
+                self._check(self.checks.made)
             return self._run(entry)
+
+    def _check(self, made: list[Check]) -> None:
+        """Raise where eager has raised before the value is read: what follows is none of this call's."""
+        while self.checked < len(made):
+            check = made[self.checked]
+            self.checked += 1
+            if check.in_backward or not check.info(lambda _: None).only_raises:
+                continue
+            try:
+                for entry in check.entries():
+                    self._run(entry)
+                check.op(*map_entries(check.args, self._known), **map_entries(check.kwargs, self._known))
+            except UnknownValue:
+                continue
+            except Exception as error:
+                self.failed = CheckFailed(error)
+                raise self.failed from None
 
     def known(self, entry: Entry) -> Any:
         """A value that need not be computed; None for others."""

@@ -11,7 +11,7 @@ import torch
 from .._torch.graphs import symbol_of, symbols_in
 from .._torch.symbols import is_symbolic
 from ..errors import UnsupportedError
-from ..graph.slots import Saved, Slot, Tangent
+from ..graph.slots import Live, Saved, Slot, Tangent
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
 from .views import undone
@@ -24,9 +24,11 @@ __all__ = ["Cut", "Place"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is: `kind` is "input", "saved", "tangent", "output" or "result", `index` the position among these.
+    """Where a value is: `kind` is "input", "saved", "tangent", "output", "result" or "live", `index` the position among
+    these.
 
-    A result is an output of the function differentiated that it saves for itself: its value and its history.
+    A result is an output of the function differentiated that it saves for itself: its value and its history. What is
+    live is an input that the backward writes to, as it is when the backward runs.
     """
 
     kind: str
@@ -57,6 +59,9 @@ class Cut:
         for (fake, entry), i in zip(work.tangents, work.given, strict=True):
             leaf = fake if fake.requires_grad else None
             self.sources.append((Place("tangent", i), Tangent(origin.output_slots[i]), entry, leaf, self._input(entry)))
+        for i, (live, entry) in enumerate(zip(work.recorder.late.live, work.run_done.live, strict=True)):
+            self.sources.append((Place("live", i), Live(live.slot), entry, None, self._input(entry)))
+        self.late = [self._input(entry) for entry in work.second_done.live]  # the same in the backward of this
         self.saved: dict[int, tuple[Place, Slot, Entry, None, Entry]] = {}
         for place, number in work.saved:
             first = self.numbering.first[number]

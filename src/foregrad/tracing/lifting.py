@@ -29,6 +29,7 @@ from .._torch.transforms import bottom_of
 from ..errors import UnsupportedAliasError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from ..interrupts import deliver, held
+from .checks import VALUE_CHECKS
 from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
 from .functions import READERS
@@ -58,8 +59,8 @@ class Lifting(TorchFunctionMode):
     `adopt(tensor)` returns the stand-in. `on_mark(tensor)` is told before `tensor.requires_grad_()`, or an assignment
     to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`,
     `on_data_assignment(tensor, source)` after `tensor.data = source`; `on_gradient` is given the arguments of
-    `torch.autograd.grad`. `views_by_strides`: autograd is told no more of a
-    view than where it lies in memory.
+    `torch.autograd.grad`, `on_check` a look at values and its arguments. `views_by_strides`: autograd is told no more
+    of a view than where it lies in memory.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Lifting(TorchFunctionMode):
         self.has_hooks = False  # the function has registered some on its own tensors
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
+        self.on_check: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None
         self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -238,6 +240,11 @@ class Lifting(TorchFunctionMode):
         with eigenvalues_only():
             return func(*args, **kwargs)
 
+    def _checked(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given, named = tuple(map(_below_transforms, args)), {k: _below_transforms(v) for k, v in kwargs.items()}
+        self.on_check(VALUE_CHECKS[func], given, named)
+        return func(*args, **kwargs)
+
     def _determinant(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
@@ -256,6 +263,10 @@ class Lifting(TorchFunctionMode):
         result = func(*args, **kwargs)
         self.on_data_assignment(args[0], args[1])
         return result
+
+
+def _below_transforms(value: Any) -> Any:
+    return bottom_of(value) if isinstance(value, torch.Tensor) and is_inside_transform(value) else value
 
 
 def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) -> Any:
@@ -292,6 +303,7 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
+    **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,

@@ -8,6 +8,7 @@ import torch
 
 from .._torch.fakes import FakeTensor
 from .._torch.ops import OpOverload
+from .checks import check_formula
 from .formulas import FORMULAS
 from .metadata import is_cacheable
 from .opinfo import IN_GRAD_MODE, OpInfo
@@ -58,7 +59,7 @@ class Plan:
         self.decomposition = decomposition
         self.in_grad_mode = IN_GRAD_MODE.get(op, op)
         self.is_cacheable = info is not None and is_cacheable(info)
-        self.formula = FORMULAS.get(op)
+        self.formula = FORMULAS.get(op) or check_formula(op, info)
 
 
 def has_real(values: Any) -> bool:

@@ -205,7 +205,7 @@ def passed_through(
     return tuple(p for p in of_outputs if p[1]), tuple(p for p in of_aliases if p[1])
 
 
-def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     """The leaves that gradients of `outputs` reach, apart from those known."""
     leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
     ids = set(map(id, known))

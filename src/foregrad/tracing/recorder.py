@@ -44,9 +44,11 @@ from ..errors import (
 )
 from ..graph.meta import TensorSpec
 from .alias import Value, View
+from .checks import Checks
 from .constants import evaluate, evaluate_entry, is_constant
 from .decisions import Decisions
 from .detached import Detached
+from .in_backward import BackwardWrites
 from .kernel_errors import as_kernels_say
 from .metadata import Metadata
 from .opinfo import MAYBE_UNDEFINED, OpInfo, item_or_empty, op_info, returns_tensors, take_data
@@ -98,6 +100,8 @@ class Recorder(ThreadDispatchMode):
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
         self.writes = Writes(self)
         self.detached = Detached(self)
+        self.checks = Checks(self)
+        self.late = BackwardWrites(self)
         self.decisions: Decisions
 
     # ---------------------------------------------------------------- dispatch
@@ -137,6 +141,8 @@ class Recorder(ThreadDispatchMode):
                 return result
         if has_real(args) or (kwargs and has_real(kwargs.values())):
             args, kwargs = self._adopt_real(func, args, kwargs)
+        if self.in_backward and (info.writes or info.hidden_writes):
+            self.late.note(info, args, kwargs)
         if info.is_metadata_write:
             return self.writes.metadata(info, args, kwargs)
         if info.writes:
@@ -278,6 +284,12 @@ class Recorder(ThreadDispatchMode):
         view = self.value_of(tensor).view
         if view is not None:
             view.op = take_data
+
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """`tensor.data = source` was run."""
+        if self.in_backward:
+            self.late.note_targets([tensor], (), is_metadata=True)
+        self.writes.replaced_by(tensor, source)
 
     # ---------------------------------------------------------------- entries
 

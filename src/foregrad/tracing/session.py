@@ -18,7 +18,7 @@ from .._torch.dispatch import (
 )
 from .._torch.fakes import FakeTensor, new_fake
 from .._torch.patches import Hooks, patched
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, UnsupportedMutationError
 from ..graph.meta import TensorSpec, contiguous_strides
 from ..locks import make_lock
 from .alias import Value
@@ -53,7 +53,7 @@ class Session:
             lambda _marked: None,
             lambda _detached: None,
             recorder.taken_as_data,
-            recorder.writes.replaced_by,
+            recorder.replaced_by,
             lambda: f"the backward of `{name}`",
             recorder.decisions.numbers.ours,
         )
@@ -66,6 +66,8 @@ class Session:
             engine=self.lifting.in_engine,
         )
         recorder.adopt = self._adopt
+        recorder.late.on_missing = self._refuse_write
+        self.lifting.on_check = recorder.checks.note
         recorder.writes.past_the_edges = lambda _root: None
         recorder.writes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
         recorder.origins.root = run_engine.__code__
@@ -81,12 +83,19 @@ class Session:
             )
         return stand_in
 
+    def _refuse_write(self, root: Value, where: str) -> None:
+        raise UnsupportedMutationError(
+            f"{where}, where the backward of `{self.name}` is differentiated or runs in part, writes to a tensor "
+            f"{root.spec} that its usual backward leaves alone. Write to it there as well, or not at all."
+        )
+
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Context: what runs on fakes goes on the tape, as part of a backward."""
+    def recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+        """Context: what runs on fakes goes on the tape, as part of a backward. `recorder.late.finish()` ends it."""
         recorder = self.recorder
         recorder.recompute = None
         recorder.in_backward = True
+        recorder.late.begin(tangents)
         recorder.phases.clear()  # each run of a node checks anew
         try:
             # Autocast belongs to the forward: eager's backward usually runs outside its region.
@@ -102,6 +111,9 @@ class Session:
                 recorder,
             ):
                 yield
+        except BaseException:
+            recorder.late.finish()
+            raise
         finally:
             recorder.in_backward = False
 
