@@ -150,7 +150,6 @@ class _Capture:
             shared_bases=shared_bases,
             whole=whole,
             viewed=viewed,
-            late=late,
             symbols=self.symbols,
         )
         self.origins = Origins(_run_function.__code__)
@@ -158,7 +157,7 @@ class _Capture:
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
         self.recorder.writes.on_resize = self._on_resize
         self.reads = self.inputs.reads
-        self.recorder.late.name = name
+        self.recorder.late.name, self.recorder.late.ids = name, late
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
         self.recorder.decisions.check_before(self.recorder.checks)
@@ -264,7 +263,7 @@ class _Capture:
             reached = self._reached(with_history)
             gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
             if recorder.late.missing:
-                inputs.late |= written_by(recorder, inputs.records)
+                recorder.late.ids |= written_by(recorder, inputs.records)
                 return None
             check_outputs(recorder, self.backward.run, out_leaves, paths)
             if self.backward.error is not None:  # it is for those to see that what raises leads to

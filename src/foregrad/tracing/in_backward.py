@@ -73,13 +73,14 @@ class Run:
 class BackwardWrites:
     """The writes of the backward that is recorded, if one is.
 
-    `live`: inputs known to be written by backwards. `missing`: others that one has written to, by the id of their
-    root; `on_missing(root, where)` may raise instead.
+    `live`: inputs known to be written by backwards, `ids` those of their tensors. `missing`: others that one has
+    written to, by the id of their root; `on_missing(root, where)` may raise instead.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.name = "function"
+        self.ids: set[int] = set()
         self.live: list[LiveInput] = []
         self.tangents: Sequence[torch.Tensor] = ()
         self.missing: dict[int, Value] = {}
@@ -92,11 +93,13 @@ class BackwardWrites:
         self._start = 0
         self._first_check = 0
 
-    def add(self, live: LiveInput) -> None:
-        """One more input that a backward writes to; the backward itself may be the first to look at it."""
-        self.live.append(live)
-        if self.recorder.in_backward:
-            self.start(live)
+    def met(self, record: InputRecord) -> None:
+        """One more input; the backward itself may be the first to look at it."""
+        if id(record.real) in self.ids:
+            live = LiveInput(record.initial, record.stand_in, record.slot)
+            self.live.append(live)
+            if self.recorder.in_backward:
+                self.start(live)
 
     # ---------------------------------------------------------------- one run
 

@@ -34,7 +34,6 @@ from ..frontend.sources import Source, find_sources
 from ..graph.meta import TensorSpec
 from ..graph.slots import Closure, Input, SharedMemory, Slot
 from .alias import PAST_THE_EDGES, Value, member_of
-from .in_backward import LiveInput
 from .origin import Origin, user_line
 from .recorder import Recorder
 from .records import InputRecord, NumberRecord, is_moved, is_unlinked
@@ -70,7 +69,6 @@ class Inputs:
         shared_bases: set[int],
         whole: set[int],
         viewed: set[int],
-        late: set[int],
         symbols: SizeSymbols | None = None,
     ) -> None:
         self.call = call
@@ -79,7 +77,6 @@ class Inputs:
         self.shared_bases = shared_bases  # ids of views to be seen so, as their memory is written
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
         self.viewed = viewed  # ids of tensors to be seen as views of their bases
-        self.late = late  # ids of tensors that the backward writes to
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
@@ -290,8 +287,7 @@ class Inputs:
         tracked = base_of(stand_in) if is_view(stand_in) else stand_in
         if tracked is not None and tracked.grad_fn is not None:
             record.start_sequence_nr = tracked.grad_fn._sequence_nr()
-        if id(real) in self.late:
-            self.recorder.late.add(LiveInput(record.initial, stand_in, record.slot))
+        self.recorder.late.met(record)
 
     # ---------------------------------------------------------------- shared memory
 
