@@ -227,7 +227,7 @@ class Dispatcher:
             self._note_filling(found)
             return None
         except CheckFailed:  # eager raises, or the function catches it
-            del self.compilations[len(self.specializations) :]
+            self.compilations.pop()
             return None
         self._add(specialization)
         return specialization
