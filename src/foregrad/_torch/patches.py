@@ -30,7 +30,7 @@ import torch._subclasses as subclasses
 
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
-from . import checkpoints, control_flow, generators, torchscript, transforms
+from . import checkpoints, control_flow, dynamo_off, generators, torchscript, transforms
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -212,6 +212,7 @@ def _install() -> None:
     checkpoints.install(_regions)
     control_flow.install(_is_capturing)
     generators.install(_is_capturing)
+    dynamo_off.install(_is_capturing)
     transforms.install(_swapped)
     torchscript.install(_swap_of_capture)
 
@@ -227,6 +228,7 @@ def _remove() -> None:
     checkpoints.remove()
     control_flow.remove()
     generators.remove()
+    dynamo_off.remove()
     transforms.remove()
     torchscript.remove()
 
@@ -238,7 +240,7 @@ _patches = InPlace(_install, _remove)
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in place for this thread; others run as if they were not."""
     before = getattr(_active, "hooks", None)
-    with _patches:
+    with _patches, dynamo_off.dynamo_off():
         _active.hooks = hooks
         try:
             yield

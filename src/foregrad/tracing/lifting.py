@@ -210,6 +210,12 @@ class Lifting(TorchFunctionMode):
             return {key: self._swapped(item) for key, item in value.items()}
         return value
 
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedOpError(
+            f"the higher-order operator `{func}` at {self.where()} can't be captured yet. Write the branch or loop in "
+            "Python, or keep that part outside the compiled function."
+        )
+
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedOpError(
             f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy, whose work is in no graph. Use PyTorch's "
@@ -301,7 +307,11 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
 
 _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
+# Those that trace their functions themselves: on the fakes of a capture they fail in words of their own, or worse.
+_TRACING = ("map_impl", "scan", "associative_scan", "flex_attention", "flex_attention_backward")
+
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
+    **{getattr(torch.ops.higher_order, name): Lifting._higher_order for name in _TRACING},
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),

@@ -60,6 +60,8 @@ from .writes import Writes
 
 __all__ = ["Recorder"]
 
+_UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
+
 aten = torch.ops.aten
 prim = torch.ops.prim
 
@@ -167,6 +169,11 @@ class Recorder(ThreadDispatchMode):
             raise UnsupportedOpError(
                 f"the higher-order operator `{func}` at {user_line(self.origins.here())} can't be captured yet. "
                 "Write the branch or loop in Python, or keep that part outside the compiled function."
+            )
+        if str(func) in _UNSAFE:
+            raise UnsupportedOpError(
+                f"`{func}` at {user_line(self.origins.here())} takes memory from tensors, which can't be "
+                "captured. Keep that part outside the compiled function."
             )
         # What it is made of keeps a history, where a detached result has none.
         wanted = None if func is aten.detach.default else self.decompositions.get(func, PLAINER.get(func))

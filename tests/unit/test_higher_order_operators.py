@@ -1,0 +1,92 @@
+"""Operators that take functions, functions that Dynamo compiled, and operators that take memory away: each in a
+process of its own, which must not end by a signal. They answer as eager does, or are refused by name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import sys, torch, foregrad
+import torch._inductor.inductor_prims
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map
+from torch._higher_order_ops.scan import scan
+from torch.nn.attention.flex_attention import flex_attention
+
+inner = dict(
+    compiled=torch.compile(torch.sin, backend="eager"),
+    whole=torch.compile(lambda x: x.sin() * 2, backend="eager", fullgraph=True),
+    module=torch.compile(torch.nn.Linear(4, 4), backend="eager"),
+    disabled=torch.compiler.disable(torch.sin),
+)
+
+def resized(x):
+    y = torch.ones(1 << 20) * x.sum().detach()
+    torch.ops.inductor.resize_storage_bytes_(y, 0)
+    return y
+
+programs = dict(
+    map=lambda x: map(lambda a: a.sin() * 2, x),
+    map_of_data=lambda x: map(lambda a: a.sin() * 2, x.detach()),
+    scan=lambda x: scan(lambda c, a: (c + a, c * a), torch.zeros(4), x)[1],
+    scan_of_data=lambda x: scan(lambda c, a: (c + a, c * a), torch.zeros(4), x.detach())[1],
+    associative=lambda x: associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic"),
+    attention=lambda x: flex_attention(*[x.detach().view(1, 1, 3, 4)] * 3),
+    resized=resized,
+    compiled=lambda x: inner["compiled"](x) * 2,
+    whole=lambda x: inner["whole"](x) * 2,
+    module=lambda x: inner["module"](x) * 2,
+    disabled=lambda x: inner["disabled"](x) * 2,
+    made_inside=lambda x: torch.compile(lambda x: x.sin(), backend="eager", fullgraph=True)(x) * 2,
+)
+
+name, door = sys.argv[1:]
+function, x = programs[name], torch.randn(3, 4, requires_grad=True)
+compiled = (
+    foregrad.compile(function, backend="eager")
+    if door == "direct"
+    else torch.compile(function, backend="foregrad", options={"backend": "eager"})
+)
+try:
+    out = compiled(x)
+except Exception as error:
+    print("refused", str(error).replace(chr(10), " "))
+else:
+    eager = function(x)
+    assert torch.equal(out, eager)
+    if out.requires_grad:
+        ours, theirs = (torch.autograd.grad(result.sum(), x)[0] for result in (out, eager))
+        assert torch.equal(ours, theirs)
+    print("equal")
+"""
+
+CASES = [
+    ("map", "direct", "`map_impl`"),
+    ("map", "dynamo", "`map_impl`"),
+    ("map_of_data", "direct", "`map_impl`"),
+    ("scan", "direct", "`scan`"),
+    ("scan", "dynamo", "`scan`"),
+    ("scan_of_data", "direct", "`scan`"),
+    ("associative", "direct", None),
+    ("attention", "direct", "`flex_attention`"),
+    ("resized", "direct", "resize_storage_bytes_"),
+    ("compiled", "direct", None),
+    ("whole", "direct", None),
+    ("whole", "dynamo", None),
+    ("module", "direct", None),
+    ("disabled", "direct", None),
+    ("made_inside", "direct", None),
+]
+
+
+@pytest.mark.parametrize(("name", "door", "refused"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_it_answers_as_eager_or_is_refused_by_name(name, door, refused):
+    command = [sys.executable, "-W", "ignore", "-c", HEAD, name, door]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.strip()
+    assert said == "equal" if refused is None else said.startswith("refused") and refused in said, said
