@@ -133,7 +133,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         dynamo.restart_with_floats(floats)
     pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
-    function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
+    if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
+        function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
     lines = dynamo.source_lines(gm)
     if lines is not None:
         stands_for(*lines)
