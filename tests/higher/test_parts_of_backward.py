@@ -131,6 +131,21 @@ def test_derivatives_of_one_part_after_another(native):
 
 
 @pytest.mark.parametrize("native", [True, False])
+def test_derivatives_where_nothing_is_saved(native):
+    def function(x, y):
+        return x * 2 + y, y * 3
+
+    with foregrad.config.override(native=native):
+        for run in (function, foregrad.compile(function, backend="eager")):
+            x, y = torch.ones(2).requires_grad_(), torch.ones(2).requires_grad_()
+            a, _ = run(x, y)
+            torch.autograd.grad(a.sum(), (x, y), create_graph=True, retain_graph=False)
+            assert torch.equal(torch.autograd.grad(a.sum(), y, create_graph=True)[0], torch.ones(2))
+            with pytest.raises(RuntimeError, match="a second time"):
+                torch.autograd.grad(a.sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("native", [True, False])
 def test_what_a_part_saved_goes_when_it_has_run(native):
     """And what the other part saved stays, with its hooks and its check for writes."""
     with foregrad.config.override(native=native):

@@ -134,7 +134,7 @@ class _NodeRenderer:
         def run(ctx: Any, *tangents: Any) -> Any:
             if has_parts and not torch.is_grad_enabled() and parts_run(ctx) is not None:
                 return partial(ctx, tangents)
-            if runs_once:
+            if runs_once and not has_parts:
                 ctx.saved_tensors  # noqa: B018  (there are none; raises where all ran before, as eager does)
             return backward(ctx, *tangents)
 
