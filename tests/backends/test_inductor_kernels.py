@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 
 import foregrad
 from foregrad._torch import inductor as door
@@ -123,7 +124,7 @@ def test_the_graphs_of_a_function_are_a_file_each(monkeypatch):
     torch.testing.assert_close(gradients(foregrad.compile(Steps(), backend="inductor")), gradients(Steps()))
     assert len(files) == 2
     assert min(files) > 1
-    assert kernels._installed == 0
+    assert AsyncCompile.wait.__module__ == AsyncCompile.__module__  # PyTorch's own is back
 
 
 def test_what_does_not_compile_together_is_compiled_one_by_one(monkeypatch, caplog):

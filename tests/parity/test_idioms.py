@@ -10,7 +10,7 @@ from torch import nn
 
 import foregrad
 from tests.parity.idioms import PROGRAMS
-from tests.parity.oracle import Refused, check
+from tests.parity.oracle import check
 
 # What PyTorch's own backend "eager" does not do either, or what differs for Dynamo's reasons.
 NOT_THROUGH_DYNAMO = {
@@ -19,7 +19,6 @@ NOT_THROUGH_DYNAMO = {
     "a_leaf_written_through_data": "Dynamo makes the tensor that is written a constant of its graph",
     "a_value_as_a_number": "Dynamo breaks the graph, and says so",
 }
-REFUSED = {"a_backward_inside": "inside a compiled function writes"}
 
 
 def graph_module(gm, _):
@@ -38,10 +37,6 @@ def through_dynamo(f):
 
 def run(name, **options):
     f, make_args, own = PROGRAMS[name]
-    if name in REFUSED:
-        with pytest.raises(Refused, match=REFUSED[name]):
-            check(copy.deepcopy(f), make_args, **own, **options)
-        return
     # Gradients through the function and through a view that it returned add up in another order.
     check(copy.deepcopy(f), make_args, **own, grad_slack=4, **options)
 
@@ -58,6 +53,6 @@ def test_aot_function(name):
 
 # Dynamo looks at `.grad` of tensors that are no leaves.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - set(NOT_THROUGH_DYNAMO) - set(REFUSED)))
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - set(NOT_THROUGH_DYNAMO)))
 def test_torch_compile(name):
     run(name, compile=through_dynamo)

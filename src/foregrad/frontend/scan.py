@@ -76,6 +76,8 @@ class Scan:
         self.names: set[str] = set()
         self.probed: set[str] = set()  # those that may be missing where they are asked for
         self.makes_up_names = False
+        self.asking_types: list[dict[str, Any]] = []  # globals of code that calls `type`
+        self.asks_for_class = False  # some code names `__class__`, or dispatches on it
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
@@ -130,9 +132,11 @@ class Scan:
                 self.function(part, name)
         elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
+            self.asks_for_class = self.asks_for_class or isinstance(value, functools.singledispatchmethod)
         elif isinstance(value, types.FunctionType):
             if not self._is_new(value):
                 return
+            self.asks_for_class = self.asks_for_class or hasattr(value, "registry")  # functools.singledispatch
             if _is_users(value):
                 self._functions.append((value, self._rank))
                 return
@@ -166,6 +170,9 @@ class Scan:
         if self._rank <= 1:
             self._called |= code.others
         namespace, others = function.__globals__, code.others
+        if "type" in code.loaded:
+            self.asking_types.append(namespace)
+        self.asks_for_class = self.asks_for_class or "__class__" in others
         self._globals(namespace, code.loaded, others)
         if code.whole_namespace:
             self._globals(namespace, frozenset(others), others)

@@ -17,6 +17,7 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
+from .._torch.plain_types import PlainTypes
 from .._torch.settings import apply_settings, settings
 from ..errors import ForegradError, InternalError
 from ..frontend.call import FlatCall
@@ -165,6 +166,7 @@ class _Capture:
         numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.left_behind = LeftBehind(self.reads)
+        self.types = PlainTypes()
         self.modules: dict[int, torch.nn.Module] = {}
         self.regions = Regions(self.recorder)
         self.lifting = Lifting(
@@ -223,7 +225,9 @@ class _Capture:
             single_threaded_backward(),
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),
+            self.types,
         ):
+            self._tell_plain_types()
             with self._settings_put_back(), self.lifting, recorder:
                 try:
                     result = _run_function(call.function, args, kwargs)
@@ -328,7 +332,15 @@ class _Capture:
     def _enter(self, module: torch.nn.Module) -> None:
         self.modules[id(module)] = module
         self.left_behind.enter(module)
+        self.types.module(type(module))
         self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
+
+    def _tell_plain_types(self) -> None:
+        """Code that was found so far, and asks for the type of a stand-in, is told that of a tensor."""
+        for namespace in self.scan.asking_types:
+            self.types.namespace(namespace)
+        if self.scan.asks_for_class:
+            self.types.asks_for_class()
 
     def _leave(self) -> None:
         self.origins.leave()

@@ -1,0 +1,190 @@
+"""What code of the user's is told of a stand-in's type: that of the tensor it stands for.
+
+No object can answer `type(x)` for itself. So where a module's code calls `type`, the name `type` in its globals is
+bound, for the time of a capture, to a class that answers `torch.Tensor` for a stand-in and is as `type` otherwise.
+`x.__class__` is an attribute, which is answered so while code that asks for it may run. PyTorch's own code sees the
+fakes as they are. Checked on torch 2.11.0, 2.13.0.
+
+Known weakness: `C is type`, in a module that also calls `type`, is False for the time of a capture.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..locks import InPlace, make_lock
+from .fakes import FakeTensor
+
+__all__ = ["PlainTypes"]
+
+
+def _plain(stand_in: Any) -> type:
+    return torch.nn.Parameter if getattr(stand_in, "_is_param", False) else torch.Tensor
+
+
+class _AsType(type):
+    """The class of `_Type`: calls and checks of it are those of `type`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _Type:
+            return super().__call__(*args, **kwargs)
+        if len(args) == 1 and not kwargs:
+            kind = type(args[0])
+            return _plain(args[0]) if kind is FakeTensor else kind
+        return type(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, type if cls is _Type else cls)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, type) if cls is _Type else super().__subclasscheck__(subclass)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or (cls is _Type and other is type)
+
+    def __hash__(cls) -> int:
+        return hash(type) if cls is _Type else super().__hash__()
+
+
+class _Type(type, metaclass=_AsType):
+    pass
+
+
+_lock = make_lock()
+_bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: how many captures want it
+
+
+def _bind(namespace: dict[str, Any]) -> None:
+    with _lock:
+        _, count = _bound.get(id(namespace), (namespace, 0))
+        if not count:
+            namespace["type"] = _Type
+        _bound[id(namespace)] = namespace, count + 1
+
+
+def _unbind(namespace: dict[str, Any]) -> None:
+    with _lock:
+        _, count = _bound.pop(id(namespace))
+        if count > 1:
+            _bound[id(namespace)] = namespace, count - 1
+        elif namespace.get("type") is _Type:
+            del namespace["type"]
+
+
+def _class_of(self: Any) -> Any:
+    asking = sys._getframe(1).f_globals.get("__name__", "")
+    inside = asking.partition(".")[0] in {"torch", "foregrad"}
+    return type(self) if inside or type(self) is not FakeTensor else _plain(self)
+
+
+# To assign to `__class__` of a class is to change what that class is of: its table is written to.
+_table: dict[str, Any] = gc.get_referents(FakeTensor.__dict__)[0]
+
+
+def _install() -> None:
+    _table["__class__"] = property(_class_of)
+    _changed()
+
+
+def _remove() -> None:
+    _table.pop("__class__", None)
+    _changed()
+
+
+def _changed() -> None:
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(FakeTensor))
+
+
+_classes_told = InPlace(_install, _remove)
+
+
+class PlainTypes:
+    """Context of one capture: the modules whose code it runs, as far as they ask for types."""
+
+    def __init__(self) -> None:
+        self._namespaces: dict[int, dict[str, Any]] = {}
+        self._classes = False
+
+    def __enter__(self) -> PlainTypes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for namespace in self._namespaces.values():
+            _unbind(namespace)
+        self._namespaces.clear()
+        if self._classes:
+            self._classes = False
+            _classes_told.__exit__(None, None, None)
+
+    def namespace(self, namespace: dict[str, Any]) -> None:
+        """Code with these globals may run and calls `type`."""
+        taken = "type" in namespace or getattr(namespace.get("__builtins__"), "type", type) is not builtins.type
+        if id(namespace) not in self._namespaces and not taken:
+            self._namespaces[id(namespace)] = namespace
+            _bind(namespace)
+
+    def asks_for_class(self) -> None:
+        """Code may run that asks for `__class__`."""
+        if not self._classes:
+            _classes_told.__enter__()
+            self._classes = True
+
+    def module(self, cls: type) -> None:
+        """A module of this class runs: its methods may, and functions and classes beside them."""
+        if cls in _asked_by:
+            asking = _asked_by[cls]
+        else:
+            asking = _asked_by[cls] = tuple(_namespaces_asking(cls))
+        for namespace, types_asked, classes_asked in asking:
+            if types_asked:
+                self.namespace(namespace)
+            if classes_asked:
+                self.asks_for_class()
+
+
+_asked_by: dict[type, tuple[tuple[dict[str, Any], bool, bool], ...]] = {}
+
+
+def _namespaces_asking(cls: type) -> Iterator[tuple[dict[str, Any], bool, bool]]:
+    for base in cls.__mro__:
+        module = sys.modules.get(base.__module__)
+        if module is None or base.__module__.partition(".")[0] in {"torch", "builtins"}:
+            continue
+        asked = [_asked_in(code) for code in _codes_of(vars(module))]
+        asked += [_asked_in(code) for code in _codes_in(base)]
+        if asked:
+            yield vars(module), any(t for t, _ in asked), any(c for _, c in asked)
+
+
+def _codes_of(namespace: dict[str, Any]) -> Iterator[types.CodeType]:
+    for value in list(namespace.values()):
+        if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
+            yield value.__code__
+        elif isinstance(value, type) and value.__module__ == namespace.get("__name__"):
+            yield from _codes_in(value)
+
+
+def _codes_in(cls: type) -> Iterator[types.CodeType]:
+    for value in list(vars(cls).values()):
+        function = getattr(value, "__func__", value)  # of static and class methods
+        if isinstance(function, property):
+            function = function.fget
+        if isinstance(function, types.FunctionType):
+            yield function.__code__
+
+
+@functools.lru_cache(maxsize=16384)
+def _asked_in(code: types.CodeType) -> tuple[bool, bool]:
+    """Whether code names `type`, and whether it names `__class__`."""
+    inner = [_asked_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    names = code.co_names
+    return "type" in names or any(t for t, _ in inner), "__class__" in names or any(c for _, c in inner)

@@ -1,0 +1,153 @@
+"""Code that asks for the type of a tensor is told what eager tells it, in a capture too."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from tests.parity.oracle import check
+
+PROGRAMS = {}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+@program
+def identity(x, p):
+    return x * 2 if type(x) is torch.Tensor else x * 3
+
+
+@program
+def of_a_result(x, p):
+    return x * 2 if type(x + 1) is torch.Tensor else x * 3
+
+
+@program
+def equality(x, p):
+    return x * 2 if type(x) == torch.Tensor else x * 3  # noqa: E721
+
+
+@program
+def parameter(x, p):
+    return x * 2 if type(p) is nn.Parameter else x * 3
+
+
+@program
+def membership(x, p):
+    return x * 2 if type(x) in (torch.Tensor, nn.Parameter) else x * 3
+
+
+@program
+def table(x, p):
+    return {torch.Tensor: torch.sin, nn.Parameter: torch.cos}[type(x)](x)
+
+
+@program
+def attribute(x, p):
+    return x * 2 if x.__class__ is torch.Tensor else x * 3
+
+
+@program
+def name(x, p):
+    return x * len(type(x).__name__), x * len(x.__class__.__name__)
+
+
+@program
+def of_plain_objects(x, p):
+    assert type(p.ndim) is int
+    assert isinstance(int, type)
+    assert isinstance(x, torch.Tensor)
+    assert not isinstance(3, type)
+    assert issubclass(type, type)
+    return x * 2
+
+
+@program
+def a_class_made(x, p):
+    made = type("Made", (), {"factor": 3})
+    return x * made.factor, x * isinstance(made(), made)
+
+
+@program
+def in_a_nested_function(x, p):
+    def inner(v):
+        return type(v) is torch.Tensor
+
+    return x * 2 if all(map(inner, [x, x * 2])) else x * 3
+
+
+@functools.singledispatch
+def doubled(x):
+    raise TypeError(type(x))
+
+
+@doubled.register
+def _(x: torch.Tensor):
+    return x * 2
+
+
+@program
+def dispatched(x, p):
+    return doubled(x), doubled(x.sin())
+
+
+@program
+def matched(x, p):
+    match x:
+        case torch.Tensor():
+            return x * 2
+        case _:
+            return x * 3
+
+
+def args():
+    return torch.randn(3, requires_grad=True), nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_types_are_eagers(name):
+    check(PROGRAMS[name], args)
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.helper(x * 1) * (2 if type(self.weight) is nn.Parameter else 5)
+
+    def helper(self, x):
+        return x * 3 if type(x) is torch.Tensor else x * 7
+
+
+def test_methods_of_modules_inside():
+    check(nn.Sequential(Inner(), nn.ReLU(), Inner()), lambda: (torch.randn(3),))
+
+
+def test_nothing_stays_after_a_capture():
+    compiled = foregrad.compile(PROGRAMS["attribute"], backend="eager")
+    compiled(*args())
+    foregrad.compile(PROGRAMS["identity"], backend="eager")(*args())
+    assert "type" not in globals()
+    assert type is builtins.type
+    assert "__class__" not in vars(torch._subclasses.FakeTensor)
+
+
+def test_nothing_stays_where_the_function_raises():
+    def failing(x):
+        assert type(x) is torch.Tensor
+        raise KeyError(x.__class__)
+
+    with pytest.raises(KeyError):
+        foregrad.compile(failing, backend="eager")(torch.ones(2))
+    assert "type" not in globals()
+    assert "__class__" not in vars(torch._subclasses.FakeTensor)
