@@ -3,7 +3,9 @@
 Only the standard library, and nothing of foregrad: the build backend runs this file by itself, without PyTorch.
 
 A library is named for the sources, the PyTorch and the Python that it was made for, and only looked for by that name:
-when one of them changes, calls go through Python until it is built again. Nothing is ever built but on request.
+when one of them changes, calls go through Python until it is built again. Nothing is ever built but on request. At its
+end stands a checksum with which build of PyTorch it is for: a file without that, or of which a part is missing, is not
+loaded (loading half a library can end the process), nor is one that somebody else could have put there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -20,13 +23,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "find_library", "find_torch", "library_name"]
+__all__ = ["BuildError", "build", "fault_of", "find_library", "find_torch", "library_name"]
 
 HERE = Path(__file__).resolve().parent
 _UNITS = ("held.cpp", "node.cpp", "node_type.cpp", "function.cpp", "checks.cpp", "memory.cpp", "module.cpp")
 _HEADERS = ("program.h",)
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 _QUIET = ("-Wno-missing-field-initializers",)  # Python's tables leave most of their fields at zero
+
+
+_SEAL = b"foregrad-native-1:"
+_SUM = hashlib.sha256().digest_size
 
 
 class BuildError(Exception):
@@ -49,7 +56,7 @@ def find_torch() -> tuple[Path, str]:
 
 def library_name(torch_version: str) -> str:
     """The name of the library for this source, this Python, and that PyTorch."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_SEAL)
     for name in (*_UNITS, *_HEADERS):
         digest.update((HERE / name).read_bytes())
     python = sysconfig.get_config_var("SOABI") or f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
@@ -57,9 +64,42 @@ def library_name(torch_version: str) -> str:
 
 
 def find_library(torch_version: str) -> Path | None:
-    """The library for that PyTorch, if it was built."""
+    """The library for that PyTorch, if it was built: the first that may be loaded, else the first that may not."""
     name = library_name(torch_version)
-    return next((folder / name for folder in _folders() if (folder / name).exists()), None)
+    found = [folder / name for folder in _folders() if (folder / name).exists()]
+    return next((path for path in found if fault_of(path) is None), found[0] if found else None)
+
+
+def fault_of(path: Path) -> str | None:
+    """Why a library is not to be loaded; None when it is whole, for this PyTorch, and nobody else's to write."""
+    try:
+        for place in (path.resolve(), path.resolve().parent):
+            status = place.stat()
+            if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), _owner_of_installation()):
+                return f"{place} belongs to another user"
+            if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+                return f"everybody may write to {place}"
+        content = path.read_bytes()
+    except OSError as error:
+        return f"it can't be read: {error}"
+    body, seal = content[: -len(_seal(b""))], content[-len(_seal(b"")) :]
+    if not seal.startswith(_SEAL):
+        return "a part of it is missing, or it was built in another way"
+    if seal[:-_SUM] != _seal(b"")[:-_SUM]:
+        return "it was built for another build of PyTorch"
+    return None if seal == _seal(body) else "its content is not what was built"
+
+
+def _seal(body: bytes) -> bytes:
+    """What stands at the end of a library: a word, the build of PyTorch, and a checksum of both and all before."""
+    folder, _ = find_torch()
+    start = _SEAL + hashlib.sha256((folder / "version.py").read_bytes()).digest()
+    return start + hashlib.sha256(start + body).digest()
+
+
+def _owner_of_installation() -> int:
+    """Whoever could change this file could change what is loaded in any case."""
+    return HERE.stat().st_uid
 
 
 def build(folder: Path | None = None) -> Path:
@@ -97,6 +137,11 @@ def build(folder: Path | None = None) -> Path:
         done = subprocess.run([*command, "-o", str(made)], input=source, text=True, capture_output=True, check=False)
         if done.returncode != 0:
             raise BuildError(f"{' '.join(command)}\nfailed:\n{done.stderr}")
+        with made.open("ab") as file:
+            file.write(_seal(made.read_bytes()))
+            file.flush()
+            os.fsync(file.fileno())
+        made.chmod(0o755)
         made.replace(target)  # all at once: another process may be looking for it
     for other in target.parent.glob(target.name[:-15] + "*.so"):  # of other sources
         if other != target:

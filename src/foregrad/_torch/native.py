@@ -10,11 +10,12 @@ import importlib.machinery
 import importlib.util
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from .._native.build import find_library
+from .._native.build import fault_of, find_library
 from ..errors import ForegradWarning
 from .hooks import only_defined
 
@@ -29,6 +30,10 @@ def native() -> Any:
     path = find_library(torch.__version__)
     if path is None:
         return None
+    fault = fault_of(Path(path))
+    if fault is not None:
+        _warn(fault)
+        return None
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
@@ -36,17 +41,21 @@ def native() -> Any:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
-        warnings.warn(
-            f"foregrad's C++ part does not load, so calls go through Python. `foregrad build-native` builds it again. "
-            f"({error})",
-            ForegradWarning,
-            stacklevel=2,
-        )
+        _warn(error)
         return None
     module.set_before_hooks(only_defined)
     # Where PyTorch lists the nodes written in C++: it is how `isinstance(node, torch.autograd.graph.Node)` knows them.
     setattr(torch._C._functions, module.CompiledFunctionBackward.__name__, module.CompiledFunctionBackward)
     return module
+
+
+def _warn(why: object) -> None:
+    warnings.warn(
+        f"foregrad's C++ part does not load, so calls go through Python. `foregrad build-native` builds it again. "
+        f"({why})",
+        ForegradWarning,
+        stacklevel=3,
+    )
 
 
 def make_tensor_check(

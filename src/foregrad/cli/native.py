@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from foregrad._native.build import BuildError, build, find_library
+from foregrad._native.build import BuildError, build, fault_of, find_library
 
 __all__ = ["add_build_native", "run_build_native"]
 
@@ -30,7 +30,7 @@ def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def run_build_native(options: argparse.Namespace) -> int:
     """Run the command; 0 when the library is there, 1 when it can't be built."""
     found = find_library(torch.__version__)
-    if found is not None and not options.again and options.folder is None:
+    if found is not None and fault_of(found) is None and not options.again and options.folder is None:
         print(f"there already: {found}")
         return 0
     start = time.perf_counter()
