@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from .._torch import inductor
+from .._torch.cache_folder import why_no_folder
 from .._torch.codegen import OpOverload
 from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
@@ -50,6 +51,9 @@ Boxed = Callable[[list[Any]], Any]
 
 def why_not(devices: Sequence[torch.device] = ()) -> str | None:
     """Why Inductor can't compile for these devices (by default the CPU) here; None when it can."""
+    no_folder = why_no_folder()
+    if no_folder is not None:
+        return no_folder
     types = {device.type for device in devices} or {"cpu"}
     for kind in sorted(types):
         if kind == "cpu" and not inductor.cpp_compiler_found():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor, FakeTensorMode
 from .._torch.graphs import symbol_of
 from .._torch.symbols import SymbolTable, TracedInt, expression_in, has_symbolic, symbol_made, write_expression
@@ -144,6 +145,7 @@ def fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
     for leaf in call.leaves:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
+    why_no_folder()  # PyTorch imports its compilers for fake tensors
     mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
     mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
     return mode
