@@ -91,6 +91,7 @@ class Scan:
         self._paths: dict[int, str] = {}
         self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
         self._slots: dict[type, frozenset[str]] = {}
+        self._values: dict[type, set[str]] = {}
 
     @property
     def module_names(self) -> dict[int, str]:
@@ -367,7 +368,7 @@ class Scan:
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
                 new = self.names.intersection(known).union(special_names(value)) - done
                 if self.makes_up_names:
-                    new |= values_of(value) - done
+                    new |= self._values_of(value) - done
                 self._rank = rank + 1
             else:
                 new = self._names_in_object(value) - done
@@ -420,6 +421,12 @@ class Scan:
         if known is None:
             known = frozenset().union(*(base.__dict__ for cls in classes for base in cls.__mro__))
             self._attributes[classes] = known
+        return known
+
+    def _values_of(self, cls: type) -> set[str]:
+        known = self._values.get(cls)
+        if known is None:
+            known = self._values[cls] = values_of(cls)
         return known
 
     def _slots_of(self, cls: type) -> frozenset[str]:

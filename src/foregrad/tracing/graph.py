@@ -92,14 +92,14 @@ class _Builder:
     def _with_generators(self, arguments: Any) -> Any:
         """Arguments with random generators read from the module: as objects they have no spelling in its code."""
         values = arguments.values() if isinstance(arguments, dict) else arguments
-        if not any(isinstance(value, torch.Generator) for value in values):
+        if torch.Generator not in map(type, values):
             return arguments
         if isinstance(arguments, dict):
             return {key: self._generator(value) for key, value in arguments.items()}
         return tuple(map(self._generator, arguments))
 
     def _generator(self, value: Any) -> Any:
-        if not isinstance(value, torch.Generator):
+        if type(value) is not torch.Generator:
             return value
         node = self.generators.get(value)
         if node is None:

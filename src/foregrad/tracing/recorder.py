@@ -113,6 +113,8 @@ class Recorder(ThreadDispatchMode):
         return False  # saves two frames an operator; torch.compile is never on while capturing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # more often asked than all else is done
+            return args[0].fake_device
         if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
             with without_torch_functions():
                 return self._dispatch(func, args, kwargs or {})
@@ -123,8 +125,6 @@ class Recorder(ThreadDispatchMode):
         if self.default_dtype is not None and torch.get_default_dtype() is not self.default_dtype:
             self.refuse_dtype()
         if plan.is_query:
-            if func is _DEVICE and type(args[0]) is FakeTensor:
-                return args[0].fake_device
             return self.kernels(func, args, kwargs)
         if plan.decomposition is not None:
             outer, self.original = self.original, self.original or func
