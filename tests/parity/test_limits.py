@@ -17,6 +17,13 @@ ROWS = re.findall(r"^\| (.+?) \| `(Unsupported\w+)` \| .+ \|$", PAGE.read_text()
 
 LEAF = "torch.randn(2, 3, requires_grad=True)"
 
+# A region whose operators are all to be computed again.
+REGION = [
+    "c = torch.utils.checkpoint",
+    "again = lambda *_, **__: c.CheckpointPolicy.MUST_RECOMPUTE",
+    "modes = lambda: c.create_selective_checkpoint_contexts(again)",
+]
+
 PAIR = f"*(lambda a: (a, a[0]))({LEAF} * 1),"
 
 # The beginning of the row, the arguments, the body, and the line that the message is to show.
@@ -265,6 +272,24 @@ PROGRAMS = [
         ["v = x[0]", "v.data = v.data.clone()", "return v[:1], x"],
         1,
     ),
+    (
+        "a selective checkpoint's policy says `MUST_RECOMPUTE`",
+        f"{LEAF},",
+        [*REGION, "return c.checkpoint(torch.dropout, x, 0.5, True, use_reentrant=False, context_fn=modes)"],
+        3,
+    ),
+    (
+        "it says so for one that reads an argument",
+        f"{LEAF} * 1,",
+        [
+            *REGION,
+            "y = c.checkpoint(torch.nn.functional.tanhshrink, x, use_reentrant=False, context_fn=modes)",
+            "x.mul_(2)",
+            "return y",
+        ],
+        3,
+    ),
+    ("a `backward()` inside", f"{LEAF},", ["(x * 2).sum().backward()", "return x * 2"], 0),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ __all__ = [
     "base_of",
     "copy_creation_meta",
     "exchange",
+    "gradient_of",
     "history_of",
     "is_inside_transform",
     "is_marked",
@@ -54,6 +56,21 @@ def storage_key(tensor: torch.Tensor) -> int:
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that autograd knows this one to be a view of."""
     return tensor._base
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """`.grad` of a leaf, or of a tensor that retains it; None for any other.
+
+    `grad_fn` of a view is not read, nor is `is_leaf`: both give a view of what was written since another history, or
+    raise.
+    """
+    if tensor.retains_grad:
+        return tensor.grad
+    if tensor._is_view() and tensor.requires_grad:
+        with warnings.catch_warnings():  # one that is no leaf
+            warnings.simplefilter("ignore")
+            return tensor.grad
+    return tensor.grad if tensor.is_leaf else None
 
 
 def is_view(tensor: torch.Tensor) -> bool:

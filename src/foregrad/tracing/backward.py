@@ -188,7 +188,8 @@ class Backward:
         """The backward of an output, to wherever it leads; `.grad` of inputs stays what it is. Whether it has effects
         besides.
         """
-        leaves = [r.leaf for r in self.inputs.records if r.leaf is not None and is_usable(r.leaf) and r.leaf.is_leaf]
+        pairs = [(r.leaf, r.stand_in) for r in self.inputs.records]  # an argument may be made a leaf of its own
+        leaves = [t for pair in pairs for t in pair if t is not None and is_usable(t) and t.is_leaf]
         grads = [leaf.grad for leaf in leaves]
         try:
             with self._recording([tangent]):

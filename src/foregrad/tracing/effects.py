@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._torch.settings import unfinished
-from .._torch.tensors import is_usable
+from .._torch.tensors import gradient_of, is_usable
 from ..errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
@@ -87,9 +87,7 @@ def check_finished(name: str, was_inference: bool) -> None:
 def check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]) -> None:
     """No result but an input (by its id among those `known`) has a `.grad`."""
     for result, path in zip(results, paths, strict=True):
-        if not isinstance(result, torch.Tensor) or id(result) in known or not is_usable(result):
-            continue
-        if (result.is_leaf or result.retains_grad) and result.grad is not None:
+        if isinstance(result, torch.Tensor) and id(result) not in known and gradient_of(result) is not None:
             raise UnsupportedSideEffectError(
                 f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
             )
