@@ -218,10 +218,11 @@ def _behind(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            waiting += [following for following, _ in node.next_functions]
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [following for following, _ in node.next_functions]
 
 
 def nodes_behind(outputs: Sequence[torch.Tensor]) -> list[Any]:
