@@ -11,13 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from .._torch.graphs import size_hint
-from ..graph.meta import TensorSpec
 from .classify import Kind
-from .index import JointIndex, value_of
+from .index import JointIndex, value_bytes, value_of
 
 __all__ = ["FLOPS_A_BYTE", "CostModel", "analytic_cost", "costs", "flops"]
 
@@ -26,8 +24,6 @@ CostModel = Callable[[fx.Node], float]
 # What a byte takes where compilers fuse: most of what operators bound by memory read and write is never moved. With one
 # kernel an operator a byte takes as long as 5 operations on a laptop's processor, 150 on a data centre's accelerator.
 FLOPS_A_BYTE = 2
-
-aten = torch.ops.aten
 
 
 def _shape(node: Any) -> list[int]:
@@ -73,17 +69,9 @@ def flops(node: fx.Node) -> int:
     return 0 if formula is None else formula(node)
 
 
-def _bytes(value: Any) -> int:
-    if isinstance(value, (tuple, list)):
-        return sum(map(_bytes, value))
-    if isinstance(value, (TensorSpec, torch.Tensor)):
-        return math.prod(size_hint(size) for size in value.shape) * value.dtype.itemsize
-    return 0
-
-
 def analytic_cost(node: fx.Node) -> float:
     """The time of a node, in floating-point operations."""
-    moved = _bytes(value_of(node)) + sum(_bytes(value_of(operand)) for operand in node.all_input_nodes)
+    moved = value_bytes(value_of(node)) + sum(value_bytes(value_of(operand)) for operand in node.all_input_nodes)
     return max(flops(node), moved * FLOPS_A_BYTE)
 
 

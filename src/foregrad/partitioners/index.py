@@ -18,7 +18,7 @@ from ..errors import PartitionError
 from ..graph.meta import TensorSpec
 from .classify import Kind, OpClass, classify
 
-__all__ = ["JointIndex", "is_number", "is_tuple", "value_of"]
+__all__ = ["JointIndex", "is_number", "is_tuple", "value_bytes", "value_of"]
 
 _ONCE = (Kind.RANDOM, Kind.EFFECT)
 _BACKWARD_TAGS = ("is_backward", "must_be_in_backward")
@@ -193,7 +193,7 @@ class JointIndex:
         """Bytes of a node's value: of all results for several, 0 for numbers. Symbolic sizes are estimated, without
         the guard that `nbytes_of` adds.
         """
-        return _bytes(value_of(self.nodes[i]))
+        return value_bytes(value_of(self.nodes[i]))
 
     def describe(self, i: int) -> str:
         """A node for a message: its name, operator, and the user's line when known."""
@@ -229,7 +229,8 @@ def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 
 
-def _bytes(value: Any) -> int:
+def value_bytes(value: Any) -> int:
+    """Bytes of a value's elements: of all results for several, 0 for numbers. Symbolic sizes are estimated."""
     if isinstance(value, torch.Tensor):
         count: Any = value.numel()
         if not isinstance(count, int):
@@ -238,7 +239,7 @@ def _bytes(value: Any) -> int:
     if isinstance(value, TensorSpec):
         return _hinted_numel(value.shape) * value.dtype.itemsize
     if isinstance(value, (tuple, list)):
-        return sum(_bytes(item) for item in value)
+        return sum(value_bytes(item) for item in value)
     return 0
 
 

@@ -86,9 +86,11 @@ class Storages:
 
     def liveness(self, residuals: Iterable[int]) -> Liveness:
         """The memory of the split at these residuals."""
+        return self.of_split(*backward_needs(self.index, [self.index.nodes[i] for i in residuals]))
+
+    def of_split(self, used: list[int], computed: bytearray) -> Liveness:
+        """The memory of the split whose backward takes `used` and computes `computed` (see `backward_needs`)."""
         index, root = self.index, self.root
-        nodes = [index.nodes[i] for i in residuals]
-        used, computed = backward_needs(index, nodes)
         kept = {root[i] for i in index.output_numbers}
         saved = {root[i] for i in used} - kept
         forward = self.timeline(forward_order(index, used), set(), kept | saved)

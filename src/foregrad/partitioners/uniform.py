@@ -49,6 +49,8 @@ class Measured:
     peak: int
     costs: int
     liveness: Liveness
+    used: tuple[int, ...]  # what the backward takes
+    again: tuple[int, ...]  # what the forward computed, and it computes once more
 
 
 class Space:
@@ -99,12 +101,9 @@ class Space:
 
     def everything(self) -> Measured:
         """Save whatever the backward reads."""
-        redo = [NEVER if cost and not forced else cost for cost, forced in zip(self.redo, self._forced(), strict=True)]
+        # What can't be saved is computed again; nothing else is, but at no cost.
+        redo = [NEVER if redo and save < NEVER else redo for save, redo in zip(self.save, self.redo, strict=True)]
         return measure(self, cheapest_residuals(self.index, self.save, redo, self.required))
-
-    def _forced(self) -> list[bool]:
-        """What can't be saved, and is computed again therefore."""
-        return [save >= NEVER for save in self.save]
 
     def explore(self) -> None:
         """Measure the uniform plans, and take them apart into segments."""
@@ -147,14 +146,13 @@ class Space:
         self.measured.append(plan)
         self._kept.append(frozenset(plan.residuals))
         blocks, index, storages = self.blocks, self.index, self.storages
-        used, computed = backward_needs(index, [index.nodes[i] for i in plan.residuals])
         saves, again = [0] * blocks.count, [0] * blocks.count
         kept = {storages.root[i] for i in index.output_numbers}
-        for r in {storages.root[i] for i in used} - kept:
+        for r in {storages.root[i] for i in plan.used} - kept:
             if blocks.of[r] != SHARED and index.kinds[r] is not Kind.INPUT:
                 saves[blocks.of[r]] += storages.size[r]
-        for i, bit in enumerate(computed):
-            if bit and index.in_forward[i] and blocks.of[i] != SHARED:
+        for i in plan.again:
+            if blocks.of[i] != SHARED:
                 again[blocks.of[i]] += self.cost[i]
         windows = _windows(self, plan.liveness.backward.order)
         if not number:
@@ -184,7 +182,7 @@ class Space:
         """Where rows of blocks equal to those from `start` to `stop` start, that no row of the plan is."""
         length, classes = stop - start, self.repeats.classes
         key = tuple(classes[start:stop])
-        if start != 1 or length < 2:
+        if start != 1:
             return []
         return [
             k
@@ -209,10 +207,10 @@ class Space:
 def measure(space: Space, residuals: Sequence[int]) -> Measured:
     """What a choice costs."""
     index = space.index
-    _, computed = backward_needs(index, [index.nodes[i] for i in residuals])
-    again = sum(cost for cost, bit, first in zip(space.cost, computed, index.in_forward, strict=True) if bit and first)
-    liveness = space.storages.liveness(residuals)
-    return Measured(tuple(residuals), liveness.peak, again, liveness)
+    used, computed = backward_needs(index, [index.nodes[i] for i in residuals])
+    again = tuple(i for i, bit in enumerate(computed) if bit and index.in_forward[i])
+    liveness = space.storages.of_split(used, computed)
+    return Measured(tuple(residuals), liveness.peak, sum(space.cost[i] for i in again), liveness, tuple(used), again)
 
 
 def _cells(count: int, length: int) -> Iterator[tuple[int, int]]:
