@@ -25,6 +25,7 @@ __all__ = [
     "FakeFactory",
     "FakeTensor",
     "FakeTensorMode",
+    "NewFakeMode",
     "UnsupportedOperatorException",
     "fake_device",
     "like_source",
@@ -42,6 +43,18 @@ _empty_strided = torch._C._VariableFunctions.empty_strided
 _make_subclass: Any = torch.Tensor._make_subclass
 _C: Any = torch._C
 _reinterpret = _C._dynamo.guards._reinterpret_tensor
+
+
+class NewFakeMode(FakeTensorMode):
+    """A fake mode that leaves the process able to fork.
+
+    Where PyTorch is built for CUDA and there is no GPU, entering its fake mode pretends that there is one device. The
+    next backward then starts a thread for that device, and no forked child can run a backward any more.
+    """
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return False
 
 
 class FakeFactory:

@@ -14,7 +14,7 @@ import torch
 
 from .._torch import dynamo
 from .._torch.contexts import fake_mode_of, is_opaque, new_symbolic_integer, shape_env, symbolic_context_of
-from .._torch.fakes import FakeTensor, FakeTensorMode
+from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.tensors import is_wrapper_subclass
 from ..errors import UnsupportedError, UnsupportedTensorError
 from ..graph.slots import Buffer, Param
@@ -46,7 +46,7 @@ def construct_fake_mode(flat_args: Sequence[Any], aot_config: Any) -> tuple[Fake
     """(fake mode, its `ShapeEnv` or None): that of the fakes given or of the trace going on, else a new one."""
     mode = fake_mode_of(list(flat_args))
     if mode is None:
-        mode = FakeTensorMode(shape_env=shape_env() if aot_config.dynamic_shapes else None)
+        mode = NewFakeMode(shape_env=shape_env() if aot_config.dynamic_shapes else None)
     return mode, mode.shape_env
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from .._torch.cache_folder import why_no_folder
-from .._torch.fakes import FakeTensor, FakeTensorMode
+from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.graphs import symbol_of
 from .._torch.symbols import SymbolTable, TracedInt, expression_in, has_symbolic, symbol_made, write_expression
 from ..errors import UnsupportedError
@@ -146,6 +146,6 @@ def fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
     why_no_folder()  # PyTorch imports its compilers for fake tensors
-    mode = FakeTensorMode(shape_env=None if symbols is None else symbols.table.env)
+    mode = NewFakeMode(shape_env=None if symbols is None else symbols.table.env)
     mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
     return mode
