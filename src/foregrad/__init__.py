@@ -33,19 +33,33 @@ if TYPE_CHECKING:
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
+    from .partitioners.named import checkpoint_name
+    from .partitioners.policies import (
+        Candidate,
+        Policy,
+        dots_saveable,
+        dots_with_no_batch_dims_saveable,
+        everything_saveable,
+        nothing_saveable,
+        offload_names,
+        save_only_these_names,
+    )
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AotAutograd",
+    "Candidate",
     "JointGraph",
     "Partitioned",
+    "Policy",
     "aot_autograd",
     "aot_function",
     "aot_module",
     "aot_module_simplified",
     "budget_partition",
     "capture",
+    "checkpoint_name",
     "compile",
     "compiled_function",
     "compiled_module",
@@ -54,8 +68,11 @@ __all__ = [
     "default_decompositions",
     "default_partition",
     "device_from_inputs",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
     "dtype_from_inputs",
     "errors",
+    "everything_saveable",
     "explain_recompiles",
     "fake_tensor_unsupported",
     "get_aot_compilation_context",
@@ -71,9 +88,12 @@ __all__ = [
     "memory_efficient_fusion",
     "min_cut_rematerialization_partition",
     "nop",
+    "nothing_saveable",
+    "offload_names",
     "partition",
     "process_inputs",
     "register_backend",
+    "save_only_these_names",
     "set_model_name",
     "ts_compile",
     "value_and_grad",
@@ -95,6 +115,9 @@ _HOMES = {
     "graph.joint": "JointGraph",
     "graph.partitioned": "Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
+    "partitioners.named": "checkpoint_name",
+    "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
+    "nothing_saveable offload_names save_only_these_names",
 }
 _PARTS = {"backends", "dynamo", "graph", "partitioners", "passes"}  # as `foregrad.graph`, without an import of it
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -19,8 +19,15 @@ from .frontend.call import flatten_call
 from .graph.effects import CheckFailed
 from .graph.joint import JointGraph
 from .graph.partitioned import Partitioned
-from .partitioners import budget_partition, default_partition, fused_partition, min_cut_rematerialization_partition
+from .partitioners import (
+    budget_partition,
+    default_partition,
+    fused_partition,
+    min_cut_rematerialization_partition,
+    policy_partition,
+)
 from .partitioners.budget import read_budget
+from .partitioners.policies import Policy
 
 __all__ = ["capture", "compile", "explain_recompiles", "partition"]
 
@@ -34,11 +41,17 @@ _POLICIES: dict[str, PartitionFn] = {
 }
 
 
-def _partition_fn(policy: str | PartitionFn | None, memory_budget: int | float | str | None = None) -> PartitionFn:
+def _partition_fn(
+    policy: str | PartitionFn | Policy | None, memory_budget: int | float | str | None = None
+) -> PartitionFn:
     if memory_budget is not None:
+        if isinstance(policy, Policy):
+            return functools.partial(budget_partition, memory_budget=read_budget(memory_budget), policy=policy)
         if policy not in (None, "budget"):
             raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
         return functools.partial(budget_partition, memory_budget=read_budget(memory_budget))
+    if isinstance(policy, Policy):
+        return functools.partial(policy_partition, policy=policy)
     if policy is None:
         return default_partition
     if policy == "budget":
@@ -54,7 +67,7 @@ def compile(
     fn_or_module: Any = None,
     *,
     backend: Any = "auto",
-    partition: str | PartitionFn | None = None,
+    partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | None = None,
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
@@ -71,8 +84,9 @@ def compile(
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
             only with "eager" are results eager's bit for bit.
         partition: "default" (save what the backward needs), "min_cut" (save least), "fused" (the same, but
-            prefer what kernels write anyway), or a function with the signature of `default_partition`; None is what
-            the backend prefers.
+            prefer what kernels write anyway), a `Policy` (`foregrad.dots_saveable`, ...), which says of each value
+            what to do with it, or a function with the signature of `default_partition`; None is what the backend
+            prefers. A policy goes together with `memory_budget`.
         memory_budget: the most bytes of storage that one step, forward to end of backward, may have alive beyond what
             is alive before the call (arguments, parameters), gradients counted. An integer, text with a unit
             ("600 MiB"), or a float from 0.0 (the least feasible peak) to 1.0 (that of saving everything). As little as
@@ -113,7 +127,7 @@ def compile(
 def pipeline_for(
     *,
     backend: Any = "auto",
-    partition: str | PartitionFn | None = None,
+    partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | None = None,
     decompositions: Any = None,
     inductor_settings: Mapping[str, Any] | None = None,
@@ -186,7 +200,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
 
 def partition(
     joint: JointGraph,
-    policy: str | PartitionFn | None = None,
+    policy: str | PartitionFn | Policy | None = None,
     *,
     memory_budget: int | float | str | None = None,
 ) -> Partitioned:

@@ -54,7 +54,7 @@ log = logging.getLogger("foregrad")
 
 _OPTIONS = {
     "backend": "a name from foregrad.list_backends(), a compiler, or a pair of compilers",
-    "partition": '"default", "min_cut", "fused", or a partitioner',
+    "partition": '"default", "min_cut", "fused", a policy, or a partitioner',
     "memory_budget": "the most bytes that a step may have alive: an integer, '600 MiB', or a fraction from 0.0 to 1.0",
     "decompositions": "a table {operator: function}",
     "check": "check every stage's result (slow)",

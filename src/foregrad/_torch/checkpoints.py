@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as checkpoint_module
 
-__all__ = ["RegionsOfCapture", "install", "remove"]
+__all__ = ["RegionsOfCapture", "install", "note_name", "remove"]
 
 
 class RegionsOfCapture(Protocol):
     """What is told of regions. `depth`: how many are open, one in another; `chosen(depth, run)` calls `run`, which
-    gives (result of an operator, the policy for it), and returns the result.
+    gives (result of an operator, the policy for it), and returns the result. `named(tensor, name)`: the user names it.
     """
 
     depth: int
@@ -26,6 +26,8 @@ class RegionsOfCapture(Protocol):
     def region(self) -> Any: ...
 
     def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any: ...
+
+    def named(self, tensor: torch.Tensor, name: str) -> None: ...
 
 
 _checkpoint: Any = checkpoint_module
@@ -93,6 +95,25 @@ def _dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
             self.policy_fn = ask
 
     return regions.chosen(self._foregrad_depth, run)
+
+
+def note_name(tensor: torch.Tensor, name: str) -> None:
+    """Tell the capture on this thread, if there is one, that the user calls `tensor` by `name`.
+
+    Below transforms (`vmap`, `grad`) and wrapper subclasses, the tensors that they are made of are meant.
+    """
+    regions = _regions()
+    if regions is None:
+        return
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    parts = getattr(tensor, "__tensor_flatten__", None)
+    if parts is None:
+        regions.named(tensor, name)
+        return
+    for part in parts()[0]:
+        note_name(getattr(tensor, part), name)
 
 
 def install(regions: Callable[[], RegionsOfCapture | None]) -> None:

@@ -141,7 +141,7 @@ class _Printer:
             if where is not None and where != above:
                 lines.append(f"    # {_one_line(where)}")
                 above = where
-            comment = _comment(_type_of(node), _saved(node))
+            comment = _comment(_type_of(node), _named(node), _saved(node))
             lines.append(f"    {self.names[node]} = {self._expression(node)}{comment}")
         return lines or ["    pass"]
 
@@ -270,6 +270,11 @@ def _saved(node: Node) -> str | None:
     total = sum(item.nbytes for item in specs) if specs else None
     # A symbolic size is shown, never asked for its value: that would specialize the graph.
     return "saved" if total is None else f"saved, {total} bytes"
+
+
+def _named(node: Node) -> str | None:
+    names = dict.get(node.meta, "checkpoint_names")
+    return f"named {', '.join(names)}" if names else None
 
 
 def _comment(*parts: str | None) -> str:

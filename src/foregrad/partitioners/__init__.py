@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .budget import budget_partition
-from .default import default_partition
+from .default import default_partition, policy_partition
 from .index import JointIndex
 from .mincut import fused_partition, min_cut_rematerialization_partition
 from .split import Split, check_split, split
@@ -16,5 +16,6 @@ __all__ = [
     "default_partition",
     "fused_partition",
     "min_cut_rematerialization_partition",
+    "policy_partition",
     "split",
 ]

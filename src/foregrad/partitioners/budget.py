@@ -26,6 +26,7 @@ from .costs import CostModel, analytic_cost, costs
 from .index import JointIndex
 from .liveness import Storages
 from .merge import merge_equal
+from .policies import Policy
 from .refine import refined
 from .split import split
 from .uniform import Measured, Segment, Space
@@ -79,18 +80,21 @@ def budget_partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
     static_lifetime_input_nodes: Any = None,
     cost_model: CostModel = analytic_cost,
+    policy: Policy | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that one step, forward to end of backward, peaks within `memory_budget`.
 
     Besides the budget the arguments are those of PyTorch's partitioners. The budget is of bytes of live storage beyond
     what is alive before the call, gradients counted: an integer, text with a unit ("600 MiB"), or a float from 0 (the
-    least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of computing a node again.
+    least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of computing a node again. What
+    `policy` says of a value is done, and the rest chosen.
 
     Raises `BudgetError`, with the least feasible budget, when none of the plans keeps to it; `ValueError` for what is
     no budget.
     """
     budget = read_budget(memory_budget)
     index = JointIndex(joint_module, num_fwd_outputs)
+    index.policy = policy
     merge_equal(index)
     plans = frontier(index, cost_model)
     plan = plans.best(plans.bytes_of(budget) if isinstance(budget, float) else budget)

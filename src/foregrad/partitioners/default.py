@@ -13,11 +13,12 @@ from torch import fx
 
 from .classify import Kind
 from .index import JointIndex, is_number
+from .policies import Policy
 from .split import split
 from .tags import Wish, wishes
 from .views import prefer_views
 
-__all__ = ["choose_default", "default_partition"]
+__all__ = ["choose_default", "default_partition", "policy_partition"]
 
 
 def default_partition(
@@ -33,7 +34,19 @@ def default_partition(
     The arguments are those of PyTorch's partitioner of that name; `num_fwd_outputs` is how many of the joint
     graph's outputs are the forward's. Values tagged by `torch.utils.checkpoint` are recomputed as asked.
     """
+    return _divided(JointIndex(joint_module, num_fwd_outputs))
+
+
+def policy_partition(
+    joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int, policy: Policy
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph as `policy` says of each value; where it says nothing, as `default_partition` does."""
     index = JointIndex(joint_module, num_fwd_outputs)
+    index.policy = policy
+    return _divided(index)
+
+
+def _divided(index: JointIndex) -> tuple[fx.GraphModule, fx.GraphModule]:
     halves = split(index, prefer_views(index, choose_default(index)))
     return halves.forward, halves.backward
 

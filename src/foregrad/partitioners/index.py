@@ -7,7 +7,7 @@ numbers in topological order, so "needs", "is needed by" and "comes before" are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,11 +35,13 @@ class JointIndex:
     * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
     * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
+    * `policy`: what the user says of each value, set by those who were given one.
     * `written`: inputs that the call overwrites once the forward is done.
     """
 
     def __init__(self, joint_module: fx.GraphModule, num_fwd_outputs: int) -> None:
         self.module = joint_module
+        self.policy: Callable[[Any], str | None] | None = None  # see policies.py
         *self.nodes, output = joint_module.graph.nodes
         if output.op != "output":
             raise PartitionError("the joint graph has no output node at its end")

@@ -1,7 +1,8 @@
-"""What the user asked of each value with `torch.utils.checkpoint`: keep it, or compute it again.
+"""What the user asked of each value, with `torch.utils.checkpoint` or a policy: keep it, or compute it again.
 
 Captures leave a `CheckpointPolicy` under ``"recompute"`` in the metadata of what ran in a checkpointed region, and
-the region's number under ``"ac_graph_id"``.
+the region's number under ``"ac_graph_id"``. What a region says must be, is so; what it prefers gives way to the answer
+of a policy for the whole function.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .classify import Kind
-from .index import JointIndex
+from .index import JointIndex, is_tuple
+from .policies import RECOMPUTE, answers
 
 __all__ = ["Wish", "wishes"]
 
@@ -47,7 +49,8 @@ def wishes(index: JointIndex) -> bytearray | None:
     """
     get = dict.get
     policies = [get(node.meta, "recompute") for node in index.nodes]
-    if not any(policy is not None for policy in policies):
+    asked = answers(index)
+    if not asked and not any(policy is not None for policy in policies):
         return None
     found = bytearray(len(index))
     for i, policy in enumerate(policies):
@@ -62,12 +65,28 @@ def wishes(index: JointIndex) -> bytearray | None:
         if policy is CheckpointPolicy.MUST_SAVE and index.kinds[i] is Kind.VIEW:
             # A view can't be kept without the memory it looks at.
             found[index.root[i]] = Wish.SAVE
+    _ask_policy(index, asked, policies, found)
     for i, wish in enumerate(found):
         if index.kinds[i] in _ALWAYS_AGAIN:
             found[i] = Wish.NONE
         elif wish == Wish.RECOMPUTE and _runs_once(index, i, found):
             found[i] = Wish.SAVE
     return found
+
+
+_MUST = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE)
+
+
+def _ask_policy(index: JointIndex, asked: dict[int, str], policies: list[Any], found: bytearray) -> None:
+    """Put the answers of the function's policy into `found`, save where a region says otherwise."""
+    for i, answer in asked.items():
+        is_item = index.kinds[i] is Kind.ITEM
+        source = index.operands[i][0] if is_item else i
+        if policies[i] in _MUST or policies[source] in _MUST:
+            continue
+        found[i] = Wish.RECOMPUTE if answer == RECOMPUTE else Wish.SAVE
+        if is_item and answer == RECOMPUTE and is_tuple(index.nodes[source]):
+            found[source] = Wish.RECOMPUTE  # which leaves other results of it to be saved
 
 
 def _save_borders(index: JointIndex, found: bytearray) -> None:

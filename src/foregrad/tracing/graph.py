@@ -130,6 +130,8 @@ class _Builder:
             meta["seq_nr"] = entry.sequence_nr
         if entry.recompute is not None:
             meta["recompute"], meta["ac_graph_id"] = entry.recompute.policy, entry.recompute.region
+        if self.tape.checkpoint_names and id(entry) in self.tape.checkpoint_names:
+            meta["checkpoint_names"] = self.tape.checkpoint_names[id(entry)]
         origin = entry.origin
         if origin is None and entry.sequence_nr is not None:
             origin = self.tape.origins.get(entry.sequence_nr)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import UnsupportedMutationError, UnsupportedOpError
@@ -69,6 +70,16 @@ class Regions:
                     self._must_run_again(entry)
         return result
 
+    def named(self, tensor: torch.Tensor, name: str) -> None:
+        """The user names what `tensor` holds now. A view is kept with the memory it looks at, so that has the name."""
+        recorder = self.recorder
+        value = recorder.values.get(id(tensor))
+        if value is not None:  # else a tensor that the function brought along: there before the call
+            entry = value.root.read(recorder.emit)
+            names = recorder.tape.checkpoint_names.get(id(entry), ())
+            if name not in names:
+                recorder.tape.checkpoint_names[id(entry)] = (*names, name)
+
     def _must_run_again(self, entry: Entry) -> None:
         self.must.append(entry)
         if entry.has_effect:
@@ -103,3 +114,6 @@ class NoRegions:
 
     def chosen(self, _depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
         return run()[0]
+
+    def named(self, tensor: torch.Tensor, name: str) -> None:
+        pass

@@ -96,6 +96,7 @@ class Tape:
         self.entries: list[Entry] = []
         # Where each forward operator was called, by autograd sequence number.
         self.origins: dict[int, Any] = {} if origins is None else origins
+        self.checkpoint_names: dict[int, tuple[str, ...]] = {}  # by the id of an entry, what the user calls its value
 
     def append(self, entry: Entry) -> Entry:
         self.entries.append(entry)

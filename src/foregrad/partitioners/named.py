@@ -1,0 +1,31 @@
+"""`checkpoint_name`: a name for a value, for policies to know it by."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+
+from .._torch.checkpoints import note_name
+
+__all__ = ["checkpoint_name"]
+
+T = TypeVar("T", bound=torch.Tensor)
+
+
+def checkpoint_name(x: T, name: str) -> T:
+    """`x` itself; in a function that foregrad compiles, policies know its value by `name` from here on.
+
+    Graphs show the name beside the operator that made the value (for a view: the memory that it looks at). It is no
+    operator: nothing runs for it.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"checkpoint_name names tensors, and this is a {type(x).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor is text, not {name!r}")
+    note_name(x, name)
+    return x
+
+
+# Dynamo writes the call into its graph as it is; what runs that graph in a capture sees it.
+torch.compiler.allow_in_graph(checkpoint_name)

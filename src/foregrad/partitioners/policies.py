@@ -1,0 +1,194 @@
+"""Policies: the user's word on each value of the forward: save it, compute it again, keep it in host memory.
+
+A policy is asked about every value that the forward computes and the backward may want, views and tuples apart. Its
+answers become wishes (tags.py), which every partitioner grants as it grants those of checkpointed regions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..errors import PartitionError
+from ..graph.meta import TensorSpec
+from ..graph.printing import user_line
+from .index import JointIndex, value_bytes, value_of
+
+__all__ = [
+    "Candidate",
+    "Policy",
+    "answers",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+    "nothing_saveable",
+    "offload_names",
+    "save_only_these_names",
+]
+
+SAVE, RECOMPUTE, OFFLOAD = "save", "recompute", "offload"
+
+_MEANING: dict[Any, str | None] = {
+    None: None,
+    True: SAVE,
+    False: RECOMPUTE,
+    SAVE: SAVE,
+    RECOMPUTE: RECOMPUTE,
+    OFFLOAD: OFFLOAD,
+    CheckpointPolicy.MUST_SAVE: SAVE,
+    CheckpointPolicy.PREFER_SAVE: SAVE,
+    CheckpointPolicy.MUST_RECOMPUTE: RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: RECOMPUTE,
+    # Newer than the oldest PyTorch that is supported.
+    getattr(CheckpointPolicy, "MUST_CPU_OFFLOAD", OFFLOAD): OFFLOAD,
+    getattr(CheckpointPolicy, "PREFER_CPU_OFFLOAD", OFFLOAD): OFFLOAD,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A value that a policy is asked about. `names`: what `checkpoint_name` called it."""
+
+    node: fx.Node
+    names: tuple[str, ...]
+
+    @property
+    def op(self) -> Any:
+        """The operator that makes the value; for one result of several, the operator with these."""
+        node = self.node
+        while node.op == "call_function" and not hasattr(node.target, "_schema") and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return node.target
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape, strides, dtype and device."""
+        value = value_of(self.node)
+        return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
+
+    @property
+    def nbytes(self) -> int:
+        return value_bytes(self.spec)
+
+    @property
+    def line(self) -> str | None:
+        """The user's line: `model.py:41 in forward: x = self.fc(x)`."""
+        return user_line(self.node)
+
+    @property
+    def module(self) -> str:
+        """The path of the innermost module that makes it, "layers.3.mlp"; "" outside of modules."""
+        stack = self.node.meta.get("nn_module_stack") or {}
+        return str(next(reversed(stack.values()))[0]) if stack else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A policy from a function of a `Candidate`, which answers "save", "recompute", "offload", or None: no matter.
+
+    True and False mean the first two, and a `CheckpointPolicy` of PyTorch's what its name says. What no matter is made
+    of is left to the partition: to the solver where there is a memory budget, and else saved where the backward reads
+    it.
+    """
+
+    function: Callable[[Candidate], Any]
+
+    def __call__(self, candidate: Candidate) -> str | None:
+        """The answer, in words. Raises `PartitionError` for what is none."""
+        said = self.function(candidate)
+        try:
+            return _MEANING[said]
+        except (KeyError, TypeError):
+            raise PartitionError(
+                f"a policy answered {said!r} for {candidate.node.name} ({candidate.op}) at {candidate.line}; answer "
+                '"save", "recompute", "offload", or None.'
+            ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    """The same answer for all."""
+
+    answer: str
+
+    def __call__(self, candidate: Candidate) -> str:
+        return self.answer
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operators:
+    """Results of these operators are saved, and nothing else."""
+
+    names: frozenset[str]
+
+    def __call__(self, candidate: Candidate) -> str:
+        schema = getattr(candidate.op, "_schema", None)
+        return SAVE if schema is not None and schema.name in self.names else RECOMPUTE
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Values of these names are kept, and nothing else."""
+
+    saved: frozenset[str]
+    offloaded: frozenset[str] = frozenset()
+
+    def __call__(self, candidate: Candidate) -> str:
+        if self.saved.intersection(candidate.names):
+            return SAVE
+        return OFFLOAD if self.offloaded.intersection(candidate.names) else RECOMPUTE
+
+
+_UNBATCHED = frozenset({"aten::mm", "aten::addmm", "aten::mv", "aten::addmv", "aten::dot", "aten::_scaled_mm"})
+_BATCHED = frozenset(
+    {
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_attention_math",
+    }
+)
+
+everything_saveable = Policy(_Constant(SAVE))
+nothing_saveable = Policy(_Constant(RECOMPUTE))
+dots_saveable = Policy(_Operators(_UNBATCHED | _BATCHED))
+dots_with_no_batch_dims_saveable = Policy(_Operators(_UNBATCHED))
+
+
+def save_only_these_names(*names: str) -> Policy:
+    """Save what `checkpoint_name` called one of `names`; compute all else again."""
+    return Policy(_Names(frozenset(names)))
+
+
+def offload_names(*names: str, saved: Collection[str] = ()) -> Policy:
+    """Keep in host memory what `checkpoint_name` called one of `names`, save `saved`; compute all else again."""
+    return Policy(_Names(frozenset(saved), frozenset(names)))
+
+
+def answers(index: JointIndex) -> dict[int, str]:
+    """What the policy of `index` says of the nodes that it has an answer for."""
+    policy = index.policy
+    if policy is None:
+        return {}
+    found = {}
+    for i, node in enumerate(index.nodes):
+        if (
+            node.op != "call_function"
+            or index.needs_tangent[i]
+            or not isinstance(value_of(node), (TensorSpec, torch.Tensor))
+        ):
+            continue
+        nodes = [node, *index.duplicates.get(i, ())]
+        names = dict.fromkeys(name for one in nodes for name in dict.get(one.meta, "checkpoint_names", ()))
+        answer = policy(Candidate(node, tuple(names)))
+        if answer is not None:
+            found[i] = answer
+    return found
