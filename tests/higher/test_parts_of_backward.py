@@ -1,6 +1,8 @@
 """Backwards through parts of a function, one after the other: eager's nodes run once each, unless the graph is kept."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -58,6 +60,19 @@ PROGRAMS = {
     "loss and logits": loss_and_logits,
     "checkpointed": lambda x, y: (checkpoint(torch.sin, x * y, use_reentrant=False), y.sin()),
     "an inner gradient": inner_gradient,
+}
+
+
+# Their derivatives find in what is saved more than they need, or want the history of what another part read.
+SAVED_FOR_SEVERAL = {
+    "a derivative that is an output": lambda x, y: ((h := x.sin()), h * y),
+    "a copy of an argument": lambda x, y: (
+        torch.nn.functional.conv1d(x[None], y[None].expand(3, 3, 3).contiguous()),
+        x @ y,
+    ),
+    "a transposed argument": lambda x, y: (x @ (y.t() * 2).contiguous(), x * y),
+    "nothing": lambda x, y: (x * torch.ones(SIDE, SIDE), y * 5.0),
+    "outputs, one of the other": lambda x, y: ((h := x.exp()), (k := (h * y).tanh()), k * h),
 }
 
 
@@ -130,6 +145,60 @@ def test_derivatives_of_one_part_after_another(native):
     assert all(map(torch.equal, *found))
 
 
+def derivatives(function, steps, of):
+    """For each step (the output, the input, whether the graph is to be differentiable) the gradient.
+
+    `of`: what the arguments are made from the leaves by.
+    """
+    torch.manual_seed(1)
+    leaves = [torch.rand(SIDE, SIDE).requires_grad_() for _ in range(2)]
+    torch.manual_seed(0)
+    inputs = [of(leaf) for leaf in leaves]
+    outputs = function(*inputs)
+    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    found = []
+    for number, (output, wanted, create) in enumerate(steps, 1):
+        root = (outputs[output] * number).sum()
+        try:
+            found += torch.autograd.grad(
+                root, inputs[wanted], retain_graph=False, create_graph=create, allow_unused=True
+            )
+        except RuntimeError as error:
+            assert "a second time" in str(error)
+            found.append("ran twice")
+            break
+    return found, second_derivative(found[-1], leaves)
+
+
+def second_derivative(gradient, leaves):
+    """Of what the last step gave; zeros where there is none. A node that has run may be read once more by ours."""
+    if not isinstance(gradient, torch.Tensor) or not gradient.requires_grad:
+        return "none"
+    try:
+        found = torch.autograd.grad(gradient.square().sum(), leaves, allow_unused=True)
+    except RuntimeError as error:
+        assert "a second time" in str(error)
+        return "ran twice"
+    return [torch.zeros(SIDE, SIDE) if g is None else g for g in found]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("of", [lambda leaf: leaf, torch.abs], ids=["leaves", "results"])
+@pytest.mark.parametrize("name", [*PROGRAMS, *SAVED_FOR_SEVERAL])
+def test_derivatives_one_after_the_other(name, of, native):
+    """What the parts that ran gave up is found in another way, or is not read."""
+    function = (PROGRAMS | SAVED_FOR_SEVERAL)[name]
+    count = len(outputs) if isinstance(outputs := function(*torch.ones(2, 3, 3).requires_grad_()), tuple) else 1
+    parts = [*itertools.product(range(count), range(2))]
+    with foregrad.config.override(native=native):
+        compiled = foregrad.compile(function, backend="eager")
+        for first, second in itertools.product(parts, parts):
+            for steps in (((*first, True), (*second, True)), ((*first, False), (*second, True))):
+                (eager, eager_second), (ours, second) = (derivatives(f, steps, of) for f in (function, compiled))
+                assert same(eager, ours), (steps, eager, ours)
+                assert eager_second == "ran twice" or same(eager_second, second), (steps, eager_second, second)
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_derivatives_where_nothing_is_saved(native):
     def function(x, y):
@@ -182,3 +251,32 @@ def test_anomaly_mode_after_a_part_has_run():
         a.sum().backward()
         b.sum().backward()
     assert torch.equal(y.grad, -y.detach().sin())
+
+
+class Token:
+    """Lives as long as the node that holds it."""
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_an_output_that_is_saved_keeps_its_history_and_hooks_after_another_part(native):
+    def function(x, y):
+        return x.exp(), y.cos()
+
+    found, seen = [], []
+    with foregrad.config.override(native=native):
+        for run in (function, foregrad.compile(function, backend="eager")):
+            x, y = torch.full((2,), 0.5).requires_grad_(), torch.full((2,), 0.3).requires_grad_()
+            a, b = run(x, y)
+            hooked = []
+            a.register_hook(hooked.append)
+            torch.autograd.grad(b.sum(), y, retain_graph=False)
+            (first,) = torch.autograd.grad(a.sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.sum(), x)[0])
+            seen.append([gradient.detach().clone() for gradient in hooked])
+            a.grad_fn.metadata["token"] = token = Token()
+            node = weakref.ref(token)
+            del a, b, first, hooked, token
+            gc.collect()
+            assert node() is None, "the node keeps itself"
+    assert torch.equal(*found)
+    assert len(seen[0]) == len(seen[1]) == 2 and all(map(torch.equal, *seen))

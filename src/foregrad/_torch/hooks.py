@@ -59,6 +59,7 @@ def defined_hooks_only(function: type[torch.autograd.Function]) -> None:
 
     def register_defined(self: Any, tensor: Any) -> None:
         only_defined(tensor)
+        self.hooks_of = {**getattr(self, "hooks_of", {}), tensor.output_nr: tensor._backward_hooks}
         register(self, tensor)
 
     cls._register_hook_dict = register_defined

@@ -169,10 +169,14 @@ class Pipeline:
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
-        def make_derived(pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand, create_graph: bool) -> Derived:
+        def make_derived(
+            pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand, create_graph: bool, gone: frozenset[int]
+        ) -> Derived:
             assert derivable is not None
             assert config is not None
-            derived = self.derive(partitioned, derivable, pattern, wanted, config, at_hand, create_graph=create_graph)
+            derived = self.derive(
+                partitioned, derivable, pattern, wanted, config, at_hand, create_graph=create_graph, gone=gone
+            )
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -199,14 +203,18 @@ class Pipeline:
         at_hand: AtHand,
         *,
         create_graph: bool = True,
+        gone: frozenset[int] = frozenset(),
     ) -> Derived:
-        """The backward of a compiled function through the same stages, starting from what its forward saves."""
+        """The backward of a compiled function through the same stages, starting from what its forward saves.
+
+        `gone`: the saved values that were given up since.
+        """
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         with held, taken(derivable.session.lock), torch.set_grad_enabled(create_graph):
             results = list(partitioned.saved_results)
             derivative = derivable.differentiate(
                 partitioned.forward,
-                partitioned.saved_nodes,
+                [None if i in gone else node for i, node in enumerate(partitioned.saved_nodes)],
                 results,
                 written,
                 pattern,

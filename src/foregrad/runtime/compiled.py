@@ -37,9 +37,9 @@ class Compiled:
     not for a backward that has effects.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
     `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted, at_hand,
-    create_graph)` captures and compiles the backward for tangents of this pattern as a function that is itself
+    create_graph, gone)` captures and compiles the backward for tangents of this pattern as a function that is itself
     differentiable, unless `create_graph` is False, with what it reads of values as it is in the call with these
-    `at_hand`; None: not kept for that.
+    `at_hand`, and without the saved values at positions `gone`; None: not kept for that.
     `hooked`: the function puts hooks on its own tensors.
     `native`: calls may go through the C++ part, where it was built.
     """
@@ -50,7 +50,7 @@ class Compiled:
     make_partial_backward: Callable[[tuple[bool, ...], Wanted], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[[tuple[int, ...], Wanted, AtHand, bool], Derived] | None = None
+    make_derived: Callable[[tuple[int, ...], Wanted, AtHand, bool, frozenset[int]], Derived] | None = None
     native: bool = False
     hooked: bool = False
 

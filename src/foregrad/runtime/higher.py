@@ -27,11 +27,11 @@ from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, Wanted
 from .decisions import decision_lines
 from .in_backward import update_line
-from .kept import saved_in_part
+from .kept import as_output, let_go, saved_in_part
 from .layout import laid_out
 from .lines import LineWriter, op_name
 from .passed import refuse_watched_results
-from .release import Release, parts_run
+from .release import TRAILS, Release, parts_run, saved_inputs, trail_of
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
@@ -47,29 +47,13 @@ def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
     """The inputs whose history no saved tensor tells. Parameters too: `functional_call` puts others in their place."""
     if compiled.make_derived is None:
         return []
-    kept = saved_inputs(compiled)
+    kept = saved_inputs(compiled.partitioned)
     return [i for i in taken if i not in kept]
-
-
-def saved_inputs(compiled: Compiled) -> dict[int, int]:
-    """Inputs that are saved as they are: their positions among the saved values."""
-    written = {update.input for update in compiled.partitioned.joint.signature.updates}
-    forward = compiled.partitioned.forward
-    number = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
-    saved = compiled.partitioned.saved_nodes
-    return {number[n]: at for at, n in enumerate(saved) if n in number and number[n] not in written}
 
 
 def trails_of(*inputs: torch.Tensor) -> list[torch.Tensor | None]:
     """For each input that is no leaf, a tensor of its shape and history that holds none of its memory."""
-    return [None if x.is_leaf else _trail_of(x) for x in inputs]
-
-
-def _trail_of(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.enable_grad():
-        trail: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)  # to autograd, no view
-    trail.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-    return trail
+    return [None if x.is_leaf else trail_of(x) for x in inputs]
 
 
 def differentiable_backward(
@@ -82,6 +66,7 @@ def differentiable_backward(
     runs: dict[Any, list[Callable[..., Any]]] = {}
     hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
     is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
+    tensors = [i for i, tensor in enumerate(is_tensor) if tensor]
 
     def run(ctx: Any, *tangents: Any) -> Any:
         batch = transforms.batch_of(tangents)
@@ -97,9 +82,11 @@ def differentiable_backward(
             refuse_watched_results(ctx, compiled.partitioned.joint.name)
         in_parts = parts_run(ctx) is not None
         wanted = wanted_of(ctx, taken, exact=in_parts or not engine.keeps_graph())
+        gone: frozenset[int] = frozenset()
         if in_parts:
             release.check(ctx, tuple(map(bool, pattern)), wanted)
-        known = runs.setdefault((pattern, wanted, create_graph), [])
+            gone = frozenset(tensors[i] for i in release.gone(parts_run(ctx) or 0))
+        known = runs.setdefault((pattern, wanted, create_graph, gone), [])
         for found in known:
             result = found(ctx, tangents)
             if type(result) is not Diverged:
@@ -110,8 +97,8 @@ def differentiable_backward(
                 f"ways in which they come out; this is another. {result.where}"
             )
         at_hand = lambda: (_saved_values(ctx, is_tensor), tangents)  # noqa: E731
-        derived = make_derived(pattern, wanted, at_hand, create_graph)
-        found = _Renderer(compiled, taken, derived, pattern, wanted, release).render(make_node)
+        derived = make_derived(pattern, wanted, at_hand, create_graph, gone)
+        found = _Renderer(compiled, taken, derived, pattern, wanted, release, gone).render(make_node)
         result = found(ctx, tangents)
         if type(result) is not Diverged:
             known.append(found)
@@ -170,6 +157,7 @@ class _Renderer:
         pattern: tuple[int, ...],
         wanted: Wanted,
         release: Release,
+        gone: frozenset[int],
     ) -> None:
         self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
         self.is_part = wanted is not None or not all(pattern)
@@ -182,7 +170,7 @@ class _Renderer:
         self.saved = [f"saved_{i}" for i in range(len(saved))]
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in saved]
         self.tangents = [f"tangents_{i + 1}" for i in range(len(pattern))]
-        self.kept = saved_inputs(compiled)
+        self.kept = {i: at for i, at in saved_inputs(compiled.partitioned).items() if at not in gone}
         self.trails = needs_trail(compiled, taken)
         self.read = {self._saved(place) for place in derived.derivative.feeds}
 
@@ -225,7 +213,8 @@ class _Renderer:
 
     def _let_go(self) -> str:
         if not self.is_part:
-            return "ctx.maybe_clear_saved_tensors()"
+            self.globals["let_go"] = let_go
+            return "let_go(ctx)"
         mask, wanted = tuple(map(bool, self.pattern)), self.wanted
         self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, wanted, saved)
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
@@ -241,13 +230,24 @@ class _Renderer:
         if tensors:
             read = [name in self.read for name in tensors]
             self.globals["saved_in_part"] = saved_in_part
-            given = "ctx.saved_tensors" if all(read) and not self.is_part else f"saved_in_part(ctx, {read})"
-            self._line(f"{', '.join(tensors)}, = {given}")
+            self._line(f"{', '.join(tensors)}, = saved_in_part(ctx, {read})")
+            for place in self.derived.derivative.feeds:
+                if place.kind == "result":
+                    self._result(place)
         if sizes:
             self._line(f"{', '.join(sizes)}, = ctx.sizes")
         if self.signature.in_backward.live:
             live = [f"live_{i + 1}" for i in range(len(self.signature.in_backward.live))]
             self._line(f"{', '.join(live)}, = ctx.live")
+
+    def _result(self, place: Place) -> None:
+        """A saved output of a node in Python has no history any more when a part of its backward has run."""
+        name = self._saved(place)
+        self.globals["as_output"] = as_output
+        kept = {i: self.saved[at] for i, at in self.kept.items()}
+        inputs = ", ".join(kept.get(i) or self._history_of(i) for i in self.taken)
+        self._line(f"if {name}.grad_fn is None:")
+        self._line(f"    {name} = as_output(ctx, {name}, {place.index}, ({inputs},))")
 
     def _feed(self, place: Place) -> str:
         if place.kind == "input":
@@ -282,10 +282,13 @@ class _Renderer:
         if index in self.kept:
             return self.saved[self.kept[index]]
         name = f"primals_{index + 1}"
+        self._line(f"{name} = {self._history_of(index)}")
+        return name
+
+    def _history_of(self, index: int) -> str:
         self.globals["history"] = _history
         trail = self.trails.index(index) if index in self.trails else None
-        self._line(f"{name} = history(ctx, {self.taken.index(index)}, {trail})")
-        return name
+        return f"history(ctx, {self.taken.index(index)}, {trail})"
 
     def _decided(self, call: list[str], names: list[str], outputs: list[str], sizes: dict[Any, str]) -> list[str]:
         """The call, and the look at the values that it is right for."""
@@ -338,6 +341,8 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
     node = ctx.next_functions[position][0]
     if trail is not None and hasattr(ctx, "trails") and ctx.trails[trail] is not None:
         return ctx.trails[trail]  # type: ignore[no-any-return]
+    if position in ctx.metadata.get(TRAILS, ()):  # what was saved of it was given up
+        return ctx.metadata[TRAILS][position]  # type: ignore[no-any-return]
     leaf = getattr(node, "variable", None)
     if not isinstance(leaf, torch.Tensor):
         raise UnsupportedError(

@@ -1,13 +1,54 @@
-"""What a node saved, of which a backward reads only some."""
+"""What a node saved, of which a backward reads only some; saved outputs of a node in Python.
+
+Autograd drops what a node in Python saved when any part of it has run. What is kept from then on of an output (see
+`release.py`) has no history, for that is the node: a derivative gets one that runs the node's backward (`as_output`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from .release import held, parts_run
 
-__all__ = ["saved_in_part"]
+__all__ = ["as_output", "let_go", "saved_in_part"]
+
+
+def let_go(node: Any) -> None:
+    """Give up all that the node saved, once the whole of its backward has run."""
+    node.maybe_clear_saved_tensors()
+    if hasattr(node, "kept"):
+        node.kept, node.parts = [None] * len(node.kept), -1
+
+
+class _Output(torch.autograd.Function):
+    """An output of a node, without an edge to that: the node would be kept by what it keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Any, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.node, ctx.position = node, position
+        ctx.set_materialize_grads(False)
+        return held.pop().detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        node = ctx.node
+        if gradient is None:
+            return None, None, None, *[None] * len(node.next_functions)
+        tangents = [None] * len(node._input_metadata)
+        tangents[ctx.position] = gradient
+        _, *gradients = node._forward_cls.backward(node, *tangents)
+        return None, None, None, *gradients
+
+
+def as_output(node: Any, value: torch.Tensor, position: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The value with the history of the node's output at `position`; `inputs` have the histories of the node's."""
+    output: torch.Tensor = _Output.apply(node, position, [value], *inputs)
+    for hook in getattr(node, "hooks_of", {}).get(position, {}).values():
+        output.register_hook(hook)
+    return output
 
 
 def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:

@@ -95,7 +95,7 @@ class _NodeRenderer:
         self.effects = signature.in_backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
         self.has_marks |= bool(passed) and not self.is_native
-        self.release = Release(self.partitioned)
+        self.release = Release(self.partitioned, taken if compiled.make_derived is not None else [])
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from .._torch.histories import was_freed
@@ -20,7 +21,9 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from .compiled import Wanted
 
-__all__ = ["Release", "held", "parts_run"]
+__all__ = ["TRAILS", "Release", "held", "parts_run", "saved_inputs", "trail_of"]
+
+TRAILS = "foregrad: histories of inputs"  # in a node's metadata: by position among its inputs
 
 _TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -39,8 +42,10 @@ def parts_run(ctx: Any) -> int | None:
 class Release:
     """The parts of one compiled function's backward."""
 
-    def __init__(self, partitioned: Partitioned) -> None:
+    def __init__(self, partitioned: Partitioned, histories: Sequence[int]) -> None:
+        """`histories`: the inputs whose histories a derivative may want, in the order of the node's."""
         self.partitioned, self.saving = partitioned, partitioned.joint.signature.saving
+        self.histories = histories
         self.bits = functools.cache(self._bits)
 
     def check(self, ctx: Any, mask: tuple[bool, ...], wanted: Wanted) -> None:
@@ -55,12 +60,19 @@ class Release:
             return
         parts = self.bits(mask, wanted)
         parts = ran | parts if parts & self.of_eager else ran
-        gone = [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
+        gone = self.gone(parts)
+        for position, at in self._inputs_saved:
+            if at in gone and saved[at] is not None and not saved[at].is_leaf:
+                ctx.metadata.setdefault(TRAILS, {})[position] = trail_of(saved[at])
         if hasattr(ctx, "release"):  # one of ours, in C++
             ctx.release(parts, parts != 0, gone)
         else:
             _hold(ctx, saved, gone)
             ctx.parts = parts
+
+    def gone(self, parts: int) -> list[int]:
+        """The saved tensors, by position among these, that nothing reads any more when these parts have run."""
+        return [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
 
     def _bits(self, mask: tuple[bool, ...], wanted: Wanted) -> int:
         outputs = _mask(i for i, given in enumerate(mask) if given)
@@ -68,6 +80,14 @@ class Release:
         ways = enumerate((*self.saving, *self._tensors_by_way))
         # A backward for all inputs runs what leads to none of them as well.
         return _mask(n for n, (a, b) in ways if a & outputs and (wanted is None or b & inputs))
+
+    @functools.cached_property
+    def _inputs_saved(self) -> list[tuple[int, int]]:
+        """(position among the node's inputs, position among the saved tensors)."""
+        nodes = self.partitioned.saved_nodes
+        tensors = [i for i, node in enumerate(nodes) if isinstance(spec_of(node), TensorSpec)]
+        saved = saved_inputs(self.partitioned)
+        return [(p, tensors.index(saved[i])) for p, i in enumerate(self.histories) if i in saved]
 
     @functools.cached_property
     def of_eager(self) -> int:
@@ -89,6 +109,22 @@ class Release:
     def _tensors_by_way(self) -> dict[tuple[int, int], int]:
         """(tangents, gradients) -> the saved tensors read by operators that lead from these tangents to these."""
         return _tensors_by_way(self.partitioned)
+
+
+def saved_inputs(partitioned: Partitioned) -> dict[int, int]:
+    """Inputs that are saved as they are: their positions among the saved values."""
+    written = {update.input for update in partitioned.joint.signature.updates}
+    number = {node: i for i, node in enumerate(n for n in partitioned.forward.graph.nodes if n.op == "placeholder")}
+    saved = partitioned.saved_nodes
+    return {number[n]: at for at, n in enumerate(saved) if n in number and number[n] not in written}
+
+
+def trail_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape and history, without the memory."""
+    with torch.enable_grad():
+        trail: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)  # to autograd, no view
+    trail.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return trail
 
 
 def _mask(positions: Iterable[int]) -> int:

@@ -95,7 +95,7 @@ class Derivable:
     def differentiate(
         self,
         forward: fx.GraphModule,
-        saved: Sequence[fx.Node],
+        saved: Sequence[fx.Node | None],
         results: Sequence[int],
         written: frozenset[int],
         pattern: tuple[int, ...],
@@ -107,8 +107,9 @@ class Derivable:
         """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
         inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
 
-        `forward` is the function's forward graph and `saved` the nodes of it that are saved, among them the
-        differentiable outputs at positions `results`; inputs at `written` are saved as copies of what they were.
+        `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
+        among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
+        they were.
         `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
         comes what the derivative's own operators read of values.
         Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
@@ -133,7 +134,7 @@ class Differentiation:
         self,
         origin: Derivable,
         forward: fx.GraphModule,
-        saved: Sequence[fx.Node],
+        saved: Sequence[fx.Node | None],
         results: Sequence[int],
         written: frozenset[int],
         pattern: tuple[int, ...],
@@ -158,16 +159,18 @@ class Differentiation:
         self.sizes: list[tuple[Place, Any]] = []  # saved symbolic sizes
         self._find_saved(forward, saved, written)
 
-    def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node], written: frozenset[int]) -> None:
+    def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node | None], written: frozenset[int]) -> None:
         """The value number of each saved value, and which inputs are at hand with their values."""
         numbering = self.session.numbering
         numbering.extend()
         numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
         positions = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
-        self.numbers_saved = [numbers.get(node) for node in saved]
+        self.numbers_saved = [None if node is None else numbers.get(node) for node in saved]
         self.saved: list[tuple[Place, int]] = []
         self.valued: set[int] = set()  # inputs whose own value was kept
         for index, node in enumerate(saved):
+            if node is None:
+                continue
             position = positions.get(node)
             if position in self.origin.valueless:
                 continue
