@@ -10,7 +10,7 @@ from .config import config
 
 if TYPE_CHECKING:
     from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
-    from .api import capture, compile, explain_recompiles, partition  # noqa: A004
+    from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
     from .composite import hessian_vector_product, value_and_grad
@@ -90,6 +90,7 @@ __all__ = [
     "nop",
     "nothing_saveable",
     "offload_names",
+    "pareto",
     "partition",
     "process_inputs",
     "register_backend",
@@ -103,7 +104,7 @@ __all__ = [
 # Where a name comes from: its module is imported when it is first asked for.
 _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module",
-    "api": "capture compile explain_recompiles partition",
+    "api": "capture compile explain_recompiles pareto partition",
     "backends.boxed": "make_boxed_compiler make_boxed_func nop",
     "backends.registry": "get_backend list_backends register_backend",
     "composite": "hessian_vector_product value_and_grad",

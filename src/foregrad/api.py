@@ -15,10 +15,10 @@ from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
+from .errors import PartitionError
 from .frontend.call import flatten_call
 from .graph.effects import CheckFailed
 from .graph.joint import JointGraph
-from .graph.partitioned import Partitioned
 from .partitioners import (
     budget_partition,
     default_partition,
@@ -26,10 +26,14 @@ from .partitioners import (
     min_cut_rematerialization_partition,
     policy_partition,
 )
-from .partitioners.budget import read_budget
+from .partitioners.budget import frontier, read_budget
+from .partitioners.index import JointIndex
+from .partitioners.merge import merge_equal
+from .partitioners.pareto import Pareto, pareto_of
 from .partitioners.policies import Policy
+from .partitioners.report import Parts
 
-__all__ = ["capture", "compile", "explain_recompiles", "partition"]
+__all__ = ["capture", "compile", "explain_recompiles", "pareto", "partition"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -203,10 +207,23 @@ def partition(
     policy: str | PartitionFn | Policy | None = None,
     *,
     memory_budget: int | float | str | None = None,
-) -> Partitioned:
-    """Split a joint graph: `policy` and `memory_budget` as in `compile`."""
+) -> Parts:
+    """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` says what the halves take."""
     none = get_backend("nop")
     pipeline = Pipeline(
         none.fw_compiler, none.bw_compiler, none.inference_compiler, _partition_fn(policy, memory_budget)
     )
     return pipeline.split(joint)
+
+
+def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
+    """The memory budgets of `fn` called with these arguments, and the cost of each: a table, or `data()` to plot.
+
+    Nothing runs. Raises as `capture` does, and `PartitionError` for a function without gradients.
+    """
+    joint = capture(fn, *args, **kwargs)
+    if joint.signature.is_inference or joint.backward_error is not None:
+        raise PartitionError(f"{joint.name} has no backward, so nothing is saved for one: there is no budget to choose")
+    index = JointIndex(joint.module, joint.signature.num_forward_outputs)
+    merge_equal(index)
+    return pareto_of(frontier(index), joint.name)

@@ -29,6 +29,7 @@ from ..graph.slots import Buffer, Param, Updated
 from ..interrupts import held
 from ..locks import make_lock, taken
 from ..partitioners import default_partition
+from ..partitioners.report import Parts
 from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
@@ -102,7 +103,7 @@ class Pipeline:
         if config.check:
             joint.check()
         # What runs now, what runs in the backward, and what is kept in between.
-        partitioned = self.split(joint)
+        partitioned: Partitioned = self.split(joint)
         if config.check and not joint.signature.is_inference:
             partitioned.check()
         writes_inside = self.keep_inference_input_mutations and not joint.signature.may_stop
@@ -115,18 +116,18 @@ class Pipeline:
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned, captured.derivable, config))
 
-    def split(self, joint: JointGraph) -> Partitioned:
+    def split(self, joint: JointGraph) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward."""
         signature = joint.signature
         if signature.is_inference:  # whose compiler prepares it by itself
-            return Partitioned(joint, _forward_only(joint), _EMPTY)
+            return Parts(joint, _forward_only(joint), _EMPTY)
         if joint.backward_error is not None:
-            return Partitioned(joint, self._prepared(_forward_only(joint)), _EMPTY)
+            return Parts(joint, self._prepared(_forward_only(joint)), _EMPTY)
         module = self._prepared(joint.module)
         forward, backward = self.partition(
             module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs
         )
-        return Partitioned(joint, forward, backward)
+        return Parts(joint, forward, backward)
 
     def _prepared(self, module: fx.GraphModule) -> fx.GraphModule:
         if self.prepare_joint is None:
@@ -224,7 +225,7 @@ class Pipeline:
             )
             if config.check:
                 derivative.joint.check()
-            split = self.split(derivative.joint)
+            split: Partitioned = self.split(derivative.joint)
             if not derivative.joint.signature.is_inference:
                 split = also_saved(split, self._kept_by_derived(derivative))
             compiled = self.compile(split, derivative.derivable, config)

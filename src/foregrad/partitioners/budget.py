@@ -108,6 +108,7 @@ class Frontier:
 
     index: JointIndex
     plans: tuple[Measured, ...]
+    cost: Sequence[int]  # of each node
 
     @property
     def most(self) -> int:
@@ -156,7 +157,7 @@ def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Fronti
         if segments is not None:
             plans.append(space.assemble(segments))
     plans = _undominated(plans)
-    return Frontier(index, tuple(_undominated([*plans, *refined(space, plans)])))
+    return Frontier(index, tuple(_undominated([*plans, *refined(space, plans)])), cost)
 
 
 def _undominated(plans: list[Measured]) -> list[Measured]:

@@ -1,0 +1,250 @@
+"""What a split means for memory and time: each value that is saved, what is computed again, the bytes alive over time.
+
+A report reads the two halves alone, so whoever made them, it is about what runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import fx
+
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.partitioned import Partitioned
+from ..graph.printing import user_line
+from .classify import Kind
+from .costs import analytic_cost, costs, flops
+from .index import JointIndex, value_of
+from .liveness import Storages, Timeline, nbytes
+from .tables import Table, amount, in_bytes
+
+__all__ = ["Parts", "Recomputed", "Report", "SavedValue", "make_report"]
+
+_MOST_ROWS = 40  # of a printed table
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 60  # of a printed timeline
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SavedValue:
+    """A value that the forward keeps for the backward. `kind`: "saved", "input" (there before), "number"."""
+
+    name: str
+    line: str | None
+    spec: TensorSpec | None
+    nbytes: int
+    kind: str
+    names: tuple[str, ...]  # what `checkpoint_name` called it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recomputed:
+    """An operator of the forward that the backward runs once more. `cost`: in the cost model's operations."""
+
+    name: str
+    op: str
+    line: str | None
+    flops: int
+    cost: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What a split takes. `str()` of it is text; rich prints it as tables.
+
+    `forward` and `backward`: for each operator in its order, its name and the bytes alive while it runs, beyond what
+    was alive before the call. `work`: the cost of a step that computes nothing twice.
+    """
+
+    name: str
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[Recomputed, ...]
+    forward: tuple[tuple[str, int], ...]
+    backward: tuple[tuple[str, int], ...]
+    peak: int
+    peak_at: str
+    work: int
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that are kept for the backward and would be free without it."""
+        return sum(value.nbytes for value in self.saved if value.kind == "saved")
+
+    @property
+    def cost(self) -> int:
+        """What is computed again, in the cost model's operations."""
+        return sum(one.cost for one in self.recomputed)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products, convolutions and attentions computed again."""
+        return sum(one.flops for one in self.recomputed)
+
+    def summary(self) -> str:
+        """The first lines of the text."""
+        share = f" ({self.cost / self.work:.1%} of the step's work)" if self.work else ""
+        return (
+            f"memory of {self.name}\n"
+            f"  peak   {in_bytes(self.peak)} at {self.peak_at}\n"
+            f"  saved  {in_bytes(self.saved_bytes)} in {sum(v.kind == 'saved' for v in self.saved)} values\n"
+            f"  again  {len(self.recomputed)} operators, {amount(self.flops)}FLOP{share}\n"
+            f"  over time, forward | backward:\n  {self.bars()}"
+        )
+
+    def bars(self) -> str:
+        """The bytes alive over time as a row of bars."""
+        steps = len(self.forward) + len(self.backward)
+        cells = max(1, round(_WIDTH * len(self.forward) / max(1, steps)))
+        return f"{_bars(self.forward, cells, self.peak)}|{_bars(self.backward, _WIDTH - cells, self.peak)}"
+
+    def tables(self) -> list[Table]:
+        """What is saved, largest first, and what is computed again, dearest first."""
+        kept = sorted(self.saved, key=lambda v: (v.kind != "saved", -v.nbytes))
+        saved = [
+            [in_bytes(v.nbytes), v.kind, v.name, str(v.spec or ""), ", ".join(v.names), v.line or ""] for v in kept
+        ]
+        dearest = sorted(self.recomputed, key=lambda r: -r.cost)
+        again = [[amount(r.cost), amount(r.flops), r.name, r.op, r.line or ""] for r in dearest]
+        return [
+            Table("saved for the backward", ("bytes", "kind", "value", "type", "named", "line"), saved[:_MOST_ROWS],
+                  len(saved) - _MOST_ROWS, right=1),
+            Table("computed again in the backward", ("cost", "FLOP", "value", "operator", "line"), again[:_MOST_ROWS],
+                  len(again) - _MOST_ROWS, right=2),
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.summary(), *(str(table) for table in self.tables() if table.rows)])
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(self.summary(), *(table.rich() for table in self.tables() if table.rows))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts(Partitioned):
+    """The halves of a joint graph, which can tell what they take."""
+
+    def report(self) -> Report:
+        """Each saved value with its line and bytes, what is computed again and its cost, the bytes alive over time."""
+        return make_report(self)
+
+
+def make_report(parts: Partitioned) -> Report:
+    """The report of a split."""
+    forward, backward = _Half(parts.forward), _Half(parts.backward)
+    outputs, saved = parts.joint.signature.num_forward_outputs, parts.saved_nodes
+    kept = {forward.root(node) for node in forward.outputs}
+    first = forward.timeline(set(), kept)
+    held = {forward.root(node) for node in forward.outputs[:outputs]}
+    own = [node for node in saved if forward.root(node) not in held and not forward.is_input(node)]
+    sizes = {node.name: forward.size(node) for node in own}
+    roots: dict[int, str] = {}
+    for node in own:  # views of one storage count once
+        roots.setdefault(forward.root(node), node.name)
+    alive = backward.alive(sizes, set(roots.values()))
+    others = sum(forward.storages.size[r] for r in held)
+    second = backward.timeline(alive, {backward.root(node) for node in backward.outputs}, others)
+    peak = max(first.peak, first.after, second.peak, second.after)
+    again = tuple(_recomputed(forward, backward))
+    work = forward.work() + backward.work() - sum(one.cost for one in again)
+    at = first if first.peak >= second.peak else second
+    half = forward if at is first else backward
+    place = "the end" if at.peak_node is None else half.describe(at.peak_node)
+    return Report(
+        parts.joint.name,
+        tuple(_saved_values(forward, saved, roots)),
+        again,
+        forward.named(first),
+        backward.named(second),
+        peak,
+        f"{place}, in the {'forward' if at is first else 'backward'}",
+        work,
+    )
+
+
+class _Half:
+    """A half as numbered nodes and storages."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        *_, output = module.graph.nodes
+        results = output.args[0] if output.args and isinstance(output.args[0], (list, tuple)) else ()
+        self.outputs = [node for node in results if isinstance(node, fx.Node)]
+        self.index = JointIndex(module, 0)
+        self.storages = Storages(self.index)
+        self.cost = costs(self.index, analytic_cost)
+
+    def root(self, node: fx.Node) -> int:
+        return self.storages.root[self.index.number[node]]
+
+    def size(self, node: fx.Node) -> int:
+        return self.storages.size[self.root(node)]
+
+    def is_input(self, node: fx.Node) -> bool:
+        return self.index.kinds[self.root(node)] is Kind.INPUT
+
+    def alive(self, sizes: dict[str, int], counted: set[str]) -> set[int]:
+        """The storages of a backward that are there when it starts: saved values by name, and all tangents."""
+        found = set()
+        for i, node in enumerate(self.index.nodes):
+            if node.op != "placeholder":
+                continue
+            if node.name in counted:
+                self.storages.size[i] = sizes[node.name]
+                found.add(i)
+            elif i in self.index.backward_inputs:
+                self.storages.size[i] = nbytes(value_of(node))
+                found.add(i)
+        return found
+
+    def timeline(self, alive: set[int], kept: set[int], others: int = 0) -> Timeline:
+        order = [i for i, kind in enumerate(self.index.kinds) if kind not in (Kind.INPUT, Kind.CONSTANT)]
+        return self.storages.timeline(order, alive, kept, others)
+
+    def named(self, timeline: Timeline) -> tuple[tuple[str, int], ...]:
+        return tuple((self.index.nodes[i].name, live) for i, live in zip(timeline.order, timeline.bytes, strict=True))
+
+    def work(self) -> int:
+        return sum(self.cost)
+
+    def describe(self, i: int) -> str:
+        node = self.index.nodes[i]
+        line = user_line(node)
+        return f"{node.name}, {line}" if line else str(node.name)
+
+
+def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str]) -> Iterable[SavedValue]:
+    for node in saved:
+        spec = spec_of(node)
+        if not isinstance(spec, TensorSpec):
+            kind, size = "number", 0
+        elif forward.is_input(node):
+            kind, size = "input", nbytes(value_of(node))
+        else:
+            root = forward.root(node)
+            kind = "saved" if root in roots else "output"
+            size = forward.size(node) if kind == "output" or roots[root] == node.name else 0
+        names = dict.get(node.meta, "checkpoint_names", ())
+        yield SavedValue(node.name, user_line(node), spec if kind != "number" else None, size, kind, names)
+
+
+def _recomputed(forward: _Half, backward: _Half) -> Iterable[Recomputed]:
+    """Operators of the backward that are copies of the forward's: each half names a copy as the joint graph does."""
+    known = {node.name: node.target for node in forward.index.nodes if node.op == "call_function"}
+    for i, node in enumerate(backward.index.nodes):
+        if node.op == "call_function" and known.get(node.name) is node.target and backward.cost[i]:
+            op = str(node.target)
+            yield Recomputed(node.name, op, user_line(node), flops(node), backward.cost[i])
+
+
+def _bars(steps: Sequence[tuple[str, int]], cells: int, peak: int) -> str:
+    if not steps or not peak:
+        return ""
+    found = []
+    for k in range(cells):
+        part = steps[k * len(steps) // cells : max(k * len(steps) // cells + 1, (k + 1) * len(steps) // cells)]
+        most = max(live for _, live in part)
+        found.append(_BARS[-(-most * (len(_BARS) - 1) // peak)])
+    return "".join(found)
