@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ def tag_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
+@functools.lru_cache(4096)
 def depends_on_values(op: OpOverload) -> bool:
     """Whether an operator's sizes or results can't be told from its arguments' metadata."""
     return torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags

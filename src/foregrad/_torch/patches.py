@@ -96,7 +96,8 @@ def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 _MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ALL = "*"
-_NOT_READ_BY: dict[types.CodeType, str] = {}  # as many as there are functions in the program
+# By the id of the code, whose hash would be worked out anew each time; as many as there are functions in the program.
+_NOT_READ_BY: dict[int, tuple[str, types.CodeType]] = {}
 
 
 def _not_read_by(file: str) -> str:
@@ -110,9 +111,10 @@ def _getattribute(self: torch.nn.Module, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.read is not None:
         reader = sys._getframe(1).f_code
-        if reader not in _NOT_READ_BY:
-            _NOT_READ_BY[reader] = _not_read_by(reader.co_filename)
-        unread = _NOT_READ_BY[reader]
+        known = _NOT_READ_BY.get(id(reader))
+        if known is None:
+            known = _NOT_READ_BY[id(reader)] = (_not_read_by(reader.co_filename), reader)
+        unread = known[0]
         if unread not in (name, _ALL):
             hooks.read(self, name)
     return _original_getattribute(self, name)

@@ -30,7 +30,7 @@ from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
 from ..graph.source import compile_source
-from ..graph.spelling import key_text, literal
+from ..graph.spelling import in_order, literal
 
 __all__ = ["Watch"]
 
@@ -354,7 +354,7 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
             if type(key) is not str or expected.kind == "tensor" or not (now is ABSENT or isinstance(now, bool)):
                 return None
             conditions.append(f"place_{number}.get({spelled(key)}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
-        conditions += [f"{spelled(key)} not in place_{number}" for key in sorted(place.absent, key=key_text)]
+        conditions += [f"{spelled(key)} not in place_{number}" for key in in_order(place.absent)]
     if not 0 < len(conditions) <= _FEW:
         return None
     names = ", ".join(f"place_{number}" for number in range(len(places)))

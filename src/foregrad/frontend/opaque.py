@@ -99,6 +99,8 @@ def is_number_of_numpy(value: Any) -> bool:
 
 def used_up(value: Any) -> Any:
     """What is used up by using this value: itself, or the generator that a function is a method of. None: nothing."""
+    if type(value) in _STAYS:
+        return None
     if isinstance(value, types.ModuleType):
         return _generator_of_module(value)
     if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
@@ -114,6 +116,9 @@ def used_up(value: Any) -> Any:
     if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
         return value
     return value if _is_generator_of_numpy(value) else None
+
+
+_STAYS = {types.FunctionType, type, tuple, list, dict, set, frozenset, str, bytes, int, float, bool, type(None)}
 
 
 def _generator_of_module(module: types.ModuleType) -> Any:

@@ -57,6 +57,10 @@ _PLAIN = {
 }
 
 
+_NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # what is met most often, told at once
+_NOTHING_INSIDE = _PLAIN | {type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType}
+
+
 class Expected:
     """What was found in a place: `holds(now)` says whether another look finds the same."""
 
@@ -143,9 +147,13 @@ def _keys_in(container: Any) -> tuple[Any, ...]:
 def is_plain(value: Any) -> bool:
     """Whether a value is immutable and compared by what it is, not by which object it is."""
     cls = type(value)
+    if cls in _PLAIN:
+        return True
+    if cls in _NOT_PLAIN:
+        return False
     if cls is tuple or cls is frozenset:
         return all(isinstance(item, type) or is_plain(item) for item in value)
-    return cls in _PLAIN or is_number_of_numpy(value)
+    return is_number_of_numpy(value)
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -348,9 +356,9 @@ class Reads:
 
     def remember(self, value: Any, depth: int = 0) -> None:
         """What is in an object now, before the function can change it; which names in it matter shows later."""
-        if depth > _DEEP or is_plain(value) or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
+        if depth > _DEEP or type(value) in _NOTHING_INSIDE or is_plain(value):
             return
-        if isinstance(value, (types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType)):
+        if isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType)):
             return
         if isinstance(value, (dict, list, tuple)):
             items = items_in(value)

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spelling import key_text
+from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
 from .libraries import asked_of_module, keeps_options, loggers_of, referent
@@ -88,10 +88,12 @@ class Scan:
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._count = 0
         self._named = 0  # how many of `modules` are in `_paths`
+        self._looked_at: dict[int, tuple[int, int, int, bool]] = {}  # under how many names each was looked at last
         self._paths: dict[int, str] = {}
         self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
         self._slots: dict[type, frozenset[str]] = {}
         self._values: dict[type, set[str]] = {}
+        self._special: dict[type, list[str]] = {}
 
     @property
     def module_names(self) -> dict[int, str]:
@@ -363,10 +365,14 @@ class Scan:
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
         found = False
-        for value, name, depth, rank, done in list(self._objects):
+        for index, (value, name, depth, rank, done) in enumerate(list(self._objects)):
+            met = (len(self.names), len(self.probed), len(self._called), self.makes_up_names)
+            if self._looked_at.get(index) == met:
+                continue
+            self._looked_at[index] = met
             if isinstance(value, type):
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
-                new = self.names.intersection(known).union(special_names(value)) - done
+                new = self.names.intersection(known).union(self._special_names(value)) - done
                 if self.makes_up_names:
                     new |= self._values_of(value) - done
                 self._rank = rank + 1
@@ -381,7 +387,7 @@ class Scan:
                     self._class_table(value).lacks(*missing)
                 elif (table := table_of(value)) is not None:
                     self.reads.place(table, "dict", name, "attr").lacks(*missing)
-            for attribute in sorted(there, key=key_text):
+            for attribute in in_order(there):
                 if isinstance(value, type) and attribute not in self._called and is_method(value, attribute):
                     continue
                 done.add(attribute)
@@ -421,6 +427,12 @@ class Scan:
         if known is None:
             known = frozenset().union(*(base.__dict__ for cls in classes for base in cls.__mro__))
             self._attributes[classes] = known
+        return known
+
+    def _special_names(self, cls: type) -> list[str]:
+        known = self._special.get(cls)
+        if known is None:
+            known = self._special[cls] = special_names(cls)
         return known
 
     def _values_of(self, cls: type) -> set[str]:

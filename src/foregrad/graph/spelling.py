@@ -14,12 +14,12 @@ from __future__ import annotations
 import enum
 import keyword
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["attribute", "call_keywords", "is_name", "item", "key_text", "key_texts", "literal", "shown"]
+__all__ = ["attribute", "call_keywords", "in_order", "is_name", "item", "key_text", "key_texts", "literal", "shown"]
 
 Bind = Callable[[str, Any], str]
 
@@ -89,6 +89,13 @@ def key_text(key: Any) -> str:
     if cls in (torch.dtype, torch.device, torch.layout, torch.memory_format):
         return str(key)
     return shown(f"<{cls.__name__}>")
+
+
+def in_order(keys: Collection[Any]) -> list[Any]:
+    """Keys in an order that does not change from run to run: of plain strings as they are, of others by their texts."""
+    if all(type(key) is str for key in keys):
+        return sorted(keys)
+    return sorted(keys, key=key_text)
 
 
 def key_texts(keys: Sequence[Any]) -> list[str]:

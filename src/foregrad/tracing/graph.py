@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -80,7 +81,8 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             if self.sizes is not None:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
-            args, kwargs = self._with_generators(args), self._with_generators(kwargs)
+            if _takes_generator(entry.target):
+                args, kwargs = self._with_generators(args), self._with_generators(kwargs)
             name = self.writer.name(_name(entry.target))
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
@@ -121,7 +123,10 @@ class _Builder:
         if entry.target is None:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
-        late["original_aten"] = lambda: _original(entry)
+        if entry.target is operator.getitem:
+            late["original_aten"] = lambda: _original(entry)
+        else:
+            meta["original_aten"] = entry.original or entry.target
         forward = ""
         if entry.is_backward:
             meta["autograd_backward"] = True
@@ -147,11 +152,18 @@ class _Builder:
             if origin.metadata is not None:
                 meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
             elif origin.modules:
-                meta[f"{forward}nn_module_stack"] = {str(i): item for i, item in enumerate(origin.modules)}
+                modules = origin.modules
+                late[f"{forward}nn_module_stack"] = lambda: {str(i): item for i, item in enumerate(modules)}
         return meta
 
 
 _EVERYWHERE = {"from_node", "custom"}
+
+
+@functools.cache
+def _takes_generator(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any("Generator" in str(argument.type) for argument in schema.arguments)
 
 
 def _original(entry: Entry) -> Any:

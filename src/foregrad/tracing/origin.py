@@ -77,12 +77,10 @@ class Origins:
             code = frame.f_code
             if code is root:
                 break
-            try:
-                user = is_user.get(code)
-                if user is None:
-                    user = is_user[code] = not code.co_filename.startswith(_NOT_THE_USERS)
-            except TypeError:  # code that Dynamo has made may hold constants without a hash, and has none then
-                user = False
+            known_code = is_user.get(id(code))
+            if known_code is None:
+                known_code = is_user[id(code)] = (not code.co_filename.startswith(_NOT_THE_USERS), code)
+            user = known_code[0]
             if user:
                 line = frame.f_lineno
                 if first is None:
@@ -115,16 +113,17 @@ class Origins:
         self._last = None
 
 
-# Whether a code object is the user's; bounded by the number of functions in the program. For code that was made of the
-# user's: what each of its lines stands for, innermost frame first.
-_IS_USER: dict[CodeType, bool | Mapping[int, Origin]] = {}
+# Whether a code object is the user's, and the code object itself, which keeps its id its own; bounded by the number of
+# functions in the program. By id: the hash of code is that of all its constants, worked out anew each time. For code
+# that was made of the user's: what each of its lines stands for, innermost frame first.
+_IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
 
 
 def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
     """Say that `code` was made of the user's: the stack (as in a traceback) that each of its lines comes from, and
     what is known of the node that it is.
     """
-    _IS_USER[code] = {
+    origins = {
         line: Origin(
             tuple((_Place(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))),
             (),
@@ -132,6 +131,7 @@ def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]
         )
         for line, (trace, metadata) in lines.items()
     }
+    _IS_USER[id(code)] = (origins, code)
 
 
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)')

@@ -150,24 +150,28 @@ def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
     cuts = {(history, leaf.output_nr): sinks[id(leaf)] for leaf, history in histories if history is not None}
     order = nodes_behind(outputs)
-    masks = dict.fromkeys(map(id, order), 0)
-    for position, output in enumerate(outputs):
-        masks[id(history_of(output))] |= 1 << position
-    edges = {id(node): node.next_functions for node in order}
-    for node in order:
-        for edge in edges[id(node)]:
-            if edge[0] is not None and edge not in cuts:
-                masks[id(edge[0])] |= masks[id(node)]
+    edges = [node.next_functions for node in order]
+    is_simple = len(outputs) == 1 and not cuts  # one output leads to all of them
+    masks = dict.fromkeys(map(id, order), int(is_simple))
+    if not is_simple:
+        for position, output in enumerate(outputs):
+            masks[id(history_of(output))] |= 1 << position
+        for node, following in zip(order, edges, strict=True):
+            mask = masks[id(node)]
+            for edge in following:
+                if edge[0] is not None and edge not in cuts:
+                    masks[id(edge[0])] |= mask
     reached: dict[int, int] = {}
     found: dict[tuple[int, int], None] = {}
-    for node in reversed(order):
-        leads_to = sinks.get(id(getattr(node, "variable", None)), 0)
-        for edge in edges[id(node)]:
+    for node, following in zip(reversed(order), reversed(edges), strict=True):
+        leads_to = 0 if following else sinks.get(id(getattr(node, "variable", None)), 0)
+        for edge in following:
             if edge[0] is not None:
-                leads_to |= cuts[edge] if edge in cuts else reached[id(edge[0])]
+                leads_to |= (cuts.get(edge) if cuts else None) or reached[id(edge[0])]
         reached[id(node)] = leads_to
-        if (masks[id(node)], leads_to) not in found and keeps_tensors(node):
-            found[masks[id(node)], leads_to] = None
+        key = masks[id(node)], leads_to
+        if key not in found and keeps_tensors(node):
+            found[key] = None
     return tuple(found)
 
 
