@@ -38,6 +38,12 @@ REMEDIES = {
     "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
     "LeftBehindError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills it "
     "outside the compiled function.",
+    "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to those, or return the "
+    "new values.",
+    "ArtifactError": "Save the artifact again, with the versions that its reader has; the message says what is wrong "
+    "where. Of a function that can't be stored it names the value or operator: leave that out of what is exported.",
+    "ArtifactCallError": "Call it as it was exported (the message has the argument, or the setting, that differs), or "
+    "export once more for such calls: `artifact.specialize(...)`, `dynamic_shapes=`.",
     "UnknownLeafError": "The message has the argument's path. Register its class as a container with "
     "`torch.utils._pytree.register_pytree_node`, or hand over the tensors and numbers in it.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "

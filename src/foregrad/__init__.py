@@ -11,6 +11,8 @@ from .config import config
 if TYPE_CHECKING:
     from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
     from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
+    from .artifacts.artifact import Artifact, export, load
+    from .artifacts.attributes import check_attribute_assignment
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
     from .composite import hessian_vector_product, value_and_grad
@@ -49,6 +51,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AotAutograd",
+    "Artifact",
     "Candidate",
     "JointGraph",
     "Partitioned",
@@ -59,6 +62,7 @@ __all__ = [
     "aot_module_simplified",
     "budget_partition",
     "capture",
+    "check_attribute_assignment",
     "checkpoint_name",
     "compile",
     "compiled_function",
@@ -74,6 +78,7 @@ __all__ = [
     "errors",
     "everything_saveable",
     "explain_recompiles",
+    "export",
     "fake_tensor_unsupported",
     "get_aot_compilation_context",
     "get_aot_graph_name",
@@ -81,6 +86,7 @@ __all__ = [
     "get_graph_being_compiled",
     "hessian_vector_product",
     "list_backends",
+    "load",
     "make_boxed_compiler",
     "make_boxed_func",
     "mark_dynamic",
@@ -105,6 +111,8 @@ __all__ = [
 _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module",
     "api": "capture compile explain_recompiles pareto partition",
+    "artifacts.artifact": "Artifact export load",
+    "artifacts.attributes": "check_attribute_assignment",
     "backends.boxed": "make_boxed_compiler make_boxed_func nop",
     "backends.registry": "get_backend list_backends register_backend",
     "composite": "hessian_vector_product value_and_grad",

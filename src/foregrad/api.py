@@ -112,6 +112,9 @@ def compile(
             dynamic=dynamic,
             decompositions=decompositions,
         )
+    compile_loaded = getattr(type(fn_or_module), "_foregrad_compile", None)  # an artifact is captured already
+    if compile_loaded is not None:
+        return compile_loaded(fn_or_module, backend, {"partition": partition, "memory_budget": memory_budget})
     pipeline = pipeline_for(
         backend=backend, partition=partition, memory_budget=memory_budget, decompositions=decompositions
     )

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 __all__ = [
     "AnomalyError",
+    "ArtifactCallError",
+    "ArtifactError",
+    "AttributeAssignedError",
     "BackendError",
     "BudgetError",
     "ForegradError",
@@ -69,6 +72,20 @@ class UnsupportedSideEffectError(UnsupportedError):
 
 class LeftBehindError(UnsupportedSideEffectError):
     """A function filled a cache, or changed a state, that it had looked at."""
+
+
+class AttributeAssignedError(UnsupportedSideEffectError):
+    """A function assigned tensors to attributes of modules while it was exported. The message has their paths."""
+
+
+class ArtifactError(ForegradError, ValueError):
+    """A file that is no artifact, is damaged, comes from another version, or names what is not there; or a function
+    that holds what no artifact can.
+    """
+
+
+class ArtifactCallError(ForegradError, RuntimeError):
+    """A call of a loaded artifact that is outside its guards. The message names the guard of each specialization."""
 
 
 class UnknownLeafError(ForegradError, TypeError):

@@ -300,3 +300,13 @@ def test_an_operator_that_takes_plain_sizes_only():
 
     makers = [lambda n=n: (torch.randn(n, 3).requires_grad_(), torch.randn(n), torch.randn(3)) for n in (4, 6, 8)]
     assert check(fn, makers, calls=3, compile=Compiled(dynamic=True)) == "equal"
+
+
+def test_a_least_size_without_a_greatest():
+    """It was captured without symbols, in silence."""
+    compiled = foregrad.compile(lambda x: x.sin().sum(), backend="eager")
+    for size in (5, 9):
+        x = torch.randn(size)
+        foregrad.mark_dynamic(x, 0, min=4)
+        assert torch.equal(compiled(x), x.sin().sum())
+    assert len(compiled.foregrad.specializations) == 1

@@ -155,7 +155,7 @@ class SymbolTable:
             self.bound[symbol] = to
             low, high = limits
             if low is not None or high is not None:
-                self.env.constrain_symbol_range(symbol, max(low or 2, 2), int(high or _unlimited()))
+                self.env.constrain_symbol_range(symbol, max(low or 2, 2), int(high) if high else _unlimited())
         return number
 
     def computed_symbol(self, value: int, name: str) -> Any:

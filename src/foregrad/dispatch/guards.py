@@ -34,7 +34,7 @@ from .watch import Watch
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-__all__ = ["MISS", "GuardLines", "render_guards"]
+__all__ = ["MISS", "GuardLines", "offset_dependent", "render_guards"]
 
 
 class _Miss:
@@ -318,7 +318,7 @@ class _Renderer:
     def _relations(self, inputs: list[str]) -> None:
         """Which inputs share memory, when some of it is written; offsets where the graph depends on them."""
         signature = self.signature
-        for index in sorted(_offset_dependent(self.joint)):
+        for index in sorted(offset_dependent(self.joint)):
             self._require(f"{inputs[index]}.storage_offset() == {signature.inputs[index].spec.offset}")
         members = {i for _, group in signature.shared_memory for i in group}
         for index in sorted(members):
@@ -423,7 +423,7 @@ def _tensor_of(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
 
 
-def _offset_dependent(joint: JointGraph) -> set[int]:
+def offset_dependent(joint: JointGraph) -> set[int]:
     """Inputs whose storage offset is written into the graph or into a view taken after it."""
     aten = torch.ops.aten
     found = set()

@@ -18,7 +18,7 @@ from ..graph.meta import NodeMeta, TensorSpec
 from .symbols import SizeNodes
 from .tape import Entry, Tape, map_entries
 
-__all__ = ["build_module"]
+__all__ = ["build_module", "fake_of"]
 
 
 def build_module(
@@ -116,7 +116,7 @@ class _Builder:
 
     def _meta(self, entry: Entry) -> NodeMeta:
         fake_mode, spec = self.fake_mode, entry.spec
-        late: dict[str, Callable[[], Any]] = {"val": lambda: _fake(fake_mode, spec)}
+        late: dict[str, Callable[[], Any]] = {"val": lambda: fake_of(fake_mode, spec)}
         meta = NodeMeta({"spec": spec}, late=late)
         if id(entry) in self.numbers:
             meta["val"] = self.numbers[id(entry)]
@@ -177,7 +177,8 @@ def _tensor_args(entry: Entry) -> list[Entry]:
     return [a for a in entry.args if isinstance(a, Entry)]
 
 
-def _fake(mode: FakeTensorMode, spec: Any) -> Any:
+def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
+    """A fake tensor of this layout; a tuple of them for several."""
     if isinstance(spec, TensorSpec):
         fake: Any = new_fake(mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         if spec.conj:
@@ -186,7 +187,7 @@ def _fake(mode: FakeTensorMode, spec: Any) -> Any:
             fake = mode.dispatch(torch.ops.aten._neg_view.default, (), (fake,), {})
         return fake
     if isinstance(spec, (tuple, list)):
-        return tuple(_fake(mode, item) for item in spec)
+        return tuple(fake_of(mode, item) for item in spec)
     return None
 
 

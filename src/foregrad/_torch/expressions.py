@@ -1,0 +1,173 @@
+"""Symbolic sizes as data: sympy expressions to nested lists and back, and a `ShapeEnv` made again from them.
+
+An expression is an integer, a symbol's name, `true`, `false`, or `[function, argument, ...]` with a function from a
+fixed table. Nothing is parsed or evaluated as text, and no power of two numbers is computed. Checked on torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from .symbols import SymbolTable
+
+__all__ = ["expression_from", "expression_to", "raw_expression", "restored_number", "restored_table", "table_to"]
+
+_DEEPEST = 64
+_LARGEST = 2**63
+_MOST_ARGUMENTS = 256
+
+
+@functools.cache
+def _functions() -> dict[str, Any]:
+    import sympy
+    from torch.utils._sympy import functions
+
+    found = {name: getattr(sympy, name) for name in ("Add", "Mul", "Pow", "Eq", "Ne", "Lt", "Le", "Gt", "Ge")}
+    found |= {name: getattr(sympy, name) for name in ("And", "Or", "Not")}
+    names = (
+        "FloorDiv", "ModularIndexing", "Where", "PythonMod", "Mod", "CleanDiv", "CeilToInt", "FloorToInt",
+        "TruncToInt", "IntTrueDiv", "FloatTrueDiv", "ToFloat", "Max", "Min", "PowByNatural", "Identity",
+    )  # fmt: skip
+    return found | {name: getattr(functions, name) for name in names if hasattr(functions, name)}
+
+
+@functools.cache
+def _names() -> dict[Any, str]:
+    import sympy
+
+    named = {cls: name for name, cls in _functions().items()}
+    # What `Lt(a, b)` makes is a `StrictLessThan`, and so on.
+    classes = {"Eq": sympy.Equality, "Ne": sympy.Unequality, "Lt": sympy.StrictLessThan, "Le": sympy.LessThan}
+    return named | {cls: name for name, cls in classes.items()} | {
+        sympy.StrictGreaterThan: "Gt", sympy.GreaterThan: "Ge"
+    }  # fmt: skip
+
+
+def raw_expression(number: Any) -> Any:
+    """The expression of a symbolic number as it was made, whatever has been found out since."""
+    return number.node._expr
+
+
+def expression_to(expression: Any) -> Any:
+    """A sympy expression as data; `ValueError` for a function that is not in the table."""
+    import sympy
+
+    if expression is sympy.true or expression is sympy.false:
+        return bool(expression)
+    if expression.is_Symbol:
+        return str(expression)
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Rational:
+        return ["Rational", int(expression.p), int(expression.q)]
+    name = _names().get(type(expression))
+    if name is None:
+        raise ValueError(f"a size is computed by {type(expression).__name__}")
+    arguments = expression.args
+    if name in ("Add", "Mul", "And", "Or", "Max", "Min"):  # whose order is that of hashes in part
+        arguments = sorted(arguments, key=sympy.default_sort_key)
+    return [name, *map(expression_to, arguments)]
+
+
+def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0) -> Any:
+    """The expression that `expression_to` made data of; `ValueError` for anything else."""
+    import sympy
+
+    if type(data) is bool:
+        return sympy.true if data else sympy.false
+    if type(data) is int and -_LARGEST < data < _LARGEST:
+        return sympy.Integer(data)
+    if type(data) is str and data in symbols:
+        return symbols[data]
+    if not (isinstance(data, list) and data and type(data[0]) is str) or depth > _DEEPEST:
+        raise ValueError("no expression of sizes")
+    name, *rest = data
+    if len(rest) > _MOST_ARGUMENTS:
+        raise ValueError("an expression of sizes with too many arguments")
+    if name == "Rational":
+        if len(rest) != 2 or not all(type(n) is int and abs(n) < _LARGEST for n in rest) or rest[1] <= 0:
+            raise ValueError("no fraction")
+        return sympy.Rational(*rest)
+    function = _functions().get(name)
+    if function is None:
+        raise ValueError(f"a size is computed by {name!r}, which is not known")
+    arguments = [expression_from(item, symbols, depth + 1) for item in rest]
+    if name in ("Pow", "PowByNatural") and not (
+        len(arguments) == 2 and arguments[1].is_Integer and abs(arguments[1]) <= 16 and not arguments[0].is_number
+    ):
+        raise ValueError("a power that is not one of a symbol by a small number")
+    return function(*arguments)
+
+
+# ------------------------------------------------------------------------------------------------ tables of symbols
+
+
+def table_to(table: SymbolTable) -> dict[str, Any]:
+    """The symbols of a capture and what was found out about them; `ValueError` for symbolic floats."""
+    if table.floats:
+        raise ValueError("it computes with symbolic floats")
+    symbols = []
+    for kind, found in (("size", table.bound), ("computed", table.computed)):
+        for symbol in found:
+            low, high = table.limits(symbol)
+            name, source = str(symbol), _source(table, symbol)
+            hint = _hint(table, symbol)
+            symbols.append({"name": name, "source": source, "kind": kind, "hint": hint, "least": low, "most": high})
+    return {"symbols": symbols, "guards": [expression_to(guard) for guard in table.guards()]}
+
+
+def _hint(table: SymbolTable, symbol: Any) -> int:
+    env = table.env
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    return int(values[symbol])
+
+
+def _source(table: SymbolTable, symbol: Any) -> str:
+    """What a symbol was made from, which its name follows from."""
+    env = table.env
+    found = (getattr(env, "var_to_sources", None) or {}).get(symbol)
+    if not found:
+        return str(symbol)
+    name = found[0].name
+    return str(name() if callable(name) else name)
+
+
+def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
+    """The table that `table_to` made data of, and its symbols by their names in the data."""
+    table, symbols = SymbolTable(), {}
+    for entry in data["symbols"]:
+        name, source, kind, hint, least, most = (
+            entry[key] for key in ("name", "source", "kind", "hint", "least", "most")
+        )
+        if type(name) is not str or type(source) is not str or name in symbols or kind not in ("size", "computed"):
+            raise ValueError("no symbol of a size")
+        for number in (hint, least, *(() if most is None else (most,))):
+            if type(number) is not int or not 0 <= number < 2**62:
+                raise ValueError(f"no size of the symbol {name!r}")
+        if hint < 2 or not least <= hint or (most is not None and most < hint):
+            raise ValueError(f"the size of the symbol {name!r} is out of its range")
+        if kind == "size":
+            made = table.symbol(hint, source, None, (least, most))
+        else:
+            made = table.computed_symbol(hint, source)
+        symbols[name] = made.node._expr
+    for guard in data["guards"]:
+        expression = expression_from(guard, symbols)
+        if not bool(table.env.evaluate_expr(expression)):
+            raise ValueError("a condition on sizes that is false for the sizes it was found with")
+    return table, symbols
+
+
+def restored_number(table: SymbolTable, expression: Any) -> Any:
+    """A symbolic integer with this expression; the plain one where it is a number."""
+    if expression.is_Integer:
+        return int(expression)
+    env = table.env
+    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    hint = expression.xreplace({symbol: values[symbol] for symbol in expression.free_symbols})
+    if not hint.is_Integer:
+        raise ValueError("a size that is no integer")
+    number: Any = env.create_symintnode(expression, hint=int(hint))
+    return number

@@ -1,0 +1,243 @@
+"""`Artifact`: captured functions as data. `export` makes one, `save` writes its file, `load` gives what runs it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+import torch
+
+from ..errors import ArtifactError
+from .capture import Exporter
+from .container import Contents, pack, reading, refusing, write_file
+from .module import LoadedModule
+from .program import Specialization, specialization_from, specialization_to
+from .state import StateEntry, dump_tensors, read_tensors
+from .values import checked
+
+__all__ = ["Artifact", "export", "load"]
+
+
+class Artifact:
+    """A function or module as graphs: forward, backward and derivatives, for one or more kinds of calls.
+
+    `specializations` are those kinds, each with its `joint`, `forward` and `backward` graphs, which print as Python.
+    `entries` are the tensors that it holds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        specializations: Sequence[Specialization],
+        entries: Sequence[StateEntry],
+        *,
+        versions: Mapping[str, str],
+        again: Callable[[int], Specialization] | None = None,
+        exporter: Exporter | None = None,
+    ) -> None:
+        self.name = name
+        self.specializations = list(specializations)
+        self.entries = list(entries)
+        self.versions = dict(versions)
+        self._again = again
+        self._exporter = exporter
+
+    # ---------------------------------------------------------------- making
+
+    def specialize(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        dynamic_shapes: Any = None,
+        derivatives: int = 1,
+        name: str = "",
+    ) -> Specialization:
+        """Capture the function once more, for other calls: in evaluation mode, without gradients, of other lengths.
+
+        The arguments are those of `export`. Only what `export` returned can do so, not what was loaded.
+        """
+        if self._exporter is None:
+            raise ArtifactError(
+                f"the artifact `{self.name}` was loaded: only the program that exported it can capture more"
+            )
+        made = self._exporter.specialize(args, kwargs, dynamic_shapes, derivatives, name)
+        taken = {specialization.name for specialization in self.specializations}
+        if made.name in taken:
+            number = next(i for i in range(2, len(taken) + 3) if f"{made.name} ({i})" not in taken)
+            made = Specialization(
+                f"{made.name} ({number})", made.program, made.call, made.context, made.training, made.facts
+            )
+        self.specializations.append(made)
+        self.entries = list(self._exporter.entries.values())
+        return made
+
+    # ---------------------------------------------------------------- running
+
+    def module(self, *, backend: Any = "eager", **settings: Any) -> LoadedModule:
+        """A module that runs it, over tensors of its own.
+
+        `backend` and `settings` (`partition`, `memory_budget`) are those of `foregrad.compile`.
+        """
+        return LoadedModule(self, _copies(self.entries), backend, settings)
+
+    def specialization_for(self, number: int, *, fresh: bool) -> Specialization:
+        """A specialization; a `fresh` one shares no graph with others, for a backend that changes graphs."""
+        if not fresh:
+            return self.specializations[number]
+        if self._again is None:
+            return _again(self)(number)
+        return self._again(number)
+
+    # ---------------------------------------------------------------- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, which is there as a whole or not at all. The same content gives the same bytes."""
+        write_file(os.fspath(path), self._write)
+
+    def to_bytes(self) -> bytes:
+        """The content of the file that `save` writes."""
+        file = io.BytesIO()
+        self._write(file)
+        return file.getvalue()
+
+    def _write(self, file: IO[bytes]) -> None:
+        constants = _Constants()
+        programs = [specialization_to(specialization, constants) for specialization in self.specializations]
+        state = [entry for entry in self.entries if entry.kind != "constant"]
+        data, layouts, tensors = dump_tensors([*state, *constants.entries])
+        manifest = {
+            **self.versions,
+            "name": self.name,
+            "specializations": [_summary(specialization) for specialization in self.specializations],
+            "tensors": data,
+            "layouts": layouts,
+        }
+        pack(file, manifest, programs, tensors)
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"# {s.name}\n{s}" for s in self.specializations)
+
+    def __repr__(self) -> str:
+        return f"Artifact({self.name!r}, {[s.name for s in self.specializations]})"
+
+
+class _Constants:
+    """Names for the constant tensors of graphs: one for each tensor."""
+
+    def __init__(self) -> None:
+        self.entries: list[StateEntry] = []
+        self._names: dict[int, str] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> str:
+        name = self._names.get(id(tensor))
+        if name is None:
+            name = self._names[id(tensor)] = f"constant.{len(self.entries)}"
+            self.entries.append(StateEntry(name, "constant", tensor))
+        return name
+
+
+def _summary(specialization: Specialization) -> dict[str, Any]:
+    return {
+        "name": specialization.name,
+        "nodes": [len(m.graph.nodes) for m in (specialization.joint, specialization.forward, specialization.backward)],
+        "derivatives": specialization.program.order(),
+    }
+
+
+def _copies(entries: Sequence[StateEntry]) -> list[StateEntry]:
+    """The entries over memory of their own, shared among them as it was."""
+    data, layouts, content = dump_tensors(entries)
+    return read_tensors(data, layouts, content)
+
+
+def _again(artifact: Artifact) -> Callable[[int], Specialization]:
+    """Specializations read anew from the data of an artifact that is in memory."""
+    content = artifact.to_bytes()
+    return lambda number: _read(io.BytesIO(content), "the artifact").specialization_for(number, fresh=True)
+
+
+# ------------------------------------------------------------------------------------------------------ the doors
+
+
+def export(
+    fn_or_module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    derivatives: int = 1,
+    closed_over: str = "constants",
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Artifact:
+    """Capture a function or module, with its gradient, as data that can be saved, and run without its Python.
+
+    Args:
+        fn_or_module: what to capture, in its present mode (train, eval) and under the present grad mode and autocast.
+        args: positional arguments to capture it for; `kwargs` the others.
+        dynamic_shapes: which sizes may vary: True for all, or a dict by argument name (or a sequence, as `args`) of
+            dicts or sequences of dimensions: None (static), True, a `torch.export.Dim`, or (least, greatest).
+        derivatives: how often the artifact can be differentiated: 0 for the forward alone, 2 for `create_graph=True`.
+        closed_over: what tensors become that a function closes over: "constants" are saved with it (and train, where
+            they require grad), "inputs" are given to each call by name.
+        decompositions: operators to replace, `{operator: function}`.
+
+    Raises `AttributeAssignedError` where it assigns tensors to attributes of modules that are no buffers,
+    `ArtifactError` for what no file can hold, and what `foregrad.capture` raises.
+    """
+    exporter = Exporter(fn_or_module, closed_over=closed_over, decompositions=decompositions)
+    made = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
+    versions = {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
+    return Artifact(exporter.name, [made], list(exporter.entries.values()), versions=versions, exporter=exporter)
+
+
+def _version() -> str:
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
+
+
+def load(path: str | os.PathLike[str], *, backend: Any = "eager", **settings: Any) -> LoadedModule:
+    """The artifact saved in a file, as a module that can be called, trained and differentiated.
+
+    Nothing in the file is executed, and its graphs may only name operators that are registered here. `backend` and
+    `settings` (`partition`, `memory_budget`) are those of `foregrad.compile`. Raises `ArtifactError` for a file that
+    is no artifact, is damaged, or comes from another version.
+    """
+    path = os.fspath(path)
+    with open(path, "rb") as file:
+        artifact = _read(file, path)
+    return LoadedModule(artifact, artifact.entries, backend, settings)
+
+
+def _read(file: IO[bytes], path: str) -> Artifact:
+    with refusing(path), reading(file, "" if isinstance(file, io.BytesIO) else path) as contents:
+        return _artifact(contents)
+
+
+def _artifact(contents: Contents) -> Artifact:
+    manifest = contents.manifest
+    programs = [contents.json(f"programs/{number}.json") for number in range(len(manifest["specializations"]))]
+    if len(programs) + 1 != len(manifest["members"]) or not programs:
+        raise ArtifactError("it has other members than its specializations and tensors")
+    entries = read_tensors(manifest["tensors"], manifest["layouts"], contents.tensors())
+    constants = {entry.name: entry.tensor for entry in entries if entry.kind == "constant"}
+    state = {entry.name for entry in entries if entry.kind != "constant"}
+
+    def again(number: int) -> Specialization:
+        with refusing("the artifact"):
+            found = specialization_from(programs[number], constants)
+            for info in found.signature.inputs:
+                source = info.source
+                if info.argument is None and not (hasattr(source, "name") and _is_source(source, state)):
+                    raise ArtifactError(f"there is nothing that {info.slot} could be")
+            return found
+
+    found = [again(number) for number in range(len(programs))]
+    versions = {key: checked(manifest[key], str) for key in ("foregrad", "torch")}
+    return Artifact(checked(manifest["name"], str), found, entries, versions=versions, again=again)
+
+
+def _is_source(source: Any, state: set[str]) -> bool:
+    return type(source).__name__ == "Named" or source.name in state

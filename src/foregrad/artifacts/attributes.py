@@ -1,0 +1,176 @@
+"""Tensors that code assigns to attributes of modules, where an exported graph could not repeat it.
+
+`check_attribute_assignment(module)` compares what the modules under `module` and their classes hold before and after,
+through lists, tuples, dicts, sets and plain objects. Registered buffers and parameters may be assigned. What was
+assigned is put back, and reported by path: `self.encoder.cache["keys"][0]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..errors import AttributeAssignedError
+from ..graph.spelling import attribute, is_name, key_text
+
+__all__ = ["check_attribute_assignment"]
+
+# What `torch.nn.Module` keeps for itself: tables of registered state, hooks, the mode.
+_STANDARD = frozenset(vars(torch.nn.Module())) | {"_initialize_hook", "_load_hook"}
+_DEEPEST = 16
+_ABSENT = object()
+_LEAVES = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
+
+
+@dataclasses.dataclass(slots=True)
+class _Kept:
+    """A container and what was in it."""
+
+    container: Any
+    items: Any  # a dict or list of what `_kept` gave; the elements, for a set
+
+
+@contextlib.contextmanager
+def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
+    """Context: raise `AttributeAssignedError` at its end where tensors were assigned to attributes of `module`, or of
+    modules in it, that are no registered buffers. Gives a list, which then holds their paths.
+
+    What the attributes held before is put back either way. Where the code in it raises, that error is passed on.
+    """
+    owners = _owners(module)
+    before = [(owner, _kept(_table(owner), set(), 0)) for _, owner in owners]
+    found: list[str] = []
+    try:
+        yield found
+    finally:
+        known = {id(owner): kept for owner, kept in before}
+        for path, owner in _owners(module):
+            kept = known.get(id(owner))
+            for name, value in _table(owner).items():
+                old = kept.items.get(name, _ABSENT) if kept is not None else _ABSENT
+                _compare(_attribute(path, name), old, value, found, set(), 0)
+        for owner, kept in before:
+            _put_back(owner, kept)
+    if found:
+        several = len(found) > 1
+        raise AttributeAssignedError(
+            f"the tensor attribute{'s' if several else ''} {', '.join(found)} {'were' if several else 'was'} assigned "
+            "while the module ran. A graph can't repeat that: register them as buffers (`register_buffer`) and write "
+            "to these, or return the new values."
+        )
+
+
+def _owners(root: torch.nn.Module) -> list[tuple[str, Any]]:
+    """The modules and the classes of theirs that are not PyTorch's, each with its path."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name, module in root.named_modules():
+        path = f"self.{name}" if name else "self"
+        found[id(module)] = (path, module)
+        for cls in type(module).__mro__[:-1]:
+            if cls.__module__.partition(".")[0] != "torch":
+                found.setdefault(id(cls), (f"type({path})", cls))
+    return list(found.values())
+
+
+def _table(owner: Any) -> dict[str, Any]:
+    if isinstance(owner, type):
+        names = [name for name in vars(owner) if not (name.startswith("__") and name.endswith("__"))]
+        return {name: vars(owner)[name] for name in names}
+    return {name: value for name, value in vars(owner).items() if name not in _STANDARD}
+
+
+def _attribute(owner: str, name: Any) -> str:
+    return attribute(owner, name, lambda _, key: key_text(key)) if is_name(name) else f"{owner}[{key_text(name)}]"
+
+
+def _contents(value: Any) -> Any:
+    """What is in a container, as a dict, list or set; None for what is none."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, (set, frozenset)):
+        return set(value)
+    if isinstance(value, _LEAVES) or type(value).__module__ in ("builtins", "torch"):
+        return None
+    table = getattr(value, "__dict__", None)
+    return dict(table) if isinstance(table, dict) else None
+
+
+def _kept(value: Any, seen: set[int], depth: int) -> Any:
+    contents = _contents(value)
+    if contents is None or id(value) in seen or depth > _DEEPEST:
+        return value
+    seen.add(id(value))
+    if isinstance(contents, dict):
+        return _Kept(value, {key: _kept(item, seen, depth + 1) for key, item in contents.items()})
+    if isinstance(contents, list):
+        return _Kept(value, [_kept(item, seen, depth + 1) for item in contents])
+    return _Kept(value, contents)
+
+
+def _compare(path: str, old: Any, new: Any, found: list[str], seen: set[int], depth: int) -> None:
+    if isinstance(new, torch.Tensor):
+        if new is not old:
+            found.append(path)
+        return
+    contents = _contents(new)
+    if contents is None or id(new) in seen or depth > _DEEPEST:
+        return
+    seen.add(id(new))
+    before = old.items if isinstance(old, _Kept) else None
+    if isinstance(contents, dict):
+        known = before if isinstance(before, dict) else {}
+        is_object = not isinstance(new, dict)
+        for key, item in contents.items():
+            text = _attribute(path, key) if is_object else f"{path}[{key_text(key)}]"
+            _compare(text, known.get(key, _ABSENT), item, found, seen, depth + 1)
+    elif isinstance(contents, list):
+        items = before if isinstance(before, list) else []
+        for position, item in enumerate(contents):
+            earlier = items[position] if position < len(items) else _ABSENT
+            _compare(f"{path}[{position}]", earlier, item, found, seen, depth + 1)
+    else:
+        known_ids = {id(item) for item in before} if isinstance(before, set) else set()
+        if any(isinstance(item, torch.Tensor) and id(item) not in known_ids for item in contents):
+            found.append(path)
+
+
+# ---------------------------------------------------------------------------------------------------- putting back
+
+
+def _put_back(owner: Any, kept: _Kept) -> None:
+    now = _table(owner)
+    for name in now.keys() - kept.items.keys():
+        delattr(owner, name) if isinstance(owner, type) else vars(owner).pop(name)
+    for name, item in kept.items.items():
+        value = _restored(item)
+        if now.get(name, _ABSENT) is not value:
+            setattr(owner, name, value) if isinstance(owner, type) else vars(owner).__setitem__(name, value)
+
+
+def _restored(kept: Any) -> Any:
+    """What was kept, its containers holding again what they held."""
+    if not isinstance(kept, _Kept):
+        return kept
+    container, items = kept.container, kept.items
+    if isinstance(items, dict):
+        table = container if isinstance(container, dict) else vars(container)
+        values = {key: _restored(item) for key, item in items.items()}
+        if len(table) != len(values) or any(table.get(key, _ABSENT) is not value for key, value in values.items()):
+            table.clear()
+            table.update(values)
+    elif isinstance(items, list):
+        values_now = [_restored(item) for item in items]
+        same = len(container) == len(values_now) and all(a is b for a, b in zip(container, values_now, strict=True))
+        if isinstance(container, list) and not same:
+            container[:] = values_now
+    elif isinstance(container, set) and container != items:
+        container.clear()
+        container.update(items)
+    return container

@@ -1,0 +1,337 @@
+"""`export`: a function or module captured, with its derivatives, as an artifact."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..api import pipeline_for
+from ..config import config
+from ..dispatch.pipeline import Pipeline
+from ..errors import ArtifactError, UnsupportedError
+from ..frontend.call import FlatCall, flatten_call
+from ..frontend.sources import Source
+from ..frontend.tree import flatten
+from ..graph.effects import CheckFailed
+from ..graph.joint import JointGraph
+from ..graph.signature import InputInfo
+from ..graph.slots import Buffer, Param
+from ..graph.tangents import ABSENT, VARIABLE
+from ..interrupts import held
+from ..passes.keep import also_saved, results_read
+from ..tracing.again import Derivable
+from ..tracing.capture import Captured, capture_call
+from .attributes import check_attribute_assignment
+from .context import context_now
+from .facts import QUESTIONS
+from .program import CallSpec, DerivedProgram, Leaf, Program, Specialization
+from .records import Named, Stored
+from .state import StateEntry
+
+__all__ = ["Exporter"]
+
+Limits = tuple["int | None", "int | None"]
+_MOST_DERIVATIVES = 64  # graphs of derivatives of one specialization
+_PLAIN = (int, float, bool, str, complex, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
+
+
+class Exporter:
+    """Captures one function or module, once for each specialization, and keeps its tensors under their names."""
+
+    def __init__(self, function: Any, *, closed_over: str, decompositions: Any) -> None:
+        if closed_over not in ("constants", "inputs"):
+            raise ValueError(f'closed_over is "constants" or "inputs", not {closed_over!r}')
+        self.module = function if isinstance(function, torch.nn.Module) else None
+        self.function = function.forward if self.module is not None else function
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        self.closed_over = closed_over
+        self.pipeline: Pipeline = pipeline_for(backend="nop", partition="default", decompositions=decompositions)
+        self.entries: dict[str, StateEntry] = {}
+        self.names: dict[int, str] = {}  # of tensors, by id
+        if self.module is not None:
+            self._note_module(self.module)
+
+    def _note_module(self, module: torch.nn.Module) -> None:
+        """All parameters and buffers, used or not: the `state_dict` is to be whole."""
+        aliases: dict[int, list[str]] = {}
+        temporary = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, part in module.named_modules()
+            for name in part._non_persistent_buffers_set
+        }
+        found: list[tuple[str, str, torch.Tensor]] = [
+            *((name, "parameter", p) for name, p in module.named_parameters(remove_duplicate=False)),
+            *((name, "buffer", b) for name, b in module.named_buffers(remove_duplicate=False)),
+        ]
+        for name, kind, tensor in found:
+            aliases.setdefault(id(tensor), []).append(name)
+            if len(aliases[id(tensor)]) == 1:
+                kind = "temporary buffer" if name in temporary else kind
+                self._add(name, kind, tensor)
+        for names in aliases.values():
+            self.entries[names[0]] = dataclasses.replace(self.entries[names[0]], aliases=tuple(names[1:]))
+
+    def _add(self, name: str, kind: str, tensor: torch.Tensor) -> str:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ArtifactError(f"{name} is not initialized: call the module once before exporting it")
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise ArtifactError(
+                f"an artifact can't hold {name}, which was computed from tensors that require grad: detach it, or "
+                'pass closed_over="inputs"'
+            )
+        self.entries[name] = StateEntry(name, kind, tensor, tensor.requires_grad)
+        self.names[id(tensor)] = name
+        return name
+
+    # ---------------------------------------------------------------- one specialization
+
+    def specialize(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, derivatives: int, name: str
+    ) -> Specialization:
+        """The function captured for calls like this one."""
+        if type(derivatives) is not int or derivatives < 0:
+            raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
+        call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
+        limits = dynamic_dims(self.function, call, dynamic_shapes)
+        call = dataclasses.replace(call, dynamic=limits)
+        strict = contextlib.nullcontext() if self.module is None else check_attribute_assignment(self.module)
+        grad = torch.is_grad_enabled() and derivatives > 0
+        with strict, held, torch.set_grad_enabled(grad):
+            context = context_now()
+            try:
+                captured = self._capture(call, higher=derivatives > 1)
+            except CheckFailed as found:
+                raise found.error from None
+            _check_dynamic(call, captured.joint, self.name)
+            program, sources = self._program(captured, derivatives, call)
+            # What was found out about sizes while differentiating, too, is in the table by now.
+        facts = self._facts(captured, sources)
+        training = None if self.module is None else self.module.training
+        return Specialization(
+            name or self._name(training, grad=grad), program, self._spec(call), context, training, facts
+        )
+
+    def _name(self, training: bool | None, *, grad: bool) -> str:
+        mode = [] if training is None else ["train" if training else "eval"]
+        return ", ".join([*mode, "with gradients" if grad else "without gradients"])
+
+    def _capture(self, call: FlatCall, *, higher: bool) -> Captured:
+        table = self.pipeline.decompositions
+        table = table() if callable(table) else table
+        return capture_call(call, name=self.name, decompositions=table, higher_order=higher)
+
+    def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
+        joint = captured.joint
+        _check_inputs(joint)
+        if any(info.argument is None and captured.tensors[i] is None for i, info in enumerate(joint.signature.inputs)):
+            raise ArtifactError(f"`{self.name}` has inputs that share memory, and one of them is written to")
+        arguments = {id(leaf) for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
+        sources: list[Any] = []
+        for number, info in enumerate(joint.signature.inputs):
+            tensor = captured.tensors[number]
+            if info.argument is None and tensor is not None and id(tensor) in arguments:
+                raise ArtifactError(f"the argument {info.slot} is also a tensor that the function reaches by itself")
+            sources.append(None if info.argument is not None else self._source(info, tensor))
+        infos = tuple(
+            dataclasses.replace(info, source=source)
+            for info, source in zip(joint.signature.inputs, sources, strict=True)
+        )
+        signature = dataclasses.replace(joint.signature, inputs=infos)
+        return self._halves(dataclasses.replace(joint, signature=signature), captured.derivable, derivatives), sources
+
+    def _halves(self, joint: JointGraph, derivable: Derivable | None, derivatives: int) -> Program:
+        partitioned = self.pipeline.split(joint)
+        if derivable is None or derivatives < 2 or joint.error is not None:
+            return Program(partitioned)
+        partitioned = also_saved(partitioned, derivable.read_again | results_read(joint))
+        self.left = _MOST_DERIVATIVES
+        return Program(partitioned, self._derived(partitioned, derivable, derivatives - 1))
+
+    def _derived(self, partitioned: Any, derivable: Any, orders: int) -> tuple[DerivedProgram, ...]:
+        """The backward as a function, for all tangents together and for each alone."""
+        count = len(partitioned.joint.signature.differentiable)
+        if not count or partitioned.joint.error is not None:
+            return ()
+        patterns = [(VARIABLE,) * count]
+        if count > 1:
+            patterns += [tuple(VARIABLE if i == j else ABSENT for j in range(count)) for i in range(count)]
+        made = []
+        for pattern in patterns:
+            self.left -= 1
+            if self.left < 0:
+                break
+            derived = self.pipeline.derive(
+                partitioned, derivable, pattern, None, config.value, lambda: ((), ()), create_graph=True
+            )
+            inner, derivative = derived.compiled.partitioned, derived.derivative
+            further = self._derived(inner, derivative.derivable, orders - 1) if orders > 1 else ()
+            made.append(DerivedProgram(pattern, derivative.feeds, derivative.gradients, Program(inner, further)))
+        return tuple(made)
+
+    def _source(self, info: InputInfo, tensor: torch.Tensor | None) -> Any:
+        """Where a loaded artifact finds a tensor that the function reached by itself."""
+        if not isinstance(info.source, Source) or tensor is None:
+            raise ArtifactError(
+                f"`{self.name}` has arguments that share memory, and one of them is written to ({info.slot}): an "
+                "artifact can't be called so. Pass copies."
+            )
+        known = self.names.get(id(tensor))
+        if known is not None:
+            return Stored(known)
+        wanted = str(info.slot).partition(" ")[2] or str(info.slot)
+        if self.closed_over == "inputs" and not isinstance(info.slot, (Param, Buffer)):
+            return Named(wanted)
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+        if not isinstance(info.slot, (Param, Buffer)):
+            kind = "tensor"
+        name = next(
+            candidate
+            for candidate in itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
+            if candidate not in self.entries
+        )
+        return Stored(self._add(name, kind, tensor))
+
+    def _facts(self, captured: Captured, sources: list[Any]) -> tuple[tuple[int, str, str | None, Any], ...]:
+        """What the function asked its arguments. What it asked its own tensors is a part of it."""
+        facts = []
+        for number, question, attribute, value in captured.facts:
+            if isinstance(sources[number], Stored):
+                continue
+            slot = captured.joint.signature.inputs[number].slot
+            if attribute is not None:
+                if type(value) is object or repr(value) == "ABSENT" or not _is_plain(value):
+                    continue
+                raise ArtifactError(f"`{self.name}` reads the attribute {attribute} of {slot}: pass it as an argument")
+            if question not in QUESTIONS or type(value) not in (bool, int):
+                raise ArtifactError(f"`{self.name}` asks {question.format(slot)}, which an artifact can't ask again")
+            facts.append((number, question, None, value))
+        return tuple(facts)
+
+    def _spec(self, call: FlatCall) -> CallSpec:
+        leaves = []
+        for number, (leaf, path) in enumerate(zip(call.leaves, call.paths, strict=True)):
+            if isinstance(leaf, torch.Tensor):
+                first = call.first_of[number]
+                leaves.append(Leaf(path, is_tensor=True, same_as=None if first == number else first))
+            elif isinstance(leaf, _PLAIN) or leaf is Ellipsis or isinstance(leaf, (slice, range)):
+                leaves.append(Leaf(path, value=leaf))
+            else:
+                raise ArtifactError(
+                    f"an artifact can't hold the argument {path}, a {type(leaf).__qualname__}: pass tensors and plain "
+                    "values."
+                )
+        return CallSpec(call.tree, tuple(leaves))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (*_PLAIN, torch.Tensor))
+
+
+def _check_inputs(joint: JointGraph) -> None:
+    if joint.signature.shared_memory:
+        names = ", ".join(
+            str(joint.signature.inputs[i].slot) for _, group in joint.signature.shared_memory for i in group
+        )
+        raise ArtifactError(f"an artifact can't be called with tensors that share memory, as {names} do: pass copies")
+
+
+# ---------------------------------------------------------------------------------------------------- dynamic shapes
+
+
+def dynamic_dims(function: Callable[..., Any], call: FlatCall, dynamic_shapes: Any) -> dict[int, dict[int, Limits]]:
+    """For each leaf the dimensions that may vary, from `dynamic_shapes`: True, or a dict or list like the arguments.
+
+    A tensor's entry is None, or a dict or list of its dimensions: None (static), True, a `torch.export.Dim` or (least,
+    greatest).
+    """
+    if dynamic_shapes is None or dynamic_shapes is False:
+        return {}
+    tensors = [i for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor) and call.first_of[i] == i]
+    if dynamic_shapes is True:
+        return {i: {d: (None, None) for d, size in enumerate(call.leaves[i].shape) if size > 1} for i in tensors}
+    args, kwargs = call.arguments(list(range(len(call.leaves))))
+    if isinstance(dynamic_shapes, Mapping):
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        unknown = dynamic_shapes.keys() - bound.arguments.keys() - kwargs.keys()
+        if unknown:
+            raise ValueError(
+                f"dynamic_shapes names {', '.join(sorted(map(str, unknown)))}, which the call does not have"
+            )
+        given = {**bound.arguments, **kwargs}
+        pairs = [(given[name], entry) for name, entry in dynamic_shapes.items()]
+    else:
+        if len(dynamic_shapes) > len(args):
+            raise ValueError(f"dynamic_shapes has {len(dynamic_shapes)} entries, the call {len(args)} arguments")
+        pairs = list(zip(args, dynamic_shapes, strict=False))
+    found: dict[int, dict[int, Limits]] = {}
+    for value, entry in pairs:
+        _match(value, entry, call, found)
+    return found
+
+
+def _match(value: Any, entry: Any, call: FlatCall, found: dict[int, dict[int, Limits]]) -> None:
+    if entry is None:
+        return
+    if type(value) is not int:  # a container: one entry for each part
+        leaves, _ = flatten(value)
+        if isinstance(value, Mapping) and isinstance(entry, Mapping):
+            for key, part in entry.items():
+                _match(value[key], part, call, found)
+        elif isinstance(value, (list, tuple)) and isinstance(entry, (list, tuple)):
+            for item, part in zip(value, entry, strict=True):
+                _match(item, part, call, found)
+        else:
+            raise ValueError(f"dynamic_shapes has {entry!r} for a container of {len(leaves)} values")
+        return
+    leaf, path = call.leaves[value], call.paths[value]
+    if not isinstance(leaf, torch.Tensor):
+        raise ValueError(f"dynamic_shapes has {entry!r} for {path}, which is no tensor")
+    dims = entry.items() if isinstance(entry, Mapping) else enumerate(entry)
+    for dim, wish in dims:
+        limits = _limits(wish, path)
+        if limits is None:
+            continue
+        if not -leaf.dim() <= dim < leaf.dim():
+            raise IndexError(f"dynamic_shapes has dimension {dim} of {path}, which has {leaf.dim()}")
+        size = leaf.shape[dim]
+        if size < 2:
+            raise ValueError(
+                f"dimension {dim} of {path} is {size}: sizes 0 and 1 are not dynamic. Export with a larger one"
+            )
+        least, most = limits
+        if (least is not None and size < least) or (most is not None and size > most):
+            raise ValueError(f"dimension {dim} of {path} is {size}, which is not between {least} and {most}")
+        found.setdefault(value, {})[dim % leaf.dim()] = limits
+
+
+def _limits(wish: Any, path: str) -> Limits | None:
+    if wish is None or wish is False or (type(wish) is int and wish > 1):
+        return None
+    if wish is True or isinstance(wish, str):
+        return None, None
+    if isinstance(wish, tuple) and len(wish) == 2:
+        return wish
+    name = getattr(wish, "name", None)
+    if name in ("AUTO", "DYNAMIC", "STATIC"):  # torch.export.Dim.AUTO
+        return None if name == "STATIC" else (None, None)
+    least, most = getattr(wish, "min", None), getattr(wish, "max", None)
+    if hasattr(wish, "min") and hasattr(wish, "max"):
+        return (int(least) if least else None), (int(most) if isinstance(most, int) and most < 2**60 else None)
+    raise ValueError(f"dynamic_shapes has {wish!r} for a dimension of {path}: None, True, a Dim or (least, greatest)")
+
+
+def _check_dynamic(call: FlatCall, joint: JointGraph, name: str) -> None:
+    for info in joint.signature.symbols:
+        argument = joint.signature.inputs[info.input].argument
+        value = joint.symbols.value_of(info.symbol)
+        if value is not None and argument is not None:
+            raise UnsupportedError(
+                f"dimension {info.dim} of {call.paths[argument]} is to be dynamic, but `{name}` only works for size "
+                f"{value}: it uses the size as a plain number (in range, an index, int()) or compares it."
+            )

@@ -1,0 +1,206 @@
+"""The file of an artifact: a zip of JSON and safetensors, sealed by a checksum over all of its bytes.
+
+    manifest.json          versions, the state's names and layouts, sizes and SHA-256 of the other members
+    programs/0.json ...    one specialization each
+    tensors.safetensors    weights and constants, not compressed
+
+The zip's comment ends the file: `foregrad ` and the SHA-256 of everything before those 64 digits. A file that differs
+in one bit is refused before anything in it is looked at. Members have fixed names, and none is unpacked to disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+from ..errors import ArtifactError, ForegradError
+
+__all__ = ["FORMAT", "TENSORS", "VERSION", "Contents", "pack", "reading", "refusing", "write_file"]
+
+FORMAT, VERSION = "foregrad artifact", 1
+MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
+_SEAL = b"foregrad "
+_DIGITS = 64
+_MOST_JSON = 128 << 20  # bytes of JSON in one file
+_MOST_RATIO = 200  # of JSON to what it is compressed to; ours comes to 5 to 30
+_MOST_MEMBERS = 1024
+_CHUNK = 1 << 20
+_WHEN = (1980, 1, 1, 0, 0, 0)
+
+
+class Contents:
+    """The members of an artifact's file: JSON read when asked for, tensors only when asked for."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: str) -> None:
+        self._archive, self._path = archive, path
+        self._left = _MOST_JSON
+        infos = archive.infolist()
+        names = [info.filename for info in infos]
+        if not 0 < len(infos) <= _MOST_MEMBERS or names[0] != MANIFEST:
+            raise ArtifactError("it has no manifest")
+        self.manifest = self._json(MANIFEST)
+        if type(self.manifest) is not dict or self.manifest.get("format") != FORMAT:
+            raise ArtifactError("it is a zip file, but none of foregrad's")
+        version = self.manifest.get("version")
+        if version != VERSION:
+            raise ArtifactError(
+                f"it has version {str(version)[:20]} of the format, this foregrad reads version {VERSION}: "
+                f"save it again with this foregrad, or read it with the one that saved it "
+                f"({str(self.manifest.get('foregrad'))[:40]})"
+            )
+        self._listed: Mapping[str, Any] = self.manifest["members"]
+        if names[1:] != list(self._listed):
+            raise ArtifactError(f"its members are not those that its manifest lists: {', '.join(names[1:])[:200]}")
+        for info in infos[1:]:
+            if info.file_size != self._listed[info.filename]["bytes"]:
+                raise ArtifactError(f"{info.filename} has {info.file_size} bytes, its manifest says another number")
+
+    def json(self, name: str) -> Any:
+        """A member that is JSON."""
+        if name not in self._listed:
+            raise ArtifactError(f"it has no {name}")
+        return self._json(name, self._listed[name]["sha256"])
+
+    def tensors(self) -> bytes:
+        """The member that holds tensors, as it is."""
+        info = self._archive.getinfo(TENSORS)
+        size = os.path.getsize(self._path) if self._path else info.compress_size
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.file_size > size:
+            raise ArtifactError(f"{TENSORS} is compressed, or larger than the file")
+        content = self._archive.read(info)
+        _compare(content, self._listed[TENSORS]["sha256"], TENSORS)
+        return content
+
+    def _json(self, name: str, digest: Any = None) -> Any:
+        info = self._archive.getinfo(name)
+        allowed = min(self._left, 4096 + _MOST_RATIO * info.compress_size)
+        if info.compress_type != zipfile.ZIP_DEFLATED or info.flag_bits & 1 or info.file_size > allowed:
+            raise ArtifactError(f"{name} claims {info.file_size} bytes, more than it may have")
+        with self._archive.open(info) as file:
+            content = file.read(allowed + 1)
+        if len(content) != info.file_size:
+            raise ArtifactError(f"{name} has other than the {info.file_size} bytes that it claims")
+        self._left -= len(content)
+        if digest is not None:
+            _compare(content, digest, name)
+        return json.loads(content, parse_constant=_no_constant, object_pairs_hook=_without_repeats)
+
+
+def _no_constant(text: str) -> Any:
+    raise ArtifactError(f"{text} is no number")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ArtifactError("an object with a key twice")
+    return found
+
+
+def _compare(content: bytes, digest: Any, name: str) -> None:
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ArtifactError(f"the checksum of {name} is not that of its content")
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Context: whatever goes wrong with data from a file is an `ArtifactError` that names the file."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ArtifactError(f"{what} can't be read: {error}") from None
+    except (
+        AttributeError, EOFError, LookupError, OverflowError, RecursionError, RuntimeError, TypeError, ValueError,
+        ArithmeticError, AssertionError, NotImplementedError, zipfile.BadZipFile, zipfile.LargeZipFile, ForegradError,
+    ) as error:  # fmt: skip
+        text = str(error).partition("\n")[0][:200]
+        raise ArtifactError(f"{what} can't be read: it is damaged, or was made by no foregrad ({text})") from error
+
+
+@contextlib.contextmanager
+def reading(file: IO[bytes], path: str = "") -> Iterator[Contents]:
+    """Context: the contents of an artifact's file, once its checksum is found right."""
+    _check_seal(file)
+    with zipfile.ZipFile(file) as archive:
+        yield Contents(archive, path)
+
+
+def _check_seal(file: IO[bytes]) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if file.read(2) != b"PK":
+        raise ArtifactError("it is no artifact of foregrad's: those begin as zip files do")
+    if size < len(_SEAL) + _DIGITS + 22:
+        raise ArtifactError("it is cut off")
+    file.seek(size - len(_SEAL) - _DIGITS)
+    seal, digits = file.read(len(_SEAL)), file.read(_DIGITS)
+    if seal != _SEAL:
+        raise ArtifactError("it is cut off, or no artifact of foregrad's: the checksum at its end is missing")
+    file.seek(0)
+    digest, left = hashlib.sha256(), size - _DIGITS
+    while left:
+        chunk = file.read(min(_CHUNK, left))
+        if not chunk:
+            raise ArtifactError("it became shorter while it was read")
+        digest.update(chunk)
+        left -= len(chunk)
+    if digest.hexdigest().encode() != digits:
+        raise ArtifactError("its checksum is not that of its content: it was damaged or changed")
+    file.seek(0)
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+def pack(file: IO[bytes], manifest: dict[str, Any], programs: list[Any], tensors: bytes) -> None:
+    """Write an artifact: the same bytes for the same content."""
+    members = {f"programs/{number}.json": _dumped(program) for number, program in enumerate(programs)}
+    members[TENSORS] = tensors
+    listed = {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in members.items()}
+    head = {"format": FORMAT, "version": VERSION, **manifest, "members": listed}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in {MANIFEST: _dumped(head, sort=False), **members}.items():
+            info = zipfile.ZipInfo(name, _WHEN)
+            info.create_system, info.external_attr = 3, 0o600 << 16
+            info.compress_type = zipfile.ZIP_STORED if name == TENSORS else zipfile.ZIP_DEFLATED
+            archive.writestr(info, content, compresslevel=9)
+        archive.comment = _SEAL + b"0" * _DIGITS
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    digest, left = hashlib.sha256(), size - _DIGITS
+    while left:
+        chunk = file.read(min(_CHUNK, left))
+        digest.update(chunk)
+        left -= len(chunk)
+    file.seek(size - _DIGITS)
+    file.write(digest.hexdigest().encode())
+
+
+def _dumped(value: Any, *, sort: bool = True) -> bytes:
+    text = json.dumps(value, separators=(",", ":"), sort_keys=sort, ensure_ascii=True, allow_nan=False)
+    return text.encode()
+
+
+def write_file(path: str, write: Callable[[IO[bytes]], None]) -> None:
+    """A file at `path`, there as a whole or as it was before."""
+    path = os.path.abspath(path)
+    handle, temporary = tempfile.mkstemp(prefix=".foregrad-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,297 @@
+"""`LoadedModule`: an artifact as a module. It has the parameters and buffers, and no Python of the model's.
+
+Each specialization is compiled when it is first called: its guards and its graphs become one function, as for
+`foregrad.compile`. Copies share the graphs, not the tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..api import pipeline_for
+from ..config import config
+from ..dispatch.pipeline import Pipeline
+from ..errors import ArtifactCallError
+from ..graph.joint import JointGraph
+from ..graph.partitioned import Partitioned
+from ..graph.source import Names, compile_source, source_of
+from ..graph.tangents import ABSENT
+from ..interrupts import held
+from ..locks import make_lock, taken
+from ..passes.decompose import decompose
+from ..runtime.compiled import Compiled, Derived
+from ..runtime.render import render_run
+from ..tracing.again import Derivative
+from .guards import MISS, described, render
+from .program import Program, Specialization
+from .state import StateEntry
+
+if TYPE_CHECKING:
+    from .artifact import Artifact
+
+__all__ = ["LoadedModule"]
+
+
+class LoadedModule(torch.nn.Module):
+    """An artifact that can be called, trained, saved by `state_dict` and differentiated.
+
+    `artifact` has its graphs. `with_backend(...)` gives the same module compiled by another backend.
+    """
+
+    artifact: Artifact
+    backend: Any
+    _settings: dict[str, Any]
+    _runtime: _Runtime
+
+    def __init__(
+        self, artifact: Artifact, entries: list[StateEntry], backend: Any, settings: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self.__dict__["artifact"] = artifact
+        self.__dict__["backend"] = backend
+        self.__dict__["_settings"] = dict(settings)
+        self.__dict__["_runtime"] = _Runtime()
+        for entry in entries:
+            if entry.kind != "constant":
+                self._hold(entry)
+        training = next((s.training for s in artifact.specializations if s.training is not None), True)
+        self.train(training)
+
+    def _hold(self, entry: StateEntry) -> None:
+        tensor = entry.tensor
+        if entry.kind == "parameter" or entry.requires_grad:
+            tensor = torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
+        for name in (entry.name, *entry.aliases):
+            owner, key = self._owner(name)
+            if isinstance(tensor, torch.nn.Parameter):
+                owner._parameters[key] = tensor
+            else:
+                owner._buffers[key] = tensor
+                if entry.kind == "temporary buffer":
+                    owner._non_persistent_buffers_set.add(key)
+
+    def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
+        """The module that holds what is called so, made where it is not there yet."""
+        *path, key = name.split(".")
+        owner: torch.nn.Module = self
+        for part in path:
+            inner = owner._modules.get(part)
+            if inner is None:
+                inner = owner._modules[part] = torch.nn.Module()
+            owner = inner
+        return owner, key
+
+    def _places(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """For each name, the table that the tensor is in and its key there."""
+        found = {}
+        for entry in self.artifact.entries:
+            if entry.kind != "constant":
+                owner, key = self._owner(entry.name)
+                found[entry.name] = (owner._parameters if key in owner._parameters else owner._buffers, key)
+        return found
+
+    # ---------------------------------------------------------------- calling
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the specialization that the arguments are for; `ArtifactCallError` where there is none."""
+        runtime = self._runtime
+        for call in runtime.calls:
+            result = call(args, kwargs)
+            if result is not MISS:
+                return result
+        return runtime.find(self, args, kwargs)
+
+    def source(self) -> str:
+        """The Python that runs for each specialization that has been called."""
+        return "\n\n".join(source_of(call) for call in self._runtime.calls)
+
+    def with_backend(self, backend: Any, **settings: Any) -> LoadedModule:
+        """The same module, over the same parameters and buffers, compiled by another backend.
+
+        `settings`: `partition` and `memory_budget` of `foregrad.compile`.
+        """
+        made = LoadedModule.__new__(LoadedModule)
+        made.__dict__.update(self.__dict__)
+        made.__dict__ |= {"backend": backend, "_settings": settings, "_runtime": _Runtime()}
+        return made
+
+    def _foregrad_compile(self, backend: Any, settings: Mapping[str, Any]) -> LoadedModule:
+        return self.with_backend(backend, **settings)
+
+    def extra_repr(self) -> str:
+        names = "; ".join(specialization.name for specialization in self.artifact.specializations)
+        return f"{self.artifact.name}: {names}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runtime": _Runtime()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModule:
+        made = memo[id(self)] = LoadedModule.__new__(LoadedModule)
+        shared = ("artifact", "backend", "_settings")
+        for name, value in self.__dict__.items():
+            if name == "_runtime":
+                made.__dict__[name] = _Runtime()
+            else:
+                made.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a loaded artifact is not pickled: save it by `artifact.save(path)`, its tensors by state_dict()"
+        )
+
+    def __copy__(self) -> LoadedModule:
+        return self.with_backend(self.backend, **self._settings)
+
+
+class _Runtime:
+    """The functions of one module's specializations, made when first called."""
+
+    def __init__(self) -> None:
+        self.calls: tuple[Callable[..., Any], ...] = ()
+        self.made: dict[int, Callable[..., Any]] = {}
+        self.naming: dict[int, Callable[..., Any]] = {}
+        self.lock = make_lock()
+
+    def __reduce__(self) -> Any:
+        return _Runtime, ()
+
+    def find(self, module: LoadedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the specialization that was not made yet and fits; or raise, naming what differs from each."""
+        reasons = []
+        for number, specialization in enumerate(module.artifact.specializations):
+            with held, taken(self.lock):
+                if number not in self.naming:
+                    self.naming[number] = _naming(specialization, module)
+            reason = self.naming[number](args, kwargs)
+            if reason is not None:
+                what, shown = reason
+                reasons.append(f"{specialization.name}: {what}{_found(shown)}")
+                continue
+            with held, taken(self.lock):
+                if number not in self.made:
+                    self.made[number] = _compiled(module, number)
+                    self.calls = (*self.calls, self.made[number])
+            result = self.made[number](args, kwargs)
+            if result is not MISS:
+                return result
+            places = "; ".join(dict.fromkeys(d.where for d in specialization.signature.decisions))
+            reasons.append(f"{specialization.name}: a value that is read at {places} must be what it was at export")
+        name = module.artifact.name
+        raise ArtifactCallError(
+            f"the artifact `{name}` can't be called like this. " + " | ".join(reasons)
+            if reasons
+            else f"the artifact `{name}` has no specialization"
+        )
+
+
+def _found(shown: Callable[[], Any]) -> str:
+    try:
+        value = shown()
+    except Exception:
+        return ""
+    return "" if value is None else f"; there is {described(value)}"
+
+
+def _naming(specialization: Specialization, module: LoadedModule) -> Callable[..., Any]:
+    guards = render(specialization, module, Names(["args", "kwargs", "MISS", "naming"]), module._places())
+    body = "\n".join("    " + line for line in guards.naming)
+    return compile_source(f"def naming(args, kwargs):\n{body}\n", "naming", guards.globals, label="guards by name")
+
+
+def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
+    """One specialization as a function of (args, kwargs)."""
+    pipeline = pipeline_for(backend=module.backend, **module._settings)
+    specialization = module.artifact.specialization_for(number, fresh=_changes_graphs(pipeline))
+    joint = specialization.joint
+    with torch.set_grad_enabled(bool(specialization.context["grad mode"])):
+        compiled = _Builder(pipeline, specialization).build(specialization.program)
+        while True:
+            names = Names(["args", "kwargs", "MISS", "call", "error"])
+            guards = render(specialization, module, names, module._places())
+            known = joint.num_guards()
+            failed = guards.globals
+            where = "; ".join(dict.fromkeys(check.where for check in joint.signature.checks))
+            failure = names.fresh("failed")
+            failed[failure] = functools.partial(_fail, where)
+            run = render_run(compiled, guards.inputs, names, symbols=guards.symbols, eagerly=f"return {failure}(None)")
+            if joint.num_guards() == known:
+                break
+    body = "\n".join("    " + line for line in (*guards.fast, *run.lines))
+    source = f"def call(args, kwargs):\n{body}\n"
+    return compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {joint.name}")
+
+
+def _fail(where: str, _: Any) -> Any:
+    raise RuntimeError(f"a check of the exported function failed, of those at {where}")
+
+
+def _changes_graphs(pipeline: Pipeline) -> bool:
+    return pipeline.decompositions is not None or pipeline.prepare_joint is not None
+
+
+class _Builder:
+    """Compiles a program and, when they are needed, its derivatives."""
+
+    def __init__(self, pipeline: Pipeline, specialization: Specialization) -> None:
+        self.pipeline = pipeline
+        context = specialization.context
+        self.autocast = any(value is not False for name, value in context.items() if name.startswith("autocast"))
+        self.grad_mode = bool(context["grad mode"])
+
+    def build(self, program: Program) -> Compiled:
+        partitioned = self._halves(program)
+        compiled = self.pipeline.compile(partitioned, None, config.value)
+        inference = partitioned.joint.signature.is_inference
+        changes: dict[str, Any] = {
+            "disable_autocast": self.autocast,
+            "needs_grad_mode": not inference and not self.grad_mode,
+        }
+        if program.derived:
+            changes["make_derived"] = functools.partial(self._derived, program)
+        return dataclasses.replace(compiled, **changes)
+
+    def _derived(
+        self, program: Program, pattern: tuple[int, ...], wanted: Any, at_hand: Any, create_graph: bool
+    ) -> Derived:
+        """The derivative for these tangents: that for the same ones present, whether they require grad or not."""
+        present = [kind != ABSENT for kind in pattern]
+        for found in program.derived:
+            if [kind != ABSENT for kind in found.pattern] == present:
+                compiled = dataclasses.replace(self.build(found.program), disable_autocast=True)
+                derivative = Derivative(found.program.joint, None, found.feeds, found.gradients)  # type: ignore[arg-type]
+                return Derived(derivative, compiled)
+        outputs = program.joint.signature.graph_outputs
+        names = [str(outputs[i]) for i, p in zip(program.joint.signature.differentiable, present, strict=True) if p]
+        raise ArtifactCallError(
+            f"the artifact `{program.joint.name}` holds no second derivative for gradients that come in for "
+            f"{' and '.join(names)} alone, but for one result, and for all of them. Return what is to be "
+            "differentiated twice as one result."
+        )
+
+    def _halves(self, program: Program) -> Partitioned:
+        """Forward and backward: those that were stored, unless the backend wants others and derivatives allow them."""
+        pipeline, partitioned = self.pipeline, program.partitioned
+        table = pipeline.decompositions() if callable(pipeline.decompositions) else pipeline.decompositions
+        if program.derived or not _changes_graphs(pipeline):
+            own = pipeline.partition is _default() or program.derived
+            return partitioned if own else pipeline.split(partitioned.joint)
+        joint: JointGraph = partitioned.joint
+        if table:
+            decompose(joint.module, table, joint.fake_mode)
+        halves = pipeline.split(joint)
+        if pipeline.prepare_halves is not None and not joint.signature.is_inference:
+            halves = pipeline.prepare_halves(halves)
+        return halves
+
+
+def _default() -> Any:
+    from ..partitioners import default_partition
+
+    return default_partition

@@ -1,0 +1,96 @@
+"""Which functions an artifact may name: operators of ATen and prims, custom operators, arithmetic on sizes.
+
+A name is looked up among the operators that are registered in this process and in a fixed table of functions. It is
+never imported, and nothing runs by being named.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._torch.codegen import OpOverload
+from .._torch.ops import mkldnn_rnn_layer_for_training
+from .._torch.registered import operator_called, refusable_namespaces
+from ..errors import ArtifactError
+from ..tracing.checks import VALUE_CHECKS
+from ..tracing.formulas import independent_of_phase
+from ..tracing.opinfo import item_or_empty, set_to, take_data
+
+__all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
+# Operators that read files or print, whatever they are given.
+_FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print"}
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{
+        f"operator.{name}": getattr(operator, name)
+        for name in "getitem add sub mul truediv floordiv mod neg pos pow eq ne lt le gt ge and_ or_ not_ abs".split()
+    },
+    **{
+        f"torch.{name}": getattr(torch, name)
+        for name in "sym_max sym_min sym_float sym_int sym_not sym_ite sym_sum".split()
+        if hasattr(torch, name)
+    },
+}
+# What captures put into graphs in the place of operators, and behind them.
+_OWN: dict[str, Callable[..., Any]] = {
+    "foregrad.mkldnn_rnn_layer": mkldnn_rnn_layer_for_training,
+    **{f"foregrad.{check.__name__}": check for check in VALUE_CHECKS.values()},
+    **{f"foregrad.{f.__name__}": f for f in (take_data, set_to, item_or_empty, independent_of_phase)},
+}
+_FUNCTIONS = _ARITHMETIC | _OWN
+_NAMES = {id(function): name for name, function in _FUNCTIONS.items()}
+
+
+def name_of_operator(target: Any) -> str | None:
+    """The name of a function that an artifact may hold; None for any other."""
+    if isinstance(target, OpOverload):
+        name = target.name()
+        return name if _may_be_named(name) and operator_called(name) is target else None
+    return _NAMES.get(id(target))
+
+
+def operator_named(name: Any) -> Any:
+    """The function that `name_of_operator` gave this name; `ArtifactError` for a name that means none."""
+    if type(name) is not str:
+        raise ArtifactError("the name of an operator is no text")
+    function = _FUNCTIONS.get(name)
+    if function is not None:
+        return function
+    if not _may_be_named(name):
+        raise ArtifactError(f"it calls {name[:200]!r}, which is no operator that an artifact may name")
+    found = operator_called(name)
+    if found is None:
+        space = name.partition("::")[0]
+        builtin = space in ("aten", "prims")
+        remedy = (
+            f"PyTorch {torch.__version__} has no such operator"
+            if builtin
+            else f"import the library that registers the operators of `{space}` before loading"
+        )
+        raise ArtifactError(f"it calls the operator {name}, which is not registered here: {remedy}")
+    return found
+
+
+def is_check(function: Any) -> bool:
+    """Whether it may be called for what it raises alone."""
+    return isinstance(function, OpOverload) or function in VALUE_CHECKS.values()
+
+
+def is_view(function: Any) -> bool:
+    """Whether it takes a view of its first argument, and writes to none."""
+    if not isinstance(function, OpOverload):
+        return function in (take_data, set_to)
+    return not function._schema.is_mutable and any(r.alias_info is not None for r in function._schema.returns)
+
+
+def _may_be_named(name: str) -> bool:
+    if _NAME.fullmatch(name) is None or name in _FORBIDDEN:
+        return False
+    return name.partition("::")[0] not in refusable_namespaces()

@@ -1,0 +1,263 @@
+"""One specialization of an artifact: graphs, signature, derivatives and guards, as data and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch.expressions import restored_table, table_to
+from .._torch.fakes import FakeTensorMode
+from .._torch.symbols import SymbolTable
+from ..errors import ArtifactError
+from ..frontend.tree import Tree
+from ..graph.joint import JointGraph
+from ..graph.partitioned import Partitioned
+from ..graph.signature import Signature
+from ..tracing.derived import Place
+from .containers import tree_from, tree_to
+from .graphs import graph_from, graph_to
+from .records import record_from, record_to
+from .validate import check_call, check_derivative, check_partitioned
+from .values import Reader, Writer, checked
+
+__all__ = [
+    "CallSpec",
+    "DerivedProgram",
+    "Leaf",
+    "Program",
+    "Specialization",
+    "specialization_from",
+    "specialization_to",
+]
+
+_DEEPEST = 8  # orders of derivatives
+_ERRORS: dict[str, type[Exception]] = {
+    cls.__name__: cls
+    for cls in (
+        RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, AssertionError, ArithmeticError
+    )
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of a call's arguments: a tensor, an earlier leaf once more (`same_as`), or a plain `value`."""
+
+    path: str
+    is_tensor: bool = False
+    same_as: int | None = None
+    value: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallSpec:
+    """How a specialization is called: the structure of (args, kwargs) and what each leaf must be."""
+
+    tree: Tree
+    leaves: tuple[Leaf, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DerivedProgram:
+    """The backward as a function of its own, for tangents of this pattern: see `tracing.again.Derivative`."""
+
+    pattern: tuple[int, ...]
+    feeds: tuple[Place, ...]
+    gradients: tuple[Place | None, ...]
+    program: Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A function's graphs: joint, forward and backward, and those of its derivatives."""
+
+    partitioned: Partitioned
+    derived: tuple[DerivedProgram, ...] = ()
+
+    @property
+    def joint(self) -> JointGraph:
+        return self.partitioned.joint
+
+    def order(self) -> int:
+        """How often it can be differentiated."""
+        if self.joint.signature.is_inference:
+            return 0
+        return 1 + max((derived.program.order() for derived in self.derived), default=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Specialization:
+    """A program with what calls must be for it.
+
+    `context`: settings of the thread and the library, by name. `training`: the module's mode, None for a function.
+    `facts`: (input, question, attribute, answer), see `tracing.facts`.
+    """
+
+    name: str
+    program: Program
+    call: CallSpec
+    context: Mapping[str, Any]
+    training: bool | None
+    facts: tuple[tuple[int, str, str | None, Any], ...] = ()
+
+    @property
+    def joint(self) -> JointGraph:
+        """Forward and backward in one graph."""
+        return self.program.joint
+
+    @property
+    def forward(self) -> torch.fx.GraphModule:
+        """The forward half."""
+        return self.program.partitioned.forward
+
+    @property
+    def backward(self) -> torch.fx.GraphModule:
+        """The backward half."""
+        return self.program.partitioned.backward
+
+    @property
+    def signature(self) -> Signature:
+        return self.joint.signature
+
+    def __str__(self) -> str:
+        return str(self.joint)
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+def specialization_to(specialization: Specialization, constant: Callable[[Any], str]) -> dict[str, Any]:
+    """The specialization as data; `constant` names a constant tensor of its graphs."""
+    writer, joint = Writer(), specialization.joint
+    try:
+        table = table_to(joint.symbols) if joint.symbols is not None else None
+    except ValueError as error:
+        raise ArtifactError(f"an artifact can't hold `{joint.name}`: {error}") from None
+    leaves = [
+        {"path": leaf.path}
+        | ({"tensor": True} if leaf.is_tensor else {"value": writer.value(leaf.value)} if leaf.same_as is None else {})
+        | ({} if leaf.same_as is None else {"same_as": leaf.same_as})
+        for leaf in specialization.call.leaves
+    ]
+    data: dict[str, Any] = {
+        "name": specialization.name,
+        "symbols": table,
+        "call": {"tree": tree_to(specialization.call.tree, writer, "its arguments"), "leaves": leaves},
+        "context": {name: writer.value(value) for name, value in sorted(specialization.context.items())},
+        "training": specialization.training,
+        "facts": [[i, question, name, writer.value(value)] for i, question, name, value in specialization.facts],
+        "program": _program_to(specialization.program, writer, constant),
+    }
+    return data | {"tables": writer.tables()}
+
+
+def _program_to(program: Program, writer: Writer, constant: Callable[[Any], str]) -> dict[str, Any]:
+    joint, partitioned = program.joint, program.partitioned
+    return {
+        "name": joint.name,
+        "signature": record_to(joint.signature, writer),
+        "joint": graph_to(joint.module, writer, constant),
+        "forward": graph_to(partitioned.forward, writer, constant),
+        "backward": graph_to(partitioned.backward, writer, constant),
+        "backward_error": _error_to(joint.backward_error),
+        "rootless_error": _error_to(joint.rootless_error),
+        "failing": [[position, _error_to(error)] for position, error in sorted(joint.failing.items())],
+        "derived": [
+            {
+                "pattern": list(derived.pattern),
+                "feeds": [record_to(place, writer) for place in derived.feeds],
+                "gradients": [record_to(place, writer) for place in derived.gradients],
+                "program": _program_to(derived.program, writer, constant),
+            }
+            for derived in program.derived
+        ],
+    }
+
+
+def _error_to(error: Exception | None) -> Any:
+    if error is None:
+        return None
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS or cls is Exception)
+    return {"class": name if name in _ERRORS else "RuntimeError", "text": str(error)}
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Specialization:
+    """The specialization that `specialization_to` made data of."""
+    table: SymbolTable | None = None
+    symbols: Mapping[str, Any] = {}
+    if data["symbols"] is not None:
+        table, symbols = restored_table(data["symbols"])
+    mode = FakeTensorMode(shape_env=None if table is None else table.env)
+    mode.cache_enabled = False
+    reader = Reader(data["tables"], table, symbols)
+    call = CallSpec(
+        tree_from(data["call"]["tree"], reader), tuple(_leaf(item, reader) for item in data["call"]["leaves"])
+    )
+    program = _program_from(data["program"], reader, constants, mode, 0)
+    training = data["training"]
+    if training is not None:
+        checked(training, bool)
+    facts = tuple(
+        (checked(i, int), checked(question, str), None if name is None else checked(name, str), reader.value(value))
+        for i, question, name, value in data["facts"]
+    )
+    context = {checked(name, str): reader.value(value) for name, value in data["context"].items()}
+    found = Specialization(checked(data["name"], str), program, call, context, training, facts)
+    check_call(call.tree, call.leaves, facts, program.joint)
+    return found
+
+
+def _leaf(data: Any, reader: Reader) -> Leaf:
+    same = data.get("same_as")
+    return Leaf(
+        checked(data["path"], str),
+        checked(data.get("tensor", False), bool),
+        None if same is None else checked(same, int),
+        reader.value(data.get("value")),
+    )
+
+
+def _program_from(
+    data: Any, reader: Reader, constants: Mapping[str, torch.Tensor], mode: FakeTensorMode, depth: int
+) -> Program:
+    if depth > _DEEPEST:
+        raise ArtifactError("derivatives of too high an order")
+    signature = record_from(data["signature"], Signature, reader)
+    modules = {
+        part: graph_from(data[part], reader, constants, mode, name)
+        for part, name in (("joint", "JointGraph"), ("forward", "Forward"), ("backward", "Backward"))
+    }
+    joint = JointGraph(
+        checked(data["name"], str),
+        modules["joint"],
+        signature,
+        mode,
+        _error_from(data["backward_error"]),
+        reader.table,
+        {checked(position, int): _error_from(error) for position, error in data["failing"]},  # type: ignore[misc]
+        _error_from(data["rootless_error"]),
+    )
+    partitioned = Partitioned(joint, modules["forward"], modules["backward"])
+    check_partitioned(partitioned)
+    derived = []
+    for entry in checked(data["derived"], list):
+        inner = _program_from(entry["program"], reader, constants, mode, depth + 1)
+        pattern = tuple(checked(kind, int) for kind in checked(entry["pattern"], list))
+        feeds = tuple(record_from(place, Place, reader) for place in entry["feeds"])
+        gradients = tuple(None if place is None else record_from(place, Place, reader) for place in entry["gradients"])
+        made = DerivedProgram(pattern, feeds, gradients, inner)
+        check_derivative(partitioned, pattern, feeds, gradients, inner.joint)
+        derived.append(made)
+    return Program(partitioned, tuple(derived))
+
+
+def _error_from(data: Any) -> Exception | None:
+    if data is None:
+        return None
+    return _ERRORS[data["class"]](checked(data["text"], str))

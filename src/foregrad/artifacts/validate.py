@@ -1,0 +1,203 @@
+"""What must be true of graphs and signatures that came from a file, beyond the type of each field.
+
+Positions must exist, graphs must write to none of their arguments, the halves must fit the joint graph. What is
+rendered from a signature may then rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._torch.codegen import OpOverload
+from ..errors import ArtifactError, ForegradError
+from ..graph.effects import CheckInfo, Given, Result
+from ..graph.joint import JointGraph
+from ..graph.partitioned import Partitioned
+from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature, ViewStep
+from ..tracing.derived import Place
+from .facts import QUESTIONS
+from .operators import is_check, is_view
+
+if TYPE_CHECKING:
+    from .program import Leaf
+
+__all__ = ["check_call", "check_derivative", "check_partitioned"]
+
+
+def _within(numbers: Iterable[Any], count: int, what: str) -> None:
+    for number in numbers:
+        if number is not None and not 0 <= number < count:
+            raise ArtifactError(f"there is no {what} {number}: there are {count}")
+
+
+def check_partitioned(partitioned: Partitioned) -> None:
+    """Raise `ArtifactError` unless graphs and signature agree."""
+    joint = partitioned.joint
+    for module in (joint.module, partitioned.forward, partitioned.backward):
+        for node in module.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if node.op == "call_function" and schema is not None and schema.is_mutable:
+                raise ArtifactError(f"{node.name} = {node.target} writes to its arguments")
+    _check_signature(joint)
+    try:
+        joint.check()
+        if joint.signature.is_inference or joint.backward_error is not None:
+            _check_forward_alone(partitioned)
+        else:
+            partitioned.check()
+    except (ForegradError, RuntimeError) as error:
+        raise ArtifactError(f"its graphs don't fit together: {error}") from None
+    if len(partitioned.saved_nodes) < 0 or any(not hasattr(node, "name") for node in partitioned.saved_nodes):
+        raise ArtifactError("the forward saves what is no value")
+
+
+def _check_forward_alone(partitioned: Partitioned) -> None:
+    signature = partitioned.joint.signature
+    nodes = list(partitioned.forward.graph.nodes)
+    takes = sum(node.op == "placeholder" for node in nodes)
+    if takes != len(signature.inputs) or len(nodes[-1].args[0]) != signature.num_forward_outputs:
+        raise ArtifactError("the forward does not take and return what the signature says")
+
+
+def _check_signature(joint: JointGraph) -> None:
+    s: Signature = joint.signature
+    inputs, outputs, differentiable = len(s.inputs), s.num_forward_outputs, len(s.differentiable)
+    if len(s.graph_output_specs) != outputs or len(s.tangent_specs) != differentiable or len(s.gradients) != inputs:
+        raise ArtifactError("a signature whose lists have other lengths than one another")
+    if s.reached_from and len(s.reached_from) != inputs:
+        raise ArtifactError("a signature that does not say of each input what leads to it")
+    sources = [info.source for info in s.inputs if isinstance(info.source, (BaseOf, MemoryOf))]
+    if sources or s.shared_memory:
+        raise ArtifactError("inputs that share memory")
+    _within(s.differentiable, outputs, "output")
+    _within((*s.runtime_views, *s.rootless), outputs, "output")
+    for update in s.updates:
+        _within([update.input], inputs, "input")
+        _within([update.output], outputs, "output")
+    _within((w.input for w in s.metadata_writes), inputs, "input")
+    _within((r.input for r in s.replacements), inputs, "input")
+    _within((r.history for r in s.replacements), outputs, "output")
+    _within((*s.counted, *s.counted_along, *s.retained_inputs), inputs, "input")
+    _within(s.retained, len(s.outputs), "result")
+    _within((d.output for d in s.decisions), outputs, "output")
+    _within((symbol.input for symbol in s.symbols), inputs, "input")
+    for symbol in s.symbols:
+        _within([symbol.dim], len(s.inputs[symbol.input].spec.shape), "dimension")
+    for group in s.apart:
+        _within((*group[0], *group[1]), inputs, "input")
+    for position, after in s.passed:
+        _within((position, *after), differentiable, "differentiable output")
+    for at, after in s.passed_aliases:
+        _within([at], len(s.outputs), "result")
+        _within(after, differentiable, "differentiable output")
+    for reach in s.reached_from:
+        _within((*reach.outputs, *reach.custom, *reach.paired), differentiable, "differentiable output")
+        for pair in reach.pairs:
+            _within((*pair[0], *pair[1]), differentiable, "differentiable output")
+    _within(joint.failing, differentiable, "differentiable output")
+    for info in (*s.outputs, *(r.value for r in s.replacements)):
+        _check_output(info, inputs, outputs)
+    if s.output_spec is not None and (not hasattr(s.output_spec, "size") or s.output_spec.size != len(s.outputs)):
+        raise ArtifactError("a result with another number of leaves than its container")
+    effects = s.in_backward
+    _within(effects.live, inputs, "input")
+    for late in effects.updates:
+        _within([late.output], len(effects.outputs), "effect")
+        _within([late.live], len(effects.live), "live input")
+        _within([late.tangent], max(differentiable, 1), "tangent")
+    for check in s.checks:
+        _check_check(check, inputs, outputs)
+    for check in effects.checks:
+        _check_check(check, len(effects.live), len(effects.outputs))
+    for write in s.metadata_writes:
+        if not isinstance(write.op, OpOverload) or write.op.namespace != "aten":
+            raise ArtifactError("an in-place change by something that is no operator")
+
+
+def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
+    if not is_check(check.op):
+        raise ArtifactError("a check that is no operator")
+    stack: list[Any] = [*check.args, *(value for _, value in check.kwargs)]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (list, tuple)):
+            stack += value
+        elif isinstance(value, Given):
+            _within([value.input], inputs, "input")
+        elif isinstance(value, Result):
+            _within([value.output], outputs, "output")
+
+
+def _check_output(info: OutputInfo, inputs: int, outputs: int) -> None:
+    if isinstance(info, InputOutput):
+        _within([info.input], inputs, "input")
+    elif isinstance(info, GraphOutput):
+        _within([info.output], outputs, "output")
+    elif isinstance(info, AliasOutput):
+        if (info.input is None) == (info.output is None):
+            raise ArtifactError("a view of nothing")
+        _within([info.input], inputs, "input")
+        _within([info.output, info.history], outputs, "output")
+        for step in info.steps:
+            _check_step(step)
+        if info.memory is not None:
+            _check_output(info.memory, inputs, outputs)
+    elif type(info) is OutputInfo:
+        raise ArtifactError("a result of no kind")
+
+
+def _check_step(step: ViewStep) -> None:
+    if not is_view(step.op):
+        raise ArtifactError(f"a view taken by {step.op}, which takes none")
+
+
+def check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: JointGraph) -> None:
+    """Raise unless the arguments of a call are those that the signature has inputs for."""
+    if tree.kind != "tuple" or len(tree.children) != 2 or tree.size != len(leaves):
+        raise ArtifactError("a call whose arguments are not told apart")
+    positional, keyword = tree.children
+    if positional.kind != "tuple" or keyword.kind != "dict" or not all(type(k) is str for k in keyword.context):
+        raise ArtifactError("a call whose arguments are not told apart")
+    inputs = joint.signature.inputs
+    for position, leaf in enumerate(leaves):
+        if leaf.same_as is not None and not 0 <= leaf.same_as < position:
+            raise ArtifactError("an argument that is the same as a later one")
+    for info in inputs:
+        argument = info.argument
+        if argument is not None and (not 0 <= argument < len(leaves) or not leaves[argument].is_tensor):
+            raise ArtifactError("an input that no argument gives")
+    for number, question, _, value in facts:
+        _within([number], len(inputs), "input")
+        if question not in QUESTIONS or type(value) not in (bool, int):
+            raise ArtifactError(f"a question about an argument that is not known: {question[:40]!r}")
+
+
+def check_derivative(
+    partitioned: Partitioned, pattern: tuple[int, ...], feeds: Any, gradients: Any, inner: JointGraph
+) -> None:
+    """Raise unless a derivative is fed from what there is."""
+    signature, own = partitioned.joint.signature, inner.signature
+    if len(pattern) != len(signature.differentiable) or not all(0 <= kind <= 2 for kind in pattern):
+        raise ArtifactError("a derivative for other tangents")
+    if len(feeds) != len(own.inputs) or len(gradients) != len(signature.inputs):
+        raise ArtifactError("a derivative with other inputs or gradients")
+    saved, results = len(partitioned.saved_nodes), partitioned.saved_results
+    for place in feeds:
+        limits = {"input": len(signature.inputs), "saved": saved, "tangent": len(pattern)}
+        limit = (limits | {"live": len(signature.in_backward.live)}).get(place.kind)
+        if place.kind == "result":
+            if place.index not in results:
+                raise ArtifactError("a derivative of a result that is not saved")
+        elif limit is None:
+            raise ArtifactError(f"a value at {place.kind[:40]!r}")
+        else:
+            _within([place.index], limit, place.kind)
+        if place.kind == "tangent" and not pattern[place.index]:
+            raise ArtifactError("a derivative that reads a tangent that is absent")
+    for place in gradients:
+        if isinstance(place, Place):
+            if place.kind not in ("output", "tangent"):
+                raise ArtifactError(f"a gradient at {place.kind[:40]!r}")
+            count = own.num_forward_outputs if place.kind == "output" else len(pattern)
+            _within([place.index], count, place.kind)

@@ -1,0 +1,346 @@
+"""Plain values as JSON and back: what graphs' arguments and signatures are made of.
+
+JSON's own values stand for themselves (a list is a list). Everything else is an object with one key that says what it
+is: `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"operator": 3}`. Operators, layouts of tensors and lines of source
+are kept once each, in tables, and named by their position there.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.codegen import OpOverload
+from .._torch.expressions import expression_from, expression_to, raw_expression, restored_number
+from .._torch.registered import default_generator
+from .._torch.symbols import is_symbolic
+from ..errors import ArtifactError
+from ..graph.meta import TensorSpec
+from ..tracing.memory import CallInMemory, Place
+from ..tracing.opinfo import CallOnCopies
+from .operators import name_of_operator, operator_named
+
+__all__ = ["Reader", "Writer", "checked", "described", "index"]
+
+_DEEPEST = 48
+_MOST_DIMENSIONS = 64
+_MOST_ITEMS = 1 << 20
+_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
+
+
+def described(value: Any) -> str:
+    """An object that can't be stored, for people."""
+    cls = type(value)
+    return f"a {cls.__module__}.{cls.__qualname__}"
+
+
+class Writer:
+    """Makes data of values. `tables()` has what the data refers to by position."""
+
+    def __init__(self) -> None:
+        self.operators: dict[str, int] = {}
+        self.operator_data: list[Any] = []
+        self.layouts: dict[str, int] = {}
+        self.layout_data: list[Any] = []
+        self.lines: dict[str, int] = {}
+        self.nodes: Mapping[fx.Node, int] = {}
+
+    def tables(self) -> dict[str, Any]:
+        return {"operators": self.operator_data, "layouts": self.layout_data, "lines": list(self.lines)}
+
+    def operator(self, target: Any) -> int:
+        data = self._operator(target)
+        key = repr(data)
+        if key not in self.operators:
+            self.operators[key] = len(self.operator_data)
+            self.operator_data.append(data)
+        return self.operators[key]
+
+    def _operator(self, target: Any) -> Any:
+        if isinstance(target, CallOnCopies):
+            return {"on_copies": self._operator(target.op), "writes": list(target.writes)}
+        if isinstance(target, CallInMemory):
+            places = [[*at, place.memory, self.layout(place.spec), place.start] for at, place in target.places.items()]
+            memories = [self.layout(spec) for spec in target.memories]
+            return {"in_memory": self._operator(target.op), "memories": memories, "places": places}
+        name = name_of_operator(target)
+        if name is None:
+            raise ArtifactError(
+                f"an artifact can't hold the operator {target}: it holds operators of ATen and prims, custom operators "
+                "and arithmetic on sizes. Keep this one outside of what is exported."
+            )
+        return name
+
+    def line(self, text: str) -> int:
+        return self.lines.setdefault(text, len(self.lines))
+
+    def number(self, number: Any) -> Any:
+        """A size: an integer, or the expression of a symbolic one."""
+        if type(number) is int:
+            return number
+        if is_symbolic(number):
+            return self.expression(raw_expression(number))
+        raise ArtifactError(f"an artifact can't hold {described(number)} as a size")
+
+    def expression(self, expression: Any) -> Any:
+        try:
+            return expression_to(expression)
+        except ValueError as error:
+            raise ArtifactError(f"an artifact can't hold the size {expression}: {error}") from None
+
+    def layout(self, spec: TensorSpec) -> int:
+        """The position of a tensor's shape, strides, dtype and device in the table of these."""
+        shape, stride = [*map(self.number, spec.shape)], [*map(self.number, spec.stride)]
+        data: dict[str, Any] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": shape, "stride": stride}
+        if spec.device != torch.device("cpu"):
+            data["device"] = str(spec.device)
+        if type(spec.offset) is not int or spec.offset:
+            data["offset"] = self.number(spec.offset)
+        data |= {key: True for key in ("conj", "neg") if getattr(spec, key)}
+        key = repr(data)
+        if key not in self.layouts:
+            self.layouts[key] = len(self.layout_data)
+            self.layout_data.append(data)
+        return self.layouts[key]
+
+    def layouts_of(self, spec: Any) -> Any:
+        """The same for the results of an operator: several, some of them no tensors."""
+        if isinstance(spec, TensorSpec):
+            return self.layout(spec)
+        if isinstance(spec, (tuple, list)):
+            return [None if item is None else self.layouts_of(item) for item in spec]
+        return None
+
+    def value(self, value: Any) -> Any:
+        cls = type(value)
+        if value is None or cls in (bool, int, str):
+            return value
+        if isinstance(value, fx.Node):
+            return {"node": self.nodes[value]}
+        if is_symbolic(value):
+            return {"number": self.number(value)}
+        rule = _WRITE.get(cls)
+        if rule is not None:
+            return rule(self, value)
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return {"tuple": [self.value(item) for item in value]}
+        if isinstance(value, dict):
+            return {"dict": [[self.value(key), self.value(item)] for key, item in value.items()]}
+        if name_of_operator(value) is not None:
+            return {"operator": self.operator(value)}
+        raise ArtifactError(f"an artifact can't hold {described(value)}")
+
+
+def _write_generator(writer: Writer, value: Any) -> Any:
+    if value is not default_generator():
+        raise ArtifactError(
+            "an artifact can't hold a random generator of the program's own: draw from the default generator"
+        )
+    return {"generator": "default"}
+
+
+def _write_float(_: Writer, value: float) -> Any:
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
+_WRITE: dict[type, Callable[[Writer, Any], Any]] = {
+    float: _write_float,
+    complex: lambda w, v: {"complex": [w.value(v.real), w.value(v.imag)]},
+    bytes: lambda w, v: {"bytes": base64.b64encode(v).decode()},
+    torch.dtype: lambda w, v: {"dtype": _DTYPE_NAMES[v]},
+    torch.device: lambda w, v: {"device": str(v)},
+    torch.layout: lambda w, v: {"layout": str(v).removeprefix("torch.")},
+    torch.memory_format: lambda w, v: {"memory_format": str(v).removeprefix("torch.")},
+    torch.Size: lambda w, v: {"size": [w.number(n) for n in v]},
+    slice: lambda w, v: {"slice": [w.value(v.start), w.value(v.stop), w.value(v.step)]},
+    range: lambda w, v: {"range": [v.start, v.stop, v.step]},
+    type(...): lambda w, v: {"ellipsis": True},
+    torch.Generator: _write_generator,
+    TensorSpec: lambda w, v: {"tensor": w.layout(v)},
+}
+
+
+class Reader:
+    """Makes values of data. Anything that a `Writer` does not write is an `ArtifactError`."""
+
+    def __init__(self, tables: Any, table: Any = None, symbols: Mapping[str, Any] | None = None) -> None:
+        self.table, self.symbols = table, symbols or {}
+        self.lines = [checked(line, str) for line in tables["lines"]]
+        self.layouts = [self._layout(data) for data in tables["layouts"]]
+        self.operators = [self._operator(data) for data in tables["operators"]]
+        self.nodes: list[fx.Node] = []
+        self._depth = 0
+
+    def operator(self, position: Any) -> Any:
+        return self.operators[index(position, self.operators)]
+
+    def _operator(self, data: Any) -> Any:
+        """A function by name, or an operator that writes, run on copies of what it writes to."""
+        if type(data) is not dict:
+            return operator_named(data)
+        inner = operator_named(data["on_copies" if "on_copies" in data else "in_memory"])
+        if not isinstance(inner, OpOverload):
+            raise ArtifactError("what is to run on copies is no operator")
+        count = len(inner._schema.arguments)
+        if "on_copies" in data:
+            return CallOnCopies(inner, tuple(index(i, range(count)) for i in checked(data["writes"], list)))
+        memories = tuple(self.layout(position) for position in checked(data["memories"], list))
+        places = {}
+        for position, item, memory, layout, start in checked(data["places"], list):
+            if item is not None and not 0 <= checked(item, int) < _MOST_ITEMS:
+                raise ArtifactError("a tensor in no list")
+            spec, whole = self.layout(layout), memories[index(memory, memories)]
+            if not spec.is_static or not whole.is_static or not 0 <= checked(start, int) <= whole.nbytes - spec.nbytes:
+                raise ArtifactError("a tensor outside of the memory that it lies in")
+            places[index(position, range(count)), item] = Place(memory, spec, start)
+        return CallInMemory(inner, memories, places)
+
+    def layout(self, position: Any) -> TensorSpec:
+        return self.layouts[index(position, self.layouts)]
+
+    def layouts_of(self, data: Any) -> Any:
+        if data is None:
+            return None
+        if type(data) is int:
+            return self.layout(data)
+        return tuple(None if item is None else self.layouts_of(item) for item in checked(data, list))
+
+    def expression(self, data: Any) -> Any:
+        return expression_from(data, self.symbols)
+
+    def number(self, data: Any) -> Any:
+        if type(data) is int and -(2**62) < data < 2**62:
+            return data
+        expression = self.expression(data)
+        if self.table is None:
+            raise ArtifactError("a symbolic size in a graph without symbols")
+        return restored_number(self.table, expression)
+
+    def _layout(self, data: Any) -> TensorSpec:
+        shape, stride = checked(data["shape"], list), checked(data["stride"], list)
+        if len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
+            raise ArtifactError("a layout with strides that don't go with its shape")
+        sizes, steps = tuple(map(self.number, shape)), tuple(map(self.number, stride))
+        offset = self.number(data.get("offset", 0))
+        if any(type(n) is int and n < 0 for n in (*sizes, *steps, offset)):
+            raise ArtifactError("a layout with negative numbers")
+        dtype, flags = _DTYPES[data["dtype"]], {key: checked(data.get(key, False), bool) for key in ("conj", "neg")}
+        return TensorSpec(sizes, steps, dtype, _device(data.get("device", "cpu")), offset, **flags)
+
+    def value(self, data: Any) -> Any:
+        cls = type(data)
+        if data is None or cls in (bool, int, str, float):
+            return data
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ArtifactError("values nested too deeply")
+        try:
+            if cls is list:
+                return [self.value(item) for item in data]
+            if cls is not dict or len(data) != 1:
+                raise ArtifactError(f"no value that an artifact may hold: {str(data)[:80]}")
+            ((kind, content),) = data.items()
+            rule = _READ.get(kind)
+            if rule is None:
+                raise ArtifactError(f"a value of the unknown kind {kind[:80]!r}")
+            return rule(self, content)
+        finally:
+            self._depth -= 1
+
+
+def checked(value: Any, cls: Any) -> Any:
+    """`value`, if it is of exactly this type."""
+    if type(value) is not cls:
+        raise ArtifactError(f"{cls.__name__} expected, there is {str(value)[:80]!r}")
+    return value
+
+
+def three(value: Any) -> list[Any]:
+    """A list of three."""
+    if len(checked(value, list)) != 3:
+        raise ArtifactError("three values expected")
+    return value  # type: ignore[no-any-return]
+
+
+def index(position: Any, items: Any) -> int:
+    """A position in a list."""
+    if type(position) is not int or not 0 <= position < len(items):
+        raise ArtifactError(f"{str(position)[:40]} is no position among {len(items)}")
+    return position
+
+
+def _device(text: Any) -> torch.device:
+    return torch.device(checked(text, str))
+
+
+def _named(module: Any, text: Any, cls: Any) -> Any:
+    found = getattr(module, checked(text, str), None)
+    if not isinstance(found, cls):
+        raise ArtifactError(f"{text[:40]!r} is no {cls.__name__}")
+    return found
+
+
+def _read_dict(reader: Reader, content: Any) -> dict[Any, Any]:
+    found = {}
+    for pair in checked(content, list):
+        key, item = checked(pair, list)
+        found[reader.value(key)] = reader.value(item)
+    return found
+
+
+def _read_float(_: Reader, content: Any) -> float:
+    if content not in ("nan", "inf", "-inf"):
+        raise ArtifactError("no float")
+    return float(content)
+
+
+def _read_generator(_: Reader, content: Any) -> Any:
+    if content != "default":
+        raise ArtifactError("no generator")
+    return default_generator()
+
+
+def _read_memory_format(_: Reader, content: Any) -> Any:
+    if content not in _FORMATS:
+        raise ArtifactError("no memory format")
+    return getattr(torch, content)
+
+
+def _read_bytes(_: Reader, content: Any) -> bytes:
+    return base64.b64decode(checked(content, str), validate=True)
+
+
+def _read_complex(reader: Reader, content: Any) -> complex:
+    real, imag = checked(content, list)
+    return complex(checked(reader.value(real), float), checked(reader.value(imag), float))
+
+
+_READ: dict[str, Callable[[Reader, Any], Any]] = {
+    "node": lambda r, c: r.nodes[index(c, r.nodes)],
+    "number": lambda r, c: r.number(c),
+    "tuple": lambda r, c: tuple(r.value(item) for item in checked(c, list)),
+    "dict": _read_dict,
+    "operator": lambda r, c: r.operator(c),
+    "float": _read_float,
+    "complex": _read_complex,
+    "bytes": _read_bytes,
+    "dtype": lambda r, c: _DTYPES[c],
+    "device": lambda r, c: _device(c),
+    "layout": lambda r, c: _named(torch, c, torch.layout),
+    "memory_format": _read_memory_format,
+    "size": lambda r, c: torch.Size([checked(n, int) for n in c]),
+    "slice": lambda r, c: slice(*map(r.value, three(c))),
+    "range": lambda r, c: range(*(checked(n, int) for n in three(c))),
+    "ellipsis": lambda r, c: ...,
+    "generator": _read_generator,
+    "tensor": lambda r, c: r.layout(c),
+}
