@@ -20,6 +20,7 @@ from ..frontend.sources import Source
 from ..frontend.tree import flatten
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
+from ..graph.partitioned import Partitioned
 from ..graph.signature import InputInfo
 from ..graph.slots import Buffer, Param
 from ..graph.tangents import ABSENT, VARIABLE
@@ -146,7 +147,7 @@ class Exporter:
         return self._halves(dataclasses.replace(joint, signature=signature), captured.derivable, derivatives), sources
 
     def _halves(self, joint: JointGraph, derivable: Derivable | None, derivatives: int) -> Program:
-        partitioned = self.pipeline.split(joint)
+        partitioned: Partitioned = self.pipeline.split(joint)
         if derivable is None or derivatives < 2 or joint.error is not None:
             return Program(partitioned)
         partitioned = also_saved(partitioned, derivable.read_again | results_read(joint))

@@ -258,9 +258,20 @@ class _Builder:
         return dataclasses.replace(compiled, **changes)
 
     def _derived(
-        self, program: Program, pattern: tuple[int, ...], wanted: Any, at_hand: Any, create_graph: bool
+        self,
+        program: Program,
+        pattern: tuple[int, ...],
+        wanted: Any,
+        at_hand: Any,
+        create_graph: bool,
+        gone: frozenset[int],
     ) -> Derived:
         """The derivative for these tangents: that for the same ones present, whether they require grad or not."""
+        if gone:
+            raise ArtifactCallError(
+                f"a part of the backward of the artifact `{program.joint.name}` ran before and gave up what it saved: "
+                "pass retain_graph=True there to differentiate the rest twice"
+            )
         present = [kind != ABSENT for kind in pattern]
         for found in program.derived:
             if [kind != ABSENT for kind in found.pattern] == present:
@@ -285,7 +296,7 @@ class _Builder:
         joint: JointGraph = partitioned.joint
         if table:
             decompose(joint.module, table, joint.fake_mode)
-        halves = pipeline.split(joint)
+        halves: Partitioned = pipeline.split(joint)
         if pipeline.prepare_halves is not None and not joint.signature.is_inference:
             halves = pipeline.prepare_halves(halves)
         return halves
