@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
+    from .partitioners.budget import Budget
     from .partitioners.named import checkpoint_name
     from .partitioners.policies import (
         Candidate,
@@ -52,6 +53,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "AotAutograd",
     "Artifact",
+    "Budget",
     "Candidate",
     "JointGraph",
     "Partitioned",
@@ -124,6 +126,7 @@ _HOMES = {
     "graph.joint": "JointGraph",
     "graph.partitioned": "Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
+    "partitioners.budget": "Budget",
     "partitioners.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
     "nothing_saveable offload_names save_only_these_names",

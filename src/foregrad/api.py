@@ -26,7 +26,7 @@ from .partitioners import (
     min_cut_rematerialization_partition,
     policy_partition,
 )
-from .partitioners.budget import frontier, read_budget
+from .partitioners.budget import Budget, frontier, read_budget
 from .partitioners.index import JointIndex
 from .partitioners.merge import merge_equal
 from .partitioners.pareto import Pareto, pareto_of
@@ -46,7 +46,7 @@ _POLICIES: dict[str, PartitionFn] = {
 
 
 def _partition_fn(
-    policy: str | PartitionFn | Policy | None, memory_budget: int | float | str | None = None
+    policy: str | PartitionFn | Policy | None, memory_budget: int | float | str | Budget | None = None
 ) -> PartitionFn:
     if memory_budget is not None:
         if isinstance(policy, Policy):
@@ -72,7 +72,7 @@ def compile(
     *,
     backend: Any = "auto",
     partition: str | PartitionFn | Policy | None = None,
-    memory_budget: int | float | str | None = None,
+    memory_budget: int | float | str | Budget | None = None,
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Any:
@@ -94,7 +94,8 @@ def compile(
         memory_budget: the most bytes of storage that one step, forward to end of backward, may have alive beyond what
             is alive before the call (arguments, parameters), gradients counted. An integer, text with a unit
             ("600 MiB"), or a float from 0.0 (the least feasible peak) to 1.0 (that of saving everything). As little as
-            possible is computed again. A budget below the least feasible raises `BudgetError`, which names that.
+            possible is computed again. A `Budget` says more: a solver's time, a cost model. A budget below the least
+            feasible raises `BudgetError`, which names that.
         dynamic: which sizes of arguments the graphs are not specialized to. None: those that differed between two
             captures, so that a function called with many lengths compiles twice. True: all from the beginning.
             False: none but those of `mark_dynamic`.
@@ -135,7 +136,7 @@ def pipeline_for(
     *,
     backend: Any = "auto",
     partition: str | PartitionFn | Policy | None = None,
-    memory_budget: int | float | str | None = None,
+    memory_budget: int | float | str | Budget | None = None,
     decompositions: Any = None,
     inductor_settings: Mapping[str, Any] | None = None,
 ) -> Pipeline:
@@ -209,7 +210,7 @@ def partition(
     joint: JointGraph,
     policy: str | PartitionFn | Policy | None = None,
     *,
-    memory_budget: int | float | str | None = None,
+    memory_budget: int | float | str | Budget | None = None,
 ) -> Parts:
     """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` says what the halves take."""
     none = get_backend("nop")

@@ -6,8 +6,9 @@ decides: a segment needs its own bytes beside what the earlier ones saved, and w
 ones. The shape is that of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019) over the
 options of Rockmate (Zhao et al., ICML 2023), on the joint graph, with no module per block.
 
-Plans for small graphs are refined value by value (refine.py). Plans are made for a fixed row of budgets, whatever is
-asked, and the cheapest that keeps to the budget is taken. So a smaller budget never has a larger peak.
+Plans for small graphs are refined value by value (refine.py), and, where asked, by an integer program (exact.py).
+Plans are made for a fixed row of budgets, whatever is asked, and the cheapest that keeps to the budget is taken. So a
+smaller budget never has a larger peak.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from torch import fx
 from ..errors import BudgetError
 from .blocks import find_blocks
 from .costs import CostModel, analytic_cost, costs
+from .exact import Proof, improved
 from .index import JointIndex
 from .liveness import Storages
 from .merge import merge_equal
 from .policies import Policy
 from .refine import refined
 from .split import split
+from .tables import in_bytes
 from .uniform import Measured, Segment, Space
 
-__all__ = ["Frontier", "budget_partition", "frontier", "read_budget"]
+__all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "frontier", "read_budget"]
 
 _STEPS = 2048  # into which bytes are divided while a plan is looked for
 _BUDGETS = 24  # closer together towards the least, where a byte costs most
@@ -45,11 +48,41 @@ _UNITS = {"": 1} | {
 }
 
 
-def read_budget(budget: int | float | str) -> int | float:
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """A memory budget with the way to keep to it.
+
+    `limit`: bytes, text with a unit, or a fraction. `solver_seconds`: how long an integer program may look for a better
+    plan of a small graph, and for a bound (extra `solver`); 0.0 for not at all. `cost_model`: the time of computing a
+    node again.
+    """
+
+    limit: int | float | str
+    solver_seconds: float = 0.0
+    cost_model: CostModel = analytic_cost
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a budget: its bytes, the least feasible and those of saving everything, and what is proved."""
+
+    budget: int
+    least: int
+    most: int
+    proof: Proof | None
+
+    def __str__(self) -> str:
+        known = "" if self.proof is None else f", {self.proof}"
+        return f"{in_bytes(self.budget)}, of {in_bytes(self.least)} to {in_bytes(self.most)}{known}"
+
+
+def read_budget(budget: Any) -> int | float | Budget:
     """A budget as bytes (an integer) or as a fraction (a float from 0 to 1); text is bytes with a unit, "600 MiB".
 
     Raises `ValueError` for what is neither.
     """
+    if isinstance(budget, Budget):
+        return dataclasses.replace(budget, limit=read_budget(budget.limit))  # type: ignore[arg-type]
     if isinstance(budget, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", budget)
         unit = _UNITS.get(found[2].upper()) if found else None
@@ -76,7 +109,7 @@ def budget_partition(
     _joint_inputs: Any,
     *,
     num_fwd_outputs: int,
-    memory_budget: int | float | str,
+    memory_budget: int | float | str | Budget,
     static_lifetime_input_indices: Sequence[int] | None = None,
     static_lifetime_input_nodes: Any = None,
     cost_model: CostModel = analytic_cost,
@@ -92,13 +125,19 @@ def budget_partition(
     Raises `BudgetError`, with the least feasible budget, when none of the plans keeps to it; `ValueError` for what is
     no budget.
     """
-    budget = read_budget(memory_budget)
+    given = memory_budget if isinstance(memory_budget, Budget) else Budget(memory_budget, cost_model=cost_model)
+    limit: Any = read_budget(given.limit)
     index = JointIndex(joint_module, num_fwd_outputs)
     index.policy = policy
     merge_equal(index)
-    plans = frontier(index, cost_model)
-    plan = plans.best(plans.bytes_of(budget) if isinstance(budget, float) else budget)
+    plans = frontier(index, given.cost_model)
+    budget = plans.bytes_of(limit) if isinstance(limit, float) else limit
+    plan = plans.best(budget)
+    proof = Proof(budget, plan.costs, plan.costs) if plans.is_complete or not plan.costs else None
+    if given.solver_seconds and proof is None:
+        plan, proof = improved(plans.space, plan, budget, given.solver_seconds)
     halves = split(index, [index.nodes[i] for i in plan.residuals])
+    halves.forward.meta["memory_budget"] = Outcome(budget, plans.least, plans.most, proof)
     return halves.forward, halves.backward
 
 
@@ -108,7 +147,8 @@ class Frontier:
 
     index: JointIndex
     plans: tuple[Measured, ...]
-    cost: Sequence[int]  # of each node
+    space: Space
+    is_complete: bool  # they are optimal, since there was little to choose from and all of it was tried
 
     @property
     def most(self) -> int:
@@ -157,7 +197,8 @@ def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Fronti
         if segments is not None:
             plans.append(space.assemble(segments))
     plans = _undominated(plans)
-    return Frontier(index, tuple(_undominated([*plans, *refined(space, plans)])), cost)
+    others, is_complete = refined(space, plans)
+    return Frontier(index, tuple(_undominated([*plans, *others])), space, is_complete)
 
 
 def _undominated(plans: list[Measured]) -> list[Measured]:

@@ -60,7 +60,7 @@ class Pareto:
 
 def pareto_of(plans: Frontier, name: str) -> Pareto:
     """The curve of these plans."""
-    nodes, cost = plans.index.nodes, plans.cost
+    nodes, cost = plans.index.nodes, plans.space.cost
     work = sum(cost) or 1
     return Pareto(
         name,

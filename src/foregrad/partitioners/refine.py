@@ -1,5 +1,8 @@
 """Better plans for small graphs: every choice where there are few, and else single values kept, dropped or exchanged.
 
+The second is a local search from all plans at once that no other beats (Paquete et al., "Pareto local optimum sets in
+the biobjective traveling salesman problem", 2004).
+
 Plans made of blocks keep the same in equal blocks, and treat a graph without blocks as one. Where a graph has few
 values to choose from, simulating a choice takes less than a millisecond, so many are simulated.
 """
@@ -17,34 +20,24 @@ from .uniform import Measured, Space, measure
 __all__ = ["refined"]
 
 _ALL_OF = 11  # up to so many values every choice is simulated: the optimum, proved
-_MOST = 32  # beyond so many values nothing is tried
-_TRIES = 2000  # simulated nodes, in hundreds, that a refinement may take
+_MOST = 48  # beyond so many values nothing is tried
+_TRIES = 700  # simulated nodes, in hundreds, that a refinement may take
 
 _NOT_KEPT = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 
 
-def refined(space: Space, plans: Sequence[Measured]) -> list[Measured]:
-    """Plans found by looking round the given ones; none for a graph with many values."""
+def refined(space: Space, plans: Sequence[Measured]) -> tuple[list[Measured], bool]:
+    """(plans found by looking round the given ones, whether these are all there are); none where values are many."""
     free = [i for i in _candidates(space) if space.redo[i] < NEVER]
     forced = frozenset(i for i in _candidates(space) if space.redo[i] >= NEVER)
     if not 0 < len(free) <= _MOST:
-        return []
+        return [], not free
     search = _Neighbours(space, forced, max(1, 100 * _TRIES // len(space.index)))
     if len(free) <= _ALL_OF:
         choices = itertools.chain.from_iterable(itertools.combinations(free, k) for k in range(len(free) + 1))
-        return [plan for choice in choices if (plan := search.measured(frozenset(choice))) is not None]
-    found = []
-    for start in plans:
-        best = start
-        choice = frozenset(start.residuals).intersection(free)
-        while (better := search.better(choice, best, free, start.peak)) is not None:
-            choice, best = better
-        found.append(best)
-    choice = frozenset(plans[-1].residuals).intersection(free)
-    while (lower := search.lower(choice, free)) is not None:
-        choice, best = lower
-        found.append(best)
-    return found
+        return [plan for choice in choices if (plan := search.measured(frozenset(choice))) is not None], True
+    search.explore([frozenset(plan.residuals).intersection(free) for plan in plans], free)
+    return search.undominated(), False
 
 
 def _candidates(space: Space) -> Iterator[int]:
@@ -72,24 +65,31 @@ class _Neighbours:
                 self.known[choice] = None
         return self.known[choice]
 
-    def better(
-        self, choice: frozenset[int], plan: Measured, free: Sequence[int], budget: int
-    ) -> tuple[frozenset[int], Measured] | None:
-        """A neighbour that costs less within the budget, or as much with a lower peak."""
-        for move in _moves(choice, free):
-            other = self.measured(move)
-            if other is not None and other.peak <= budget and (other.costs, other.peak) < (plan.costs, plan.peak):
-                return move, other
-        return None
+    def undominated(self) -> list[Measured]:
+        """The measured plans that no other beats."""
+        found: list[Measured] = []
+        for plan in sorted(filter(None, self.known.values()), key=lambda p: (p.costs, p.peak)):
+            if not found or plan.peak < found[-1].peak:
+                found.append(plan)
+        return found
 
-    def lower(self, choice: frozenset[int], free: Sequence[int]) -> tuple[frozenset[int], Measured] | None:
-        """A neighbour with a lower peak."""
-        plan = self.measured(choice)
-        for move in _moves(choice, free) if plan is not None else ():
-            other = self.measured(move)
-            if other is not None and plan is not None and other.peak < plan.peak:
-                return move, other
-        return None
+    def explore(self, starts: Sequence[frozenset[int]], free: Sequence[int]) -> None:
+        """Look round each plan that no other beats, until there is nothing new or no try is left.
+
+        A choice that trades memory for time may lead to one that is better in both, so all of them are gone on from.
+        """
+        for choice in starts:
+            self.measured(choice)
+        seen: set[frozenset[int]] = set()
+        while self.tries > 0:
+            plans = [frozenset(plan.residuals).intersection(free) for plan in self.undominated()]
+            fresh = [choice for choice in plans if choice not in seen]
+            if not fresh:
+                return
+            for choice in fresh:
+                seen.add(choice)
+                for move in _moves(choice, free):
+                    self.measured(move)
 
 
 def _moves(choice: frozenset[int], free: Sequence[int]) -> Iterator[frozenset[int]]:

@@ -55,7 +55,8 @@ class Report:
     """What a split takes. `str()` of it is text; rich prints it as tables.
 
     `forward` and `backward`: for each operator in its order, its name and the bytes alive while it runs, beyond what
-    was alive before the call. `work`: the cost of a step that computes nothing twice.
+    was alive before the call. `work`: the cost of a step that computes nothing twice. `budget`: what the memory budget
+    came to, and what is proved of the plan.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Report:
     peak: int
     peak_at: str
     work: int
+    budget: Any = None  # an `Outcome`, where there is a memory budget
 
     @property
     def saved_bytes(self) -> int:
@@ -85,8 +87,9 @@ class Report:
     def summary(self) -> str:
         """The first lines of the text."""
         share = f" ({self.cost / self.work:.1%} of the step's work)" if self.work else ""
+        budget = "" if self.budget is None else f"  budget {self.budget}\n"
         return (
-            f"memory of {self.name}\n"
+            f"memory of {self.name}\n{budget}"
             f"  peak   {in_bytes(self.peak)} at {self.peak_at}\n"
             f"  saved  {in_bytes(self.saved_bytes)} in {sum(v.kind == 'saved' for v in self.saved)} values\n"
             f"  again  {len(self.recomputed)} operators, {amount(self.flops)}FLOP{share}\n"
@@ -162,6 +165,7 @@ def make_report(parts: Partitioned) -> Report:
         peak,
         f"{place}, in the {'forward' if at is first else 'backward'}",
         work,
+        getattr(parts.forward, "meta", {}).get("memory_budget"),
     )
 
 
