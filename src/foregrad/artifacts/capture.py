@@ -101,9 +101,8 @@ class Exporter:
         call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
         limits = dynamic_dims(self.function, call, dynamic_shapes)
         call = dataclasses.replace(call, dynamic=limits)
-        strict = contextlib.nullcontext() if self.module is None else check_attribute_assignment(self.module)
         grad = torch.is_grad_enabled() and derivatives > 0
-        with strict, held, torch.set_grad_enabled(grad):
+        with held, torch.set_grad_enabled(grad):
             context = context_now()
             try:
                 captured = self._capture(call, higher=derivatives > 1)
@@ -125,7 +124,12 @@ class Exporter:
     def _capture(self, call: FlatCall, *, higher: bool) -> Captured:
         table = self.pipeline.decompositions
         table = table() if callable(table) else table
-        return capture_call(call, name=self.name, decompositions=table, higher_order=higher)
+        around = contextlib.nullcontext if self.module is None else self._strictly
+        return capture_call(call, name=self.name, decompositions=table, higher_order=higher, around=around)
+
+    def _strictly(self) -> contextlib.AbstractContextManager[Any]:
+        assert self.module is not None
+        return check_attribute_assignment(self.module)
 
     def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
         joint = captured.joint

@@ -162,7 +162,7 @@ class _Renderer:
             self.require(f"type({name}) is {cls}", what, f"type({name})")
         elif tree.kind == "namedtuple":
             fields = self.bind("fields", tree.context)
-            self.require(f"isinstance({name}, tuple) and {name}._fields == {fields}", f"{what} {tree.context}", name)
+            self.require(f"getattr({name}, '_fields', None) == {fields}", f"{what} {tree.context}", f"type({name})")
         elif tree.kind == "dict":
             # A mapping whose items are attributes stands for classes that are not known here.
             cls, keys = self.bind("cls", dict), key_text(tuple(tree.context))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import foregrad
 from foregrad.cli.demo import add_demo
+from foregrad.cli.inspect import add_inspect
 from foregrad.cli.native import add_build_native
 
 __all__ = ["main"]
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"foregrad {foregrad.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
     add_demo(commands)
+    add_inspect(commands)
     add_build_native(commands)
     options = parser.parse_args(arguments)
     try:

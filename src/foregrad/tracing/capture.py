@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -85,10 +86,12 @@ def capture_call(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     lifted: Sequence[tuple[torch.Tensor, Source]] = (),
     higher_order: bool = True,
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Captured:
     """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
 
-    `higher_order`: keep what it takes to differentiate the function again.
+    `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
+    the function.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
@@ -109,6 +112,7 @@ def capture_call(
             viewed=viewed,
             late=late,
             higher_order=higher_order,
+            around=around,
         )
         try:
             with held, paused_collection():
@@ -138,8 +142,10 @@ class _Capture:
         viewed: set[int],
         late: set[int],
         higher_order: bool,
+        around: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.call = call
+        self.around = around
         self.higher_order = higher_order
         self.name = name
         self.replays_views = replays_views
@@ -230,7 +236,8 @@ class _Capture:
             self._tell_plain_types()
             with self._settings_put_back(), self.lifting, recorder:
                 try:
-                    result = _run_function(call.function, args, kwargs)
+                    with self.around():
+                        result = _run_function(call.function, args, kwargs)
                 except Exception as error:
                     note_escaping(error)
                     if self.replays_views and recorder.writes.resized:

@@ -1,0 +1,147 @@
+"""What is in an artifact's file, for people: read without its tensors."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from typing import Any
+
+import torch
+
+from ..graph.meta import TensorSpec
+from ..graph.printing import print_graph
+from .container import TENSORS, Contents, reading, refusing
+from .program import Specialization, specialization_from
+from .records import Stored
+from .values import Reader, checked
+
+__all__ = ["ArtifactContents", "SpecializationContents", "TensorContents", "describe"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorContents:
+    """One tensor: its name, kind, layout and other names."""
+
+    name: str
+    kind: str
+    layout: str
+    requires_grad: bool
+    aliases: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpecializationContents:
+    """One specialization: sections of lines, and a graph as Python where it was asked for."""
+
+    name: str
+    sections: tuple[tuple[str, list[str]], ...]
+    graph: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArtifactContents:
+    """All of an artifact but the values of its tensors."""
+
+    name: str
+    version: int
+    foregrad: str
+    torch: str
+    tensors: list[TensorContents]
+    tensor_bytes: int
+    specializations: list[SpecializationContents]
+
+
+def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> ArtifactContents:
+    """The contents of the artifact at `path`. `ArtifactError` where it is none, or damaged."""
+    path = os.fspath(path)
+    with open(path, "rb") as file, refusing(path), reading(file, path) as contents:
+        return _describe(contents, graph)
+
+
+def _describe(contents: Contents, graph: str | None) -> ArtifactContents:
+    manifest = contents.manifest
+    reader = Reader({"operators": [], "lines": [], "layouts": manifest["layouts"]})
+    tensors, constants = [], {}
+    for item in manifest["tensors"]:
+        spec = reader.layout(item["layout"])
+        name, kind = checked(item["name"], str), checked(item["kind"], str)
+        aliases = tuple(checked(alias, str) for alias in item.get("aliases", ()))
+        tensors.append(TensorContents(name, kind, repr(spec), item.get("requires_grad", False), aliases))
+        if kind == "constant":  # only its layout is looked at
+            constants[name] = _without_memory(spec)
+    found = []
+    for number in range(len(manifest["specializations"])):
+        specialization = specialization_from(contents.json(f"programs/{number}.json"), constants)
+        found.append(
+            SpecializationContents(specialization.name, _sections(specialization), _graph(specialization, graph))
+        )
+    size = checked(manifest["members"][TENSORS]["bytes"], int)
+    names = (checked(manifest[key], str) for key in ("name", "foregrad", "torch"))
+    name, foregrad, version = names
+    return ArtifactContents(name, manifest["version"], foregrad, version, tensors, size, found)
+
+
+def _without_memory(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
+
+
+def _graph(specialization: Specialization, graph: str | None) -> str:
+    if graph is None:
+        return ""
+    if graph == "joint":
+        return str(specialization.joint)
+    module = specialization.forward if graph == "forward" else specialization.backward
+    slots = specialization.joint.slot_texts()
+    return print_graph(module, header=f"{graph} of {specialization.joint.name}", slots=slots, name=graph)
+
+
+def _sections(specialization: Specialization) -> tuple[tuple[str, list[str]], ...]:
+    signature, program = specialization.signature, specialization.program
+    arguments = [
+        f"{info.slot}: {info.spec}{'  requires grad' if info.requires_grad else ''}"
+        for info in signature.inputs
+        if not isinstance(info.source, Stored)
+    ]
+    values = [f"{leaf.path} = {leaf.value!r}" for leaf in specialization.call.leaves if not leaf.is_tensor]
+    results = [str(getattr(info, "path", info)) for info in signature.outputs]
+    written = [str(signature.inputs[update.input].slot) for update in signature.updates]
+    graphs = [
+        f"joint: {len(specialization.joint.graph.nodes)} nodes",
+        f"forward: {len(specialization.forward.graph.nodes)} nodes, {program.partitioned.saved_bytes} bytes saved",
+        f"backward: {len(specialization.backward.graph.nodes)} nodes",
+    ]
+    calls = (n.target for n in specialization.joint.graph.nodes if n.op == "call_function")
+    operators = collections.Counter(_name(target) for target in calls)
+    table = specialization.joint.symbols
+    sizes = [
+        f"{info.symbol}: size {info.dim} of {signature.inputs[info.input].slot}, from {_range(table, info.symbol)}"
+        for info in signature.symbols
+    ]
+    guards = [str(guard) for guard in table.guards()] if table is not None else []
+    context = [f"{name}: {value}" for name, value in sorted(specialization.context.items())]
+    mode = [] if specialization.training is None else [f"training: {specialization.training}"]
+    decisions = [f"{decision.value!r} at {decision.where}" for decision in signature.decisions]
+    sections = (
+        ("arguments", [*arguments, *values]),
+        ("results", results),
+        ("writes to", written),
+        ("graphs", graphs),
+        ("can be differentiated", [f"{program.order()} times"]),
+        ("sizes that may vary", sizes),
+        ("conditions on sizes", guards),
+        ("values that it is right for", decisions),
+        ("called under", [*mode, *context]),
+        ("operators", [f"{count:5} {name}" for name, count in operators.most_common()]),
+    )
+    return tuple((title, lines) for title, lines in sections if lines)
+
+
+def _range(table: Any, symbol: Any) -> str:
+    least, most = table.limits(symbol)
+    return f"{least} to {'any' if most is None else most}"
+
+
+def _name(target: Any) -> str:
+    name = getattr(target, "name", None)
+    return str(name()) if callable(name) else str(getattr(target, "__name__", target))

@@ -1,0 +1,75 @@
+"""`foregrad inspect FILE`: what an artifact holds, without loading its tensors."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+from typing import Any
+
+from foregrad.artifacts.contents import describe
+from foregrad.errors import ArtifactError
+from foregrad.graph.spelling import shown
+
+__all__ = ["add_inspect", "run_inspect"]
+
+_MOST_TENSORS = 40
+
+
+def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "inspect",
+        help="what is inside an artifact that `foregrad.export(...).save(path)` wrote",
+        description="Prints versions, tensors and specializations of an artifact: calls, results, guards, operators. "
+        "The checksum of the file is checked, its tensors are not loaded.",
+    )
+    parser.add_argument("file", help="the artifact")
+    parser.add_argument("--graph", choices=("joint", "forward", "backward"), help="print these graphs as Python, too")
+    parser.add_argument("--all", action="store_true", help="list every tensor and operator")
+    parser.set_defaults(run=run_inspect)
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Run the command; 0 for an artifact, 1 for any other file."""
+    try:
+        found = describe(options.file, graph=options.graph)
+    except (ArtifactError, OSError) as error:
+        print(f"foregrad inspect: {error}", file=sys.stderr)
+        return 1
+    versions = f"by foregrad {shown(found.foregrad)}, PyTorch {shown(found.torch)}"
+    print(f"{shown(found.name)}: version {found.version} of the format, {versions}")
+    kinds = collections.Counter(tensor.kind for tensor in found.tensors)
+    sizes = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
+    print(f"{len(found.tensors)} tensors ({sizes or 'none'}), {_bytes(found.tensor_bytes)}")
+    listed = found.tensors if options.all else found.tensors[:_MOST_TENSORS]
+    for tensor in listed:
+        grad = "  requires grad" if tensor.requires_grad else ""
+        names = f"  also {', '.join(tensor.aliases)}" if tensor.aliases else ""
+        print(f"  {tensor.kind} {shown(tensor.name)}: {tensor.layout}{grad}{shown(names)}")
+    if len(listed) < len(found.tensors):
+        print(f"  ... and {len(found.tensors) - len(listed)} more (--all)")
+    for specialization in found.specializations:
+        _print(specialization, every=options.all)
+    return 0
+
+
+def _print(specialization: Any, *, every: bool) -> None:
+    print(f"\nspecialization: {shown(specialization.name)}")
+    for title, lines in specialization.sections:
+        print(f"  {title}:")
+        for line in lines if every else lines[:_MOST_TENSORS]:
+            print(f"    {shown(line)}")
+        if not every and len(lines) > _MOST_TENSORS:
+            print(f"    ... and {len(lines) - _MOST_TENSORS} more (--all)")
+    if specialization.graph:
+        print(f"\n{specialization.graph}")
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
