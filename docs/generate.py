@@ -44,6 +44,8 @@ REMEDIES = {
     "where. Of a function that can't be stored it names the value or operator: leave that out of what is exported.",
     "ArtifactCallError": "Call it as it was exported (the message has the argument, or the setting, that differs), or "
     "export once more for such calls: `artifact.specialize(...)`, `dynamic_shapes=`.",
+    "TensorTextError": "Print, log or save tensors after the call, or leave their values out: `x.shape` is known. With "
+    "`foregrad.compile` the call runs eagerly, with a warning.",
     "UnknownLeafError": "The message has the argument's path. Register its class as a container with "
     "`torch.utils._pytree.register_pytree_node`, or hand over the tensors and numbers in it.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "

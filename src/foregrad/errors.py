@@ -18,6 +18,7 @@ __all__ = [
     "InternalError",
     "LeftBehindError",
     "PartitionError",
+    "TensorTextError",
     "UnknownLeafError",
     "UnsupportedAliasError",
     "UnsupportedDataDependentError",
@@ -86,6 +87,10 @@ class ArtifactError(ForegradError, ValueError):
 
 class ArtifactCallError(ForegradError, RuntimeError):
     """A call of a loaded artifact that is outside its guards. The message names the guard of each specialization."""
+
+
+class TensorTextError(UnsupportedDataDependentError):
+    """A function asks for the text of a tensor, or its pickle, which hold values. Such calls run eagerly."""
 
 
 class UnknownLeafError(ForegradError, TypeError):

@@ -12,7 +12,6 @@ from torch import fx
 
 import foregrad
 from foregrad.backends import eager
-from foregrad.errors import UnsupportedError
 from foregrad.graph.printing import print_graph
 from foregrad.graph.source import Names, compile_source
 from foregrad.graph.spelling import attribute, call_keywords, item, key_text, key_texts, literal, shown
@@ -227,9 +226,9 @@ def test_a_complex_nan_is_itself():
     assert len(compiled.foregrad.specializations) == 1
 
 
-def test_an_attribute_that_fake_tensors_have_too_is_refused_by_name():
-    x = torch.ones(2)
-    x.constant = 3.0
+def test_an_attribute_that_fake_tensors_have_too_is_the_users():
     compiled = foregrad.compile(lambda x: x * x.constant, backend="eager")
-    with pytest.raises(UnsupportedError, match="`constant`"):
-        compiled(x)
+    for value in (3.0, 4.0):
+        x = torch.ones(2)
+        x.constant = value
+        assert torch.equal(compiled(x), x * value)

@@ -32,7 +32,6 @@ dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_ver
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
-matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
 # Which kernels `scaled_dot_product_attention` may choose from.
 ATTENTION_FLAGS: list[Callable[[], bool]] = [
@@ -81,6 +80,16 @@ _MOST_BESIDE = 30  # attributes that CPython keeps beside an object's `__dict__`
 def versions_tell(table: dict[Any, Any]) -> bool:
     """Whether the version of a dict counts every write to it."""
     return _ATTRIBUTES_ARE_COUNTED or len(table) > _MOST_BESIDE
+
+
+def matmul_precision() -> str | tuple[str, ...]:
+    """The precision of float32 matrix products; one a backend, where it was set for one alone: PyTorch tells none for
+    all of them then, but raises.
+    """
+    try:
+        return torch._C._get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple(torch._C._get_fp32_precision_getter(backend, "matmul") for backend in ("cuda", "mkldnn"))
 
 
 def current_device() -> Any:

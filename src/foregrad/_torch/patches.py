@@ -31,6 +31,7 @@ import torch._subclasses as subclasses
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
 from . import checkpoints, control_flow, dynamo_off, generators, torchscript, transforms
+from .plain_attributes import plain_class
 
 __all__ = ["Hooks", "patched", "swapping"]
 
@@ -125,8 +126,10 @@ def _missing(self: torch.Tensor, name: str) -> Any:
     if hooks is not None and hooks.missing is not None:
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # which C++ asks of a number's tensor
-            hooks.missing(self, name)
-    raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
+            with torch._C.DisableTorchFunction():  # as in `_swap`
+                hooks.missing(self, name)
+    kind = plain_class(self) if type(self) is _original_fake else type(self)
+    raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=self)
 
 
 @runs_user_code

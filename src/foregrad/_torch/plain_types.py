@@ -11,24 +11,17 @@ Known weakness: `C is type`, in a module that also calls `type`, is False for th
 from __future__ import annotations
 
 import builtins
-import ctypes
 import functools
-import gc
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import torch
 
 from ..locks import InPlace, make_lock
 from .fakes import FakeTensor
+from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, plain_class
 
 __all__ = ["PlainTypes"]
-
-
-def _plain(stand_in: Any) -> type:
-    return torch.nn.Parameter if getattr(stand_in, "_is_param", False) else torch.Tensor
 
 
 class _AsType(type):
@@ -39,7 +32,7 @@ class _AsType(type):
             return super().__call__(*args, **kwargs)
         if len(args) == 1 and not kwargs:
             kind = type(args[0])
-            return _plain(args[0]) if kind is FakeTensor else kind
+            return plain_class(args[0]) if kind is FakeTensor else kind
         return type(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -81,43 +74,37 @@ def _unbind(namespace: dict[str, Any]) -> None:
 
 
 def _class_of(self: Any) -> Any:
-    asking = sys._getframe(1).f_globals.get("__name__", "")
-    inside = asking.partition(".")[0] in {"torch", "foregrad"}
-    return type(self) if inside or type(self) is not FakeTensor else _plain(self)
-
-
-# To assign to `__class__` of a class is to change what that class is of: its table is written to.
-_table: dict[str, Any] = gc.get_referents(FakeTensor.__dict__)[0]
+    return plain_class(self) if type(self) is FakeTensor and is_asked_by_user() else type(self)
 
 
 def _install() -> None:
-    _table["__class__"] = property(_class_of)
-    _changed()
+    change_class("__class__", property(_class_of))
 
 
 def _remove() -> None:
-    _table.pop("__class__", None)
-    _changed()
-
-
-def _changed() -> None:
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(FakeTensor))
+    change_class("__class__", None)
 
 
 _classes_told = InPlace(_install, _remove)
 
 
 class PlainTypes:
-    """Context of one capture: the modules whose code it runs, as far as they ask for types."""
+    """Context of one capture: the modules whose code it runs, as far as they ask for types or for attributes of fakes.
 
-    def __init__(self) -> None:
+    `on_table` is told of stand-ins that are asked for all their attributes.
+    """
+
+    def __init__(self, on_table: Callable[[Any], None]) -> None:
         self._namespaces: dict[int, dict[str, Any]] = {}
         self._classes = False
+        self._attributes = PlainAttributes(on_table)
 
     def __enter__(self) -> PlainTypes:
+        self._attributes.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._attributes.__exit__()
         for namespace in self._namespaces.values():
             _unbind(namespace)
         self._namespaces.clear()
@@ -132,6 +119,12 @@ class PlainTypes:
             self._namespaces[id(namespace)] = namespace
             _bind(namespace)
 
+    def named(self, names: Iterable[str]) -> None:
+        """Code may run that has these names."""
+        if "__class__" in names:
+            self.asks_for_class()
+        self._attributes.named(names)
+
     def asks_for_class(self) -> None:
         """Code may run that asks for `__class__`."""
         if not self._classes:
@@ -144,25 +137,24 @@ class PlainTypes:
             asking = _asked_by[cls]
         else:
             asking = _asked_by[cls] = tuple(_namespaces_asking(cls))
-        for namespace, types_asked, classes_asked in asking:
-            if types_asked:
+        for namespace, names in asking:
+            if "type" in names:
                 self.namespace(namespace)
-            if classes_asked:
-                self.asks_for_class()
+            self.named(names)
 
 
-_asked_by: dict[type, tuple[tuple[dict[str, Any], bool, bool], ...]] = {}
+_asked_by: dict[type, tuple[tuple[dict[str, Any], frozenset[str]], ...]] = {}
 
 
-def _namespaces_asking(cls: type) -> Iterator[tuple[dict[str, Any], bool, bool]]:
+def _namespaces_asking(cls: type) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
     for base in cls.__mro__:
         module = sys.modules.get(base.__module__)
         if module is None or base.__module__.partition(".")[0] in {"torch", "builtins"}:
             continue
-        asked = [_asked_in(code) for code in _codes_of(vars(module))]
-        asked += [_asked_in(code) for code in _codes_in(base)]
-        if asked:
-            yield vars(module), any(t for t, _ in asked), any(c for _, c in asked)
+        asked = [_asked_in(code) for code in (*_codes_of(vars(module)), *_codes_in(base))]
+        names = frozenset().union(*asked)
+        if names:
+            yield vars(module), names
 
 
 def _codes_of(namespace: dict[str, Any]) -> Iterator[types.CodeType]:
@@ -182,9 +174,18 @@ def _codes_in(cls: type) -> Iterator[types.CodeType]:
             yield function.__code__
 
 
+_ASKED = NAMED | {"type", "__class__"}
+
+
 @functools.lru_cache(maxsize=16384)
-def _asked_in(code: types.CodeType) -> tuple[bool, bool]:
-    """Whether code names `type`, and whether it names `__class__`."""
-    inner = [_asked_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    names = code.co_names
-    return "type" in names or any(t for t, _ in inner), "__class__" in names or any(c for _, c in inner)
+def _asked_in(code: types.CodeType) -> frozenset[str]:
+    """Those of the names that matter here which stand in code, as names or as texts."""
+    found = _ASKED.intersection(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _asked_in(constant)
+        elif isinstance(constant, str):
+            found |= _ASKED & {constant}
+        elif isinstance(constant, (tuple, frozenset)):
+            found |= _ASKED & {item for item in constant if isinstance(item, str)}
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._torch import engine
 from ..config import Config
-from ..errors import ForegradWarning, LeftBehindError, UnsupportedError, UnsupportedSideEffectError
+from ..errors import ForegradWarning, LeftBehindError, TensorTextError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..graph.effects import CheckFailed
 from ..graph.source import Names, compile_source, source_of
@@ -220,11 +220,13 @@ class Dispatcher:
         return self._try_to_specialize(args, kwargs)
 
     def _try_to_specialize(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
-        """A graph for a call; None where the call fills a cache, which later calls find filled, or a check fails."""
+        """A graph for a call; None where the call fills a cache, which later calls find filled, asks for the text of a
+        tensor, or a check fails.
+        """
         try:
             specialization = self.specialize(flatten_call(self.function, args, kwargs))
-        except LeftBehindError as found:
-            self._note_filling(found)
+        except (LeftBehindError, TensorTextError) as found:
+            self._note_eager(found)
             return None
         except CheckFailed:  # eager raises, or the function catches it
             self.compilations.pop()
@@ -232,15 +234,16 @@ class Dispatcher:
         self._add(specialization)
         return specialization
 
-    def _note_filling(self, found: UnsupportedError) -> None:
+    def _note_eager(self, found: UnsupportedError) -> None:
+        """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
         self.compilations.pop()
         self._fills += 1
-        if self._fills > self.config.recompile_limit:
-            if self.config.error_on_recompile_limit:
-                raise found
-            if not self._warned:
-                self._warned = True
-                warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=6)
+        is_over = self._fills > self.config.recompile_limit
+        if is_over and self.config.error_on_recompile_limit:
+            raise found
+        if not self._warned and (is_over or isinstance(found, TensorTextError)):
+            self._warned = True
+            warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=6)
 
     def _leave_unrepeated(self, specialization: Specialization) -> None:
         """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensorMode
+from .._torch.plain_attributes import drop_own
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
@@ -187,9 +188,7 @@ class Assembly:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
         known = {id(r.real): (weakref.ref(r.real), r.stand_in) for r in self.inputs.records}
         for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
-            for key, value in record.real.__dict__.items():
-                if record.stand_in.__dict__.get(key) is value:
-                    del record.stand_in.__dict__[key]
+            drop_own(record.stand_in, record.real.__dict__)
         differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
         session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
         return Derivable(

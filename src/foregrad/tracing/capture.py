@@ -14,10 +14,10 @@ import torch
 from .._torch.dispatch import (
     force_view_tracking,
     no_saved_tensors_hooks,
-    single_threaded_backward,
     symbolic_composites,
 )
 from .._torch.patches import Hooks, patched
+from .._torch.plain_attributes import MADE_UP
 from .._torch.plain_types import PlainTypes
 from .._torch.settings import apply_settings, settings
 from ..errors import ForegradError, InternalError
@@ -172,7 +172,6 @@ class _Capture:
         numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.left_behind = LeftBehind(self.reads)
-        self.types = PlainTypes()
         self.modules: dict[int, torch.nn.Module] = {}
         self.regions = Regions(self.recorder)
         self.lifting = Lifting(
@@ -190,6 +189,7 @@ class _Capture:
         self.lifting.on_check = self.recorder.checks.note
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.lifting.ask = self.facts.ask
+        self.types = PlainTypes(self.facts.table)
         self.lifting.views_by_strides = not replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder, self.inputs)
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
@@ -214,7 +214,6 @@ class _Capture:
         leaves = inputs.add_arguments(recorder, lifted)
         args, kwargs = call.arguments(leaves)
         self._scan_roots()  # before the function can change them
-        self.facts.check_hidden(None if self.scan.makes_up_names else self.scan.names)
         hooks = Hooks(
             self._enter,
             self._leave,
@@ -228,7 +227,6 @@ class _Capture:
             patched(hooks),
             force_view_tracking(self.replays_views),
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
-            single_threaded_backward(),
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),
             self.types,
@@ -248,6 +246,7 @@ class _Capture:
                 finally:
                     self.origins.forget()
                     recorder.decisions.raise_failed()
+                    self.lifting.values_asked.raise_failed()
             check_run(self.name, call, (args, kwargs), leaves, self.reads)
             needed = views_of_written(inputs.memory, recorder)
             if not needed <= inputs.shared_bases:
@@ -290,6 +289,7 @@ class _Capture:
                 self.backward.run.keep_tangents(kept)
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
+        self.lifting.values_asked.raise_failed()  # by a hook, in the backward
         check_gradients(self.name, inputs.records, self.lifting.accumulated_at)
         check_sizes(recorder, found, inputs.records, gradients)
         check_marked(recorder, found, inputs.records)
@@ -348,6 +348,9 @@ class _Capture:
             self.types.namespace(namespace)
         if self.scan.asks_for_class:
             self.types.asks_for_class()
+        self.types.named(self.scan.names)
+        if self.scan.makes_up_names or not self.scan.names.isdisjoint({"setattr", "delattr"}):
+            self.types.named(MADE_UP)
 
     def _leave(self) -> None:
         self.origins.leave()

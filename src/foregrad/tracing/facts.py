@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
+from .._torch.plain_attributes import own_attributes
 from ..errors import UnsupportedError
 from ..frontend.reads import ABSENT
 from ..frontend.sources import Source
 from ..graph.slots import Closure
+from ..graph.spelling import key_text
 from .inputs import Inputs
 from .records import InputRecord
 
@@ -56,6 +58,12 @@ class Facts:
         if record is not None:
             self.note(record, _ATTRIBUTE, ABSENT, name)
 
+    def table(self, stand_in: torch.Tensor) -> None:
+        """All attributes of a stand-in are asked for: the tensor is to have no others."""
+        record = self.inputs.by_stand_in.get(id(stand_in))
+        if record is not None:
+            self.note(record, "tuple({}.__dict__)", tuple(record.real.__dict__))
+
     def note(self, record: InputRecord, question: str, value: Any, attribute: str | None = None) -> None:
         """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
         self.made.setdefault((id(record), question, attribute), (record, value))
@@ -67,25 +75,13 @@ class Facts:
             for name in (there.keys() if names is None else names & there.keys()) - _OURS:
                 self.note(record, _ATTRIBUTE, there[name], name)
 
-    def check_hidden(self, names: set[str] | None) -> None:
-        """Refuse attributes of arguments that code names, and that what stands for a tensor has for itself."""
-        for record in self.inputs.records:
-            hidden = record.real.__dict__.keys() & _FAKES_ONLY
-            for name in sorted(hidden if names is None else names & hidden):
-                raise UnsupportedError(
-                    f"`{record.slot}` has an attribute `{name}`, as has what stands for it while the function is "
-                    "captured. Give the attribute another name."
-                )
-
     def attribute_set(self) -> str | None:
         """An attribute that the function set on an argument, which no compiled call would do."""
         for record in self.inputs.records:
-            ours, theirs = record.stand_in.__dict__, record.real.__dict__
-            for name in ours.keys() | theirs.keys():
-                if name.startswith("_") or name in _FAKES_OWN:
-                    continue
+            ours, theirs = own_attributes(record.stand_in), record.real.__dict__
+            for name in (ours.keys() | theirs.keys()) - _OURS:
                 if ours.get(name, ABSENT) is not theirs.get(name, ABSENT):
-                    return f"{record.slot}.{name}"
+                    return f"{record.slot}.{name if str(name).isidentifier() else key_text(name)}"
         return None
 
     def _record(self, tensor: torch.Tensor) -> InputRecord | None:
@@ -181,8 +177,6 @@ class Facts:
         return grad
 
 
-_FAKES_ONLY = {"fake_mode", "fake_device", "item_memo", "pytype", "dispatch_keys", "real_tensor", "constant"}
-_FAKES_OWN = {*_FAKES_ONLY, "grad"}
 _RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
     _TENSOR.is_leaf.__get__: Facts._is_leaf,
     _TENSOR.grad_fn.__get__: Facts._grad_fn,

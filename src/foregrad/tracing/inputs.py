@@ -10,6 +10,7 @@ import torch
 
 from .._torch.dispatch import is_tracing_functorch
 from .._torch.fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake, new_fake_over
+from .._torch.plain_attributes import set_own
 from .._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from .._torch.tensors import (
     as_dtype,
@@ -278,7 +279,7 @@ class Inputs:
         if isinstance(real, torch.nn.Parameter):
             stand_in._is_param = True
         for key, value in real.__dict__.items():
-            stand_in.__dict__.setdefault(key, value)
+            set_own(stand_in, key, value)
         self.by_real[id(real)] = record
         self.by_stand_in[id(stand_in)] = record
         self.recorder.values[id(stand_in)] = record.initial

@@ -7,12 +7,12 @@ its fake without touching the module it lives in: the user's code sees its own o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .._torch.dispatch import TorchFunctionMode, is_function_mode_on
+from .._torch.dispatch import TorchFunctionMode, is_function_mode_on, single_threaded_backward
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import (
     allows_writes,
@@ -29,6 +29,7 @@ from .._torch.transforms import bottom_of
 from ..errors import UnsupportedAliasError, UnsupportedOpError
 from ..graph.meta import TensorSpec
 from ..interrupts import deliver, held
+from .as_objects import OBJECTS, ValuesAsked
 from .checks import VALUE_CHECKS
 from .determinant import DETERMINANTS, watch_determinant
 from .formulas import VALUES_ONLY, eigenvalues_only
@@ -39,7 +40,7 @@ from .reshaping import RESHAPERS
 __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
-_KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__repr__}
+_KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__dir__}
 _GRAD = _TENSOR.grad.__get__
 
 
@@ -83,6 +84,7 @@ class Lifting(TorchFunctionMode):
         self.known_number = known_number
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
+        self.values_asked = ValuesAsked(where)
         self.windows: list[tuple[Any, torch.Tensor | None, str]] = []  # a history, or whose by then; where taken
         self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
         self.accumulated_at = ""  # where the last `backward()` is
@@ -125,12 +127,17 @@ class Lifting(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def in_engine(self, accumulates: bool) -> Any:
-        """Context for autograd's engine: torch functions in the backward of a custom Function, and in hooks, get
-        stand-ins too. `accumulates`: it writes gradients into `.grad`.
+        """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom
+        Function, and in hooks, get stand-ins too. `accumulates`: it writes gradients into `.grad`.
         """
         if accumulates:
             self.accumulated_at = self.where()
-        return contextlib.nullcontext() if is_function_mode_on(self) else self
+        return self._engine()
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[None]:
+        with single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
+            yield
 
     def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
         """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
@@ -234,6 +241,9 @@ class Lifting(TorchFunctionMode):
         self.on_gradient(*args[:2], **kwargs)
         return func(*args, **kwargs)
 
+    def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return OBJECTS[func](self.values_asked, *args, **kwargs)
+
     def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
         number = func(*args, **kwargs)
         return self.known_number(number) if isinstance(number, torch.SymFloat) else number
@@ -314,6 +324,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **{getattr(torch.ops.higher_order, name): Lifting._higher_order for name in _TRACING},
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
+    **dict.fromkeys(OBJECTS, Lifting._as_object),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,

@@ -1,0 +1,139 @@
+"""The text of a tensor, and its pickle, hold its values: such calls run eagerly, with a warning."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import ForegradWarning, TensorTextError
+
+PROGRAMS = {}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+@program
+def text(x):
+    return x * 2, str(x)
+
+
+@program
+def text_of_a_result(x):
+    return x * len(repr(x.sin()))
+
+
+@program
+def formatted(x):
+    return x * 2, f"{x.sum():.3f} {x} {x.sum()!r}"
+
+
+@program
+def old_formats(x):
+    return x * 2, "{}".format(x.detach()), "%s" % x.detach()  # noqa: UP031, UP032
+
+
+@program
+def inside_a_container(x):
+    return x * 2, repr([x.detach(), {"a": x}])
+
+
+@program
+def printed(x):
+    out = io.StringIO()
+    print("x is", x.detach(), file=out)
+    return x * 2, out.getvalue()
+
+
+@program
+def logged(x):
+    """What a handler raises, logging catches."""
+    out = io.StringIO()
+    logger, handler = logging.getLogger("foregrad.tests.text"), logging.StreamHandler(out)
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.warning("x is %s", x.detach())
+    logger.removeHandler(handler)
+    return x * 2, out.getvalue()
+
+
+@program
+def of_an_error(x):
+    try:
+        raise ValueError(x.detach())
+    except ValueError as error:
+        return x * 2, str(error)
+
+
+@program
+def caught(x):
+    try:
+        return x * len(str(x))
+    except Exception:
+        return x * 1000
+
+
+@program
+def pickled(x):
+    return x * len(pickle.dumps(x.detach()))
+
+
+@program
+def saved(x):
+    out = io.BytesIO()
+    torch.save({"x": x.detach()}, out)
+    return x * len(out.getvalue())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_such_calls_are_eagers(name):
+    function = PROGRAMS[name]
+    compiled = foregrad.compile(function, backend="eager")
+    with pytest.warns(ForegradWarning, match=r"text|pickle"):
+        for scale in (1.0, 2.5, -7.0):
+            x = torch.full((3,), scale, requires_grad=True)
+            for a, b in zip(*map(torch.utils._pytree.tree_leaves, (compiled(x), function(x))), strict=True):
+                assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_capture_is_refused(name):
+    with pytest.raises(TensorTextError, match=r"\.py:\d+ in"):
+        foregrad.capture(PROGRAMS[name], torch.ones(3))
+
+
+def test_the_text_of_a_parameter_changes_too():
+    weight = torch.nn.Parameter(torch.ones(2))
+    compiled = foregrad.compile(lambda x: (x * 2, str(weight)), backend="eager")
+    with pytest.warns(ForegradWarning):
+        before = compiled(torch.ones(2))[1]
+    with torch.no_grad():
+        weight.add_(1)
+    assert compiled(torch.ones(2))[1] == str(weight) != before
+
+
+def test_other_calls_of_the_function_are_compiled():
+    def function(x, tell=False):
+        return (x * 2, str(x)) if tell else x * 2
+
+    compiled = foregrad.compile(function, backend="eager")
+    compiled(torch.ones(2))
+    with pytest.warns(ForegradWarning, match="run eagerly"):
+        compiled(torch.ones(2), tell=True)
+    compiled(torch.ones(2))
+    assert len(compiled.foregrad.specializations) == 1
+
+
+def test_an_error_with_a_tensor_in_its_text_is_eagers():
+    def function(x):
+        raise ValueError(f"bad: {x}")
+
+    with pytest.warns(ForegradWarning), pytest.raises(ValueError, match=r"tensor\(\[1\., 1\.\]\)"):
+        foregrad.compile(function, backend="eager")(torch.ones(2))
