@@ -24,6 +24,7 @@ from torch import fx
 
 from ._torch import dynamo, engine
 from ._torch.fakes import FakeTensor
+from ._torch.function_bodies import restore_grad_mode
 from ._torch.settings import set_by
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
@@ -135,6 +136,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
         function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
+        restore_grad_mode(gm)
     lines = dynamo.source_lines(gm)
     if lines is not None:
         stands_for(*lines)

@@ -47,6 +47,25 @@ def test_through_torch_compile(name):
     assert difference(outcome(make, lambda f: f), outcome(make, through_torch_compile)) is None
 
 
+# Dynamo takes the gradient within `torch.func.vjp` as one that is not to be differentiated.
+FIRST_ONLY = {"func_vjp_inside"}
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | ANSWERS])
+def test_second_derivatives_directly(name):
+    make = PROGRAMS[name]
+    assert difference(outcome(make, lambda f: f, order=2), outcome(make, directly, order=2)) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", [name for name in PROGRAMS if name not in REFUSED | NOT_IN_THE_GRAPH | ANSWERS | FIRST_ONLY]
+)
+def test_second_derivatives_through_torch_compile(name):
+    make = PROGRAMS[name]
+    assert difference(outcome(make, lambda f: f, order=2), outcome(make, through_torch_compile, order=2)) is None
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_gradients_written_in_a_backward_are_refused_where_they_are_written(name):
     function, inputs, more = PROGRAMS[name]()

@@ -163,8 +163,8 @@ def _program_to(program: Program, writer: Writer, constant: Callable[[Any], str]
         "forward": graph_to(partitioned.forward, writer, constant),
         "backward": graph_to(partitioned.backward, writer, constant),
         "backward_error": _error_to(joint.backward_error),
-        "rootless_error": _error_to(joint.rootless_error),
         "failing": [[position, _error_to(error)] for position, error in sorted(joint.failing.items())],
+        "raising": [[number, _error_to(error)] for number, error in sorted(joint.raising.items())],
         "derived": [
             {
                 "pattern": list(derived.pattern),
@@ -241,7 +241,7 @@ def _program_from(
         _error_from(data["backward_error"]),
         reader.table,
         {checked(position, int): _error_from(error) for position, error in data["failing"]},  # type: ignore[misc]
-        _error_from(data["rootless_error"]),
+        {checked(number, int): _error_from(error) for number, error in data["raising"]},  # type: ignore[misc]
     )
     partitioned = Partitioned(joint, modules["forward"], modules["backward"])
     check_partitioned(partitioned)

@@ -96,6 +96,7 @@ def _check_signature(joint: JointGraph) -> None:
         for pair in reach.pairs:
             _within((*pair[0], *pair[1]), differentiable, "differentiable output")
     _within(joint.failing, differentiable, "differentiable output")
+    _within(joint.raising, outputs, "graph output")
     for info in (*s.outputs, *(r.value for r in s.replacements)):
         _check_output(info, inputs, outputs)
     if s.output_spec is not None and (not hasattr(s.output_spec, "size") or s.output_spec.size != len(s.outputs)):

@@ -23,8 +23,8 @@ class JointGraph:
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
     eager's backward raises, when the forward is fine but it can't be differentiated; `failing`, where that is so for
-    some of the outputs only: by their position among those that are differentiable; `rootless_error` the same from
-    outputs whose gradients lead to no input. `str()` gives Python source.
+    some of the outputs only: by their position among those that are differentiable; `raising`, for graph outputs by
+    number, what their backward raises on a way to no input. `str()` gives Python source.
     """
 
     name: str
@@ -34,12 +34,14 @@ class JointGraph:
     backward_error: Exception | None = None
     symbols: Any = None  # the SymbolTable behind symbolic sizes, when there are any
     failing: Mapping[int, Exception] = dataclasses.field(default_factory=dict)
-    rootless_error: Exception | None = None
+    raising: Mapping[int, Exception] = dataclasses.field(default_factory=dict)
 
     @property
     def error(self) -> Exception | None:
         """What some backward raises, or None."""
-        return self.backward_error or self.rootless_error
+        return self.backward_error or next(
+            (self.raising[i] for i in self.signature.rootless if i in self.raising), None
+        )
 
     @property
     def graph(self) -> fx.Graph:

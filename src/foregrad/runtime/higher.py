@@ -30,8 +30,9 @@ from .in_backward import update_line
 from .kept import as_output, let_go, saved_in_part
 from .layout import laid_out
 from .lines import LineWriter, op_name
-from .passed import refuse_watched_results
+from .passed import join_error, refuse_watched_results
 from .release import TRAILS, Release, parts_run, saved_inputs, trail_of
+from .writes import with_history
 
 if TYPE_CHECKING:
     from ..tracing.again import Place
@@ -203,6 +204,7 @@ class _Renderer:
         free = ["if not keeps_graph():", f"    {self._let_go()}"]
         for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.may_stop else (*free, *call):
             self._line(line)
+        self._histories(outputs)
         self._write(names, outputs)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
         if "None" in gradients:
@@ -210,6 +212,16 @@ class _Renderer:
             self._line(f"spare_leaves(ctx, ({', '.join(gradients)},))")
         self._line(f"return {', '.join(['None', *gradients])}")
         return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
+
+    def _histories(self, outputs: list[str]) -> None:
+        """Outputs that require grad though it leads nowhere, or raises there."""
+        raising = self.derived.compiled.partitioned.joint.raising
+        for at in self.inner.rootless:
+            error = f", {self._bind_fresh('error', raising[at])}" if at in raising else ""
+            self._line(f"{outputs[at]}, = {self._bind('with_history', with_history)}([{outputs[at]}]{error})")
+        for at in sorted(raising.keys() - {*self.inner.rootless}):
+            error = self._bind_fresh("error", raising[at])
+            self._line(f"{self._bind('join_error', join_error)}({outputs[at]}, {error})")
 
     def _let_go(self) -> str:
         if not self.is_part:

@@ -22,8 +22,18 @@ from .._torch.engine import keeps_versions
 from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
+from .writes import with_history
 
-__all__ = ["check_marked", "hook_check", "join", "marked", "marking", "refuse_watched_results", "watched_check"]
+__all__ = [
+    "check_marked",
+    "hook_check",
+    "join",
+    "join_error",
+    "marked",
+    "marking",
+    "refuse_watched_results",
+    "watched_check",
+]
 
 Mark = Callable[[torch.Tensor, Any], None]
 
@@ -117,6 +127,11 @@ def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
     if output.grad_fn is not None:
         with torch.enable_grad(), keeps_versions(output):
             _Join.apply(output, *tensors)
+
+
+def join_error(output: torch.Tensor, error: Exception) -> None:
+    """From now on a backward of `output` to every leaf raises; gradients by what it was computed from are there."""
+    join(output, *with_history([torch.empty(0)], error))
 
 
 def marked(

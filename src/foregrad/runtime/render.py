@@ -38,7 +38,7 @@ from .in_backward import update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .pack import pack_expression
-from .passed import join, marking
+from .passed import join, join_error, marking
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
@@ -195,12 +195,22 @@ class _Renderer(LineWriter):
 
     def _histories(self) -> None:
         """Outputs that require grad though it leads nowhere."""
-        rootless = [self.outputs[i] for i in self.signature.rootless]
-        if rootless:
-            error = self.joint.rootless_error
-            raised = "" if error is None else f", {self.bind('backward_error', error)}"
-            line = f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
-            self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], [line])
+        raising = self.joint.raising
+        groups: dict[int | None, list[str]] = {}
+        for i in self.signature.rootless:
+            groups.setdefault(id(raising[i]) if i in raising else None, []).append(self.outputs[i])
+        errors = {id(error): error for error in raising.values()}
+        lines = []
+        for group, rootless in groups.items():
+            raised = "" if group is None else f", {self.bind('backward_error', errors[group])}"
+            lines.append(
+                f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
+            )
+        for i in sorted(raising.keys() - {*self.signature.rootless}):
+            error = self.bind("backward_error", raising[i])
+            lines.append(f"{self.bind('join_error', join_error)}({self.outputs[i]}, {error})")
+        if lines:
+            self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], lines)
 
     def _marks(self, inputs: list[int]) -> list[str]:
         infos = [(self.inputs[i], self.signature.inputs[i]) for i in inputs]

@@ -12,8 +12,9 @@ partitioner that saves other values than those which the operators' derivatives 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from ..graph.meta import TensorSpec
 from ..graph.signature import DecisionInfo, InputInfo, Reach, Signature
 from ..graph.slots import Decision, Grad, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
+from .dead_ends import errors_behind, raise_behind
 from .decisions import generators_drawn_from
 from .derived import Cut, Place
 from .graph import build_module
@@ -154,6 +156,8 @@ class Differentiation:
         self.start = len(self.recorder.tape.entries)
         self.middle = self.start
         self.backward_error: Exception | None = None
+        self.rootless: list[_Output] = []  # that require grad, though no gradient goes from them to an input
+        self.raised: dict[int, Exception] = {}  # by output, what its backward raises on a way to no input
         self.run_done, self.second_done = Run(), Run()  # what the backward did, and the backward of that
         self.outputs: list[_Output] = []
         self.sizes: list[tuple[Place, Any]] = []  # saved symbolic sizes
@@ -214,10 +218,10 @@ class Differentiation:
         seeds = [session.tangent(output.spec) for output in sources]
         self.middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
         second = self._second(sources, self._variables(), [fake for fake, _ in seeds])
-        if self.backward_error is None and not any(second):
-            self._find_error(sources, [fake for fake, _ in seeds])
-        if self.backward_error is None and not any(second):
-            sources, seeds = [], []
+        if self.backward_error is None:
+            self._find_errors(sources, [fake for fake, _ in seeds], leads_somewhere=any(second))
+            if not any(second):
+                self.rootless, sources, seeds = sources, [], []
         return self._derivative(gradients, sources, [entry for _, entry in seeds], second)
 
     def _results(self, found: Sequence[torch.Tensor | None]) -> list[Place | None]:
@@ -252,19 +256,20 @@ class Differentiation:
         self.second_done = recorder.late.finish(restore=False)
         return read
 
-    def _find_error(self, sources: list[_Output], seeds: list[torch.Tensor]) -> None:
-        """What eager raises on a way that leads to no input, as after `once_differentiable`."""
+    def _find_errors(self, sources: list[_Output], seeds: list[torch.Tensor], *, leads_somewhere: bool) -> None:
+        """What eager raises on ways that lead to no input, as after `once_differentiable`."""
         fakes = [output.fake for output in sources]
-        others = other_leaves(fakes, self._variables())
-        try:
+        looked_at = raise_behind(fakes) if leads_somewhere else [*range(len(fakes))]
+
+        @contextlib.contextmanager
+        def recording() -> Iterator[None]:
             with self.session.recording():
-                run_engine(fakes, others, seeds, create_graph=False)
-        except ForegradError:
-            raise
-        except RuntimeError as error:
-            self.backward_error = error
-        else:
+                yield
             self.recorder.late.finish(restore=False)
+
+        picked = [fakes[i] for i in looked_at], [seeds[i] for i in looked_at]
+        errors = errors_behind(*picked, self._variables(), recording)
+        self.raised = {self.outputs.index(sources[looked_at[i]]): error for i, error in errors.items()}
 
     # ---------------------------------------------------------------- the graph
 
@@ -328,6 +333,7 @@ class Differentiation:
             graph_outputs=(*(o.slot for o in outputs), *(Decision(d.where) for d in decided), *effects.own.slots),
             graph_output_specs=(*(o.spec for o in outputs), *(e.spec for e in entries[len(outputs) :])),  # type: ignore[arg-type]
             differentiable=differentiable,
+            rootless=tuple(self.outputs.index(output) for output in self.rootless),
             tangent_specs=tuple(entry.spec for entry in seeds),  # type: ignore[misc]
             gradients=tuple(entry is not None for entry in returned),
             runtime_views=not_own(entries),
@@ -346,7 +352,8 @@ class Differentiation:
         )
         name = f"backward of {session.name}" if not _is_gradient(origin) else session.name
         table = recorder.decisions.numbers.table
-        joint = JointGraph(name, module, signature, recorder.fake_mode, self.backward_error, symbols=table)
+        mode, error = recorder.fake_mode, self.backward_error
+        joint = JointGraph(name, module, signature, mode, error, symbols=table, raising=self.raised)
         derivable = Derivable(
             session,
             tuple(outputs[i].fake for i in differentiable),

@@ -151,7 +151,7 @@ class Assembly:
             checks=tuple(found.checks),
             in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )
-        errors = self.backward.error, table, self.backward.failing, self.backward.error_to_nowhere
+        errors = self.backward.error, table, self.backward.failing, self.backward.raising
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
     def _retained(

@@ -12,6 +12,7 @@ from .._torch.dispatch import disable_autocast, without_anomaly_mode
 from .._torch.histories import have_hooks, lead_to
 from .._torch.tensors import is_usable, is_view
 from ..errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
+from .dead_ends import raise_behind
 from .detached import keeps_history
 from .in_backward import Run
 from .origin import user_line
@@ -97,15 +98,15 @@ def _named(error: Exception, *, has_moved: bool) -> Exception:
 class Backward:
     """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
 
-    `error`: no output has a backward. `failing`: some outputs, by position, have none. `error_to_nowhere`: raised by a
-    backward that leads to no input, which eager runs all the same.
+    `error`: no output has a backward. `failing`: some outputs, by position, have none. `raising`: by graph output,
+    raised on a way that leads to no input, which eager runs all the same.
     """
 
     def __init__(self, recorder: Recorder, lifting: Lifting, inputs: Inputs) -> None:
         self.recorder, self.lifting, self.inputs = recorder, lifting, inputs
         self.error: Exception | None = None
         self.failing: dict[int, Exception] = {}
-        self.error_to_nowhere: Exception | None = None
+        self.raising: dict[int, Exception] = {}
         self.run = Run()  # what it did besides
 
     def gradients(
@@ -203,31 +204,28 @@ class Backward:
         """The user's line that made it what it is."""
         return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
 
-    def to_nowhere(self, outputs: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
-        """Run the backward of outputs that lead to no input, to see whether it raises."""
-        raised: list[Exception | None] = []
-        for output, tangent in zip(outputs, tangents, strict=True):
-            error: Exception | None = None
+    def to_nowhere(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
+        """Run the backward of outputs, by their numbers, that lead to no input, to see whether it raises."""
+        for (number, output), tangent in zip(outputs.items(), tangents, strict=True):
             effects = False
             try:
                 effects = self._run_whole(output, tangent)
             except ForegradError:
                 pass
-            except RuntimeError as said:
-                error = said
+            except RuntimeError as error:
+                self.raising[number] = error
             if effects:
                 raise UnsupportedMutationError(
                     f"the backward of {self._line_of(output)} leads to no input, and writes to tensors or checks "
                     "values. Let its gradient reach an input, or call that part outside the compiled function."
                 )
-            raised.append(error)
-        self.error_to_nowhere = next((error for error in raised if error is not None), None)
-        if self.error_to_nowhere is not None and None in raised:
-            where = self._line_of(outputs[raised.index(self.error_to_nowhere)])
-            raise UnsupportedAliasError(
-                f"the backward of {where} leads to no input and raises: "
-                f"{str(self.error_to_nowhere).splitlines()[0]} That of other outputs leads to none either. Detach it."
-            )
+
+    def on_dead_ends(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
+        """The same for outputs that lead to inputs, and to where a function may be differentiated but once."""
+        looked_at = raise_behind([*outputs.values()])
+        numbers = [*outputs]
+        picked = {numbers[k]: outputs[numbers[k]] for k in looked_at}
+        self.to_nowhere(picked, [tangents[k] for k in looked_at])
 
     @contextlib.contextmanager
     def _recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
@@ -253,11 +251,13 @@ class InnerGradients:
     def __init__(self, inputs: Inputs, recorder: Recorder, name: str) -> None:
         self.inputs, self.recorder, self.name = inputs, recorder, name
         self.found: list[tuple[list[InputRecord], list[InputRecord], str]] = []
+        self.was_asked = False
 
     def note(self, outputs: Any, inputs: Any, **_: Any) -> None:
         """A call of `torch.autograd.grad` on stand-ins. Raises where eager would leave the function."""
         if self.recorder.in_backward:
             return  # that of the function itself
+        self.was_asked = True
         by_stand_in = self.inputs.by_stand_in
         outputs = [t for t in _flat(outputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         targets = [by_stand_in[id(t)] for t in _flat(inputs) if id(t) in by_stand_in]

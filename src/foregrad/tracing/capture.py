@@ -282,13 +282,15 @@ class _Capture:
                     self.backward.error = None
             nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
             if nowhere:
-                self.backward.to_nowhere([found.fakes[i] for i in nowhere], list(nowhere.values()))
+                self.backward.to_nowhere({i: found.fakes[i] for i in nowhere}, list(nowhere.values()))
                 rootless = list(nowhere)
                 tangents = [t for i, t in zip(differentiable, tangents, strict=True) if i not in nowhere]
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
                 self.backward.run.keep_tangents(kept)
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
+            if self.inner.was_asked and self.backward.error is None:
+                self.backward.on_dead_ends({i: found.fakes[i] for i in differentiable}, [fake for fake, _ in tangents])
         self.lifting.values_asked.raise_failed()  # by a hook, in the backward
         check_gradients(self.name, inputs.records, self.lifting.accumulated_at)
         check_sizes(recorder, found, inputs.records, gradients)

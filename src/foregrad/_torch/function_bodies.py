@@ -1,0 +1,159 @@
+"""Backwards of custom Functions in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0.
+
+Dynamo traces such a backward with gradients off, and writes that into its graph: a second derivative through it would
+be missing, and so would a gradient that the function takes of one. Here the backward has the grad mode that it is run
+in, but for operators that the user's source has under `no_grad`. Of `once_differentiable` Dynamo leaves the body: that
+it was there is known from its frame in the traces of the operators.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import operator
+import re
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.function import once_differentiable
+
+__all__ = ["restore_grad_mode"]
+
+_ONCE = f'File "{torch.autograd.function.__file__}"'
+_FRAME = re.compile(r'File "([^"]*)", line (\d+)')
+_OFF = ("no_grad", "inference_mode")
+_set_grad_enabled: Any = torch._C._set_grad_enabled
+
+
+def restore_grad_mode(gm: fx.GraphModule) -> None:
+    """In a graph, and in those within it: custom Functions' backwards have the grad mode that they have in eager."""
+    for module in [m for m in gm.modules() if isinstance(m, fx.GraphModule)]:
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.target is torch.ops.higher_order.autograd_function_apply:
+                forward, backward = (getattr(module, str(arg.target)) for arg in node.args[:2])
+                inside = [n for n in backward.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+                if _is_off(inside):
+                    setattr(module, node.args[1].target, _restored(forward, backward, inside))
+
+
+def _is_off(nodes: list[fx.Node]) -> bool:
+    """Whether Dynamo turned gradients off for all of these."""
+    return len(nodes) > 1 and all(nodes[i].target is _set_grad_enabled for i in (0, -1)) and nodes[0].args == (False,)
+
+
+def _restored(forward: fx.GraphModule, body: fx.GraphModule, inside: list[fx.Node]) -> fx.GraphModule:
+    traces = [trace for node in inside[1:-1] if (trace := node.meta.get("stack_trace"))]
+    if all(_ONCE in trace for trace in traces) if traces else _is_of_once(forward):
+        results = _results(forward)[0]
+        return _decorated(body, len(results) if isinstance(results, (tuple, list)) else 1)
+    graph = fx.Graph()
+    mode: fx.Node | None = None
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in body.graph.nodes:
+        if node is inside[0]:
+            mode = graph.call_function(torch.is_grad_enabled)
+        elif node is inside[-1]:
+            continue
+        elif node in inside and _is_under_no_grad(node.meta.get("stack_trace") or ""):
+            now = graph.call_function(torch.is_grad_enabled)
+            graph.call_function(_set_grad_enabled, (False,))
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            graph.call_function(_set_grad_enabled, (now,))
+        elif node.target is _set_grad_enabled and node.args == (False,):  # the end of `enable_grad`
+            graph.call_function(_set_grad_enabled, (mode,))
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(body, graph, type(body).__name__)
+
+
+def _results(body: fx.GraphModule) -> Any:
+    return body.graph.output_node().args[0]
+
+
+# ---------------------------------------------------------------------------------------------- once_differentiable
+
+
+def _decorated(body: fx.GraphModule, count: int) -> fx.GraphModule:
+    """`body`, the first `count` arguments of which are gradients."""
+    graph = fx.Graph()
+    given = [graph.placeholder(node.name) for node in body.graph.find_nodes(op="placeholder")]
+    returned = graph.call_function(_once, (graph.get_attr("body"), count, *given))
+    size = range(len(_results(body)))
+    graph.output(tuple(graph.call_function(operator.getitem, (returned, i)) for i in size))
+    root = torch.nn.Module()
+    root.body = body
+    return fx.GraphModule(root, graph, type(body).__name__)
+
+
+def _once(body: fx.GraphModule, count: int, *values: Any) -> Any:
+    @once_differentiable
+    def backward(ctx: None, *gradients: Any) -> Any:
+        return fx.Interpreter(body).run(*gradients, *values[count:])
+
+    found = backward(None, *values[:count])
+    return found if isinstance(found, tuple) else (found,)
+
+
+# ------------------------------------------------------------------------------------------------------ the source
+
+
+def _is_under_no_grad(trace: str) -> bool:
+    """Whether one of the lines of a trace is in a block, or a function, that turns gradients off."""
+    return any(_turns_off(file, int(line)) for file, line in _FRAME.findall(trace))
+
+
+@functools.lru_cache(maxsize=256)
+def _turns_off(file: str, line: int) -> bool:
+    found, smallest = False, None
+    for first, last, is_off in _blocks(file, len(linecache.getlines(file))):
+        if first <= line <= last and (smallest is None or last - first <= smallest):
+            found, smallest = is_off, last - first
+    return found
+
+
+def _is_of_once(forward: fx.GraphModule) -> bool:
+    """The same for a backward without operators: by the class that the forward's lines are in."""
+    traces = [node.meta.get("stack_trace") or "" for node in forward.graph.nodes]
+    return any(_class_is_once(file, int(line)) for trace in traces for file, line in _FRAME.findall(trace))
+
+
+@functools.lru_cache(maxsize=256)
+def _class_is_once(file: str, line: int) -> bool:
+    return any(
+        isinstance(node, ast.ClassDef)
+        and node.lineno <= line <= (node.end_lineno or line)
+        and any(
+            isinstance(method, ast.FunctionDef)
+            and method.name == "backward"
+            and any("once_differentiable" in ast.unparse(decorator) for decorator in method.decorator_list)
+            for method in node.body
+        )
+        for node in ast.walk(_tree(file, len(linecache.getlines(file))))
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _tree(file: str, length: int) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+@functools.lru_cache(maxsize=16)
+def _blocks(file: str, length: int) -> tuple[tuple[int, int, bool], ...]:
+    """(first line, last line, whether gradients are off) of blocks of a file that set the grad mode."""
+    found = []
+    for node in ast.walk(_tree(file, length)):
+        if isinstance(node, ast.With):
+            said, body = [item.context_expr for item in node.items], node.body
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            said, body = node.decorator_list, node.body
+        else:
+            continue
+        text = " ".join(map(ast.unparse, said))
+        if "enable_grad" in text or any(name in text for name in _OFF):
+            found.append((body[0].lineno, body[-1].end_lineno or body[-1].lineno, "enable_grad" not in text))
+    return tuple(found)
