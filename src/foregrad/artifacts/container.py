@@ -55,7 +55,8 @@ class Contents:
                 f"({str(self.manifest.get('foregrad'))[:40]})"
             )
         self._listed: Mapping[str, Any] = self.manifest["members"]
-        if names[1:] != list(self._listed):
+        wanted = [*(f"programs/{number}.json" for number in range(len(names) - 2)), TENSORS]
+        if names[1:] != list(self._listed) or names[1:] != wanted:
             raise ArtifactError(f"its members are not those that its manifest lists: {', '.join(names[1:])[:200]}")
         for info in infos[1:]:
             if info.file_size != self._listed[info.filename]["bytes"]:

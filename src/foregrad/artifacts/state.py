@@ -106,7 +106,11 @@ def _memory(group: list[StateEntry], specs: list[TensorSpec], name: str) -> tupl
 
 def read_tensors(data: Any, layouts: Any, content: bytes) -> list[StateEntry]:
     """The entries that `dump_tensors` was given."""
-    stored: Mapping[str, torch.Tensor] = _library().load(content)
+    library = _library()
+    try:
+        stored: Mapping[str, torch.Tensor] = library.load(content)
+    except Exception as error:  # of the library's own class
+        raise ArtifactError(f"its tensors can't be read: {error}") from error
     reader = Reader({"operators": [], "lines": [], "layouts": layouts})
     entries: list[StateEntry] = []
     seen: set[str] = set()
@@ -146,7 +150,7 @@ def _laid_out(values: torch.Tensor, spec: TensorSpec, name: str) -> torch.Tensor
     values = _numbers(values, spec, name)
     if tuple(values.shape) != spec.shape:
         raise ArtifactError(f"the values of {name[:80]!r} have the shape {tuple(values.shape)}, not {spec.shape}")
-    if values.stride() == spec.stride and values.numel():
+    if values.stride() == spec.stride and values.numel() and not spec.offset:
         return values
     if not spec.is_dense or spec.offset:
         raise ArtifactError(f"the strides of {name[:80]!r} leave gaps")
