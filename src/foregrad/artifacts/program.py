@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _DEEPEST = 8  # orders of derivatives
+_OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program, left out where there is nothing
 _ERRORS: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (
@@ -156,7 +157,7 @@ def specialization_to(specialization: Specialization, constant: Callable[[Any], 
 
 def _program_to(program: Program, writer: Writer, constant: Callable[[Any], str]) -> dict[str, Any]:
     joint, partitioned = program.joint, program.partitioned
-    return {
+    data = {
         "name": joint.name,
         "signature": record_to(joint.signature, writer),
         "joint": graph_to(joint.module, writer, constant),
@@ -175,6 +176,7 @@ def _program_to(program: Program, writer: Writer, constant: Callable[[Any], str]
             for derived in program.derived
         ],
     }
+    return {key: value for key, value in data.items() if key not in _OPTIONAL or value}
 
 
 def _error_to(error: Exception | None) -> Any:
@@ -238,15 +240,15 @@ def _program_from(
         modules["joint"],
         signature,
         mode,
-        _error_from(data["backward_error"]),
+        _error_from(data.get("backward_error")),
         reader.table,
-        {checked(position, int): _error_from(error) for position, error in data["failing"]},  # type: ignore[misc]
-        {checked(number, int): _error_from(error) for number, error in data["raising"]},  # type: ignore[misc]
+        {checked(position, int): _error_from(error) for position, error in data.get("failing", ())},  # type: ignore[misc]
+        {checked(number, int): _error_from(error) for number, error in data.get("raising", ())},  # type: ignore[misc]
     )
     partitioned = Partitioned(joint, modules["forward"], modules["backward"])
     check_partitioned(partitioned)
     derived = []
-    for entry in checked(data["derived"], list):
+    for entry in checked(data.get("derived", []), list):
         inner = _program_from(entry["program"], reader, constants, mode, depth + 1)
         pattern = tuple(checked(kind, int) for kind in checked(entry["pattern"], list))
         feeds = tuple(record_from(place, Place, reader) for place in entry["feeds"])
