@@ -25,6 +25,7 @@ from ..errors import BudgetError
 from .blocks import find_blocks
 from .costs import CostModel, analytic_cost, costs
 from .exact import Proof, improved
+from .hosts import can_offload
 from .index import JointIndex
 from .liveness import Storages
 from .merge import merge_equal
@@ -32,13 +33,15 @@ from .policies import Policy
 from .refine import refined
 from .split import split
 from .tables import in_bytes
-from .uniform import Measured, Segment, Space
+from .uniform import Measured, Segment, Space, measure
 
 __all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "frontier", "read_budget"]
 
 _STEPS = 2048  # into which bytes are divided while a plan is looked for
 _BUDGETS = 24  # closer together towards the least, where a byte costs most
 
+
+_PRICE_OF_MOVING = 200  # operations in the time that a byte takes there and back, most of it beside other work
 
 _UNITS = {"": 1} | {
     prefix + unit: base**power
@@ -53,13 +56,20 @@ class Budget:
     """A memory budget with the way to keep to it.
 
     `limit`: bytes, text with a unit, or a fraction. `solver_seconds`: how long an integer program may look for a better
-    plan of a small graph, and for a bound (extra `solver`); 0.0 for not at all. `cost_model`: the time of computing a
-    node again.
+    plan of a small graph, and for a bound (extra `solver`); 0.0 for not at all. `offload`: whether saved values may be
+    in host memory; a number is the cost of a byte moved there and back, in the cost model's operations. `cost_model`:
+    the time of computing a node again.
     """
 
     limit: int | float | str
     solver_seconds: float = 0.0
+    offload: bool | float = False
     cost_model: CostModel = analytic_cost
+
+    @property
+    def price(self) -> float:
+        """Of a byte moved to host memory and back; 0.0 where none may be."""
+        return _PRICE_OF_MOVING if self.offload is True else float(self.offload)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,11 +142,12 @@ def budget_partition(
     merge_equal(index)
     plans = frontier(index, given.cost_model)
     budget = plans.bytes_of(limit) if isinstance(limit, float) else limit
-    plan = plans.best(budget)
-    proof = Proof(budget, plan.costs, plan.costs) if plans.is_complete or not plan.costs else None
-    if given.solver_seconds and proof is None:
+    plan = offloading(plans, budget, given.price) if given.price else plans.best(budget)
+    is_proved = not plan.costs or (plans.is_complete and not given.price)
+    proof = Proof(budget, plan.costs, plan.costs) if is_proved else None
+    if given.solver_seconds and proof is None and not given.price:
         plan, proof = improved(plans.space, plan, budget, given.solver_seconds)
-    halves = split(index, [index.nodes[i] for i in plan.residuals])
+    halves = split(index, [index.nodes[i] for i in plan.residuals], plan.away)
     halves.forward.meta["memory_budget"] = Outcome(budget, plans.least, plans.most, proof)
     return halves.forward, halves.backward
 
@@ -169,11 +180,7 @@ class Frontier:
         for plan in self.plans:
             if plan.peak <= budget:
                 return plan
-        raise BudgetError(
-            f"a memory budget of {budget} bytes can't be met: the least feasible peak is {self.least} bytes "
-            f"({self.least / 2**20:.1f} MiB), and saving everything takes {self.most} ({self.most / 2**20:.1f} MiB). "
-            "Ask for at least the least, or for a fraction from 0.0 to 1.0 of the way between the two."
-        )
+        raise _infeasible(budget, self.least, self.most)
 
 
 def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Frontier:
@@ -199,6 +206,44 @@ def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Fronti
     plans = _undominated(plans)
     others, is_complete = refined(space, plans)
     return Frontier(index, tuple(_undominated([*plans, *others])), space, is_complete)
+
+
+def offloading(plans: Frontier, budget: int, price: float) -> Measured:
+    """The cheapest plan within `budget` that moves values to host memory for `price` a byte, where that pays.
+
+    Of each plan's values the first that are made go first: they wait longest. Raises `BudgetError` as `best` does.
+    """
+    space, best, least = plans.space, None, plans.least
+    for plan in plans.plans:
+        if best is not None and plan.costs >= best.costs:
+            break
+        values = sorted(can_offload(plans.index, plan.used) - space.away)
+        moved = [i for i in values if space.storages.size[i]]
+        found, count = plan, 0
+        if plan.peak > budget:
+            found, count = measure(space, plan.residuals, moved, price), len(moved)
+            least = min(least, found.peak)
+        low = 0
+        while found.peak <= budget and low + 1 < count:
+            middle = (low + count) // 2
+            other = measure(space, plan.residuals, moved[:middle], price)
+            if other.peak <= budget:
+                found, count = other, middle
+            else:
+                low = middle
+        if found.peak <= budget and (best is None or found.costs < best.costs):
+            best = found
+    if best is None:
+        raise _infeasible(budget, least, plans.most)
+    return best
+
+
+def _infeasible(budget: int, least: int, most: int) -> BudgetError:
+    return BudgetError(
+        f"a memory budget of {budget} bytes can't be met: the least feasible peak is {least} bytes "
+        f"({least / 2**20:.1f} MiB), and saving everything takes {most} ({most / 2**20:.1f} MiB). "
+        "Ask for at least the least, or for a fraction from 0.0 to 1.0 of the way between the two."
+    )
 
 
 def _undominated(plans: list[Measured]) -> list[Measured]:

@@ -15,7 +15,7 @@ from .classify import Kind
 from .index import JointIndex, is_number
 from .policies import Policy
 from .split import split
-from .tags import Wish, wishes
+from .tags import Wish, to_offload, wishes
 from .views import prefer_views
 
 __all__ = ["choose_default", "default_partition", "policy_partition"]
@@ -47,7 +47,8 @@ def policy_partition(
 
 
 def _divided(index: JointIndex) -> tuple[fx.GraphModule, fx.GraphModule]:
-    halves = split(index, prefer_views(index, choose_default(index)))
+    away = to_offload(index)
+    halves = split(index, prefer_views(index, choose_default(index), away), away)
     return halves.forward, halves.backward
 
 

@@ -42,6 +42,7 @@ class JointIndex:
     def __init__(self, joint_module: fx.GraphModule, num_fwd_outputs: int) -> None:
         self.module = joint_module
         self.policy: Callable[[Any], str | None] | None = None  # see policies.py
+        self.said: dict[int, str] | None = None  # what it said, once asked
         *self.nodes, output = joint_module.graph.nodes
         if output.op != "output":
             raise PartitionError("the joint graph has no output node at its end")

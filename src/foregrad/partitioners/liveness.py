@@ -9,12 +9,13 @@ backend's generated code does (`del` after each last use); what a kernel allocat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from .._torch.graphs import size_hint
+from .._torch.offload import OFFLOAD
 from ..graph.meta import TensorSpec
 from .classify import Kind
 from .index import JointIndex, value_of
@@ -72,7 +73,7 @@ class Storages:
             elif kind is Kind.VIEW:
                 self.root[i] = self.root[index.operands[i][0]] if index.operands[i] else i
         for i, kind in enumerate(index.kinds):
-            if kind in _NOTHING or self.root[i] != i:
+            if kind in _NOTHING or self.root[i] != i or index.nodes[i].target is OFFLOAD:
                 continue
             value = value_of(index.nodes[i])
             if isinstance(value, (tuple, list)):
@@ -88,11 +89,13 @@ class Storages:
         """The memory of the split at these residuals."""
         return self.of_split(*backward_needs(self.index, [self.index.nodes[i] for i in residuals]))
 
-    def of_split(self, used: list[int], computed: bytearray) -> Liveness:
-        """The memory of the split whose backward takes `used` and computes `computed` (see `backward_needs`)."""
+    def of_split(self, used: list[int], computed: bytearray, away: Collection[int] = ()) -> Liveness:
+        """The memory of the split whose backward takes `used`, those `away` from host memory, and computes `computed`
+        (see `backward_needs`).
+        """
         index, root = self.index, self.root
         kept = {root[i] for i in index.output_numbers}
-        saved = {root[i] for i in used} - kept
+        saved = {root[i] for i in used if i not in away} - kept
         forward = self.timeline(forward_order(index, used), set(), kept | saved)
         own = {r for r in saved if index.kinds[r] is not Kind.INPUT}
         tangents = set(index.backward_inputs)
@@ -100,7 +103,7 @@ class Storages:
             self.size[i] = nbytes(value_of(index.nodes[i]))
         held = sum(self.size[r] for r in kept)
         returned = {root[i] for i in index.gradient_numbers}
-        backward = self.timeline(backward_order(index, computed, used), own | tangents, returned, held)
+        backward = self.timeline(backward_order(index, computed, used, away), own | tangents, returned, held)
         return Liveness(forward, backward, sum(self.size[r] for r in own))
 
     def timeline(self, order: Sequence[int], alive: set[int], kept: set[int], others: int = 0) -> Timeline:

@@ -22,7 +22,7 @@ from .index import JointIndex, is_number, value_of
 from .merge import merge_equal
 from .recompute import may_recompute
 from .split import split
-from .tags import Wish, wishes
+from .tags import Wish, to_offload, wishes
 from .views import prefer_views
 
 __all__ = ["choose_min_cut", "fused_partition", "min_cut_rematerialization_partition"]
@@ -47,7 +47,8 @@ def min_cut_rematerialization_partition(
     """
     index = JointIndex(joint_module, num_fwd_outputs)
     merge_equal(index)
-    halves = split(index, prefer_views(index, choose_min_cut(index, static_lifetime_input_indices)))
+    away = to_offload(index)
+    halves = split(index, prefer_views(index, choose_min_cut(index, static_lifetime_input_indices), away), away)
     return halves.forward, halves.backward
 
 
@@ -57,7 +58,8 @@ def fused_partition(
     """The min-cut partition for a compiler that fuses: few bytes saved, and few written only to be saved."""
     index = JointIndex(joint_module, num_fwd_outputs)
     merge_equal(index)
-    halves = split(index, prefer_views(index, choose_min_cut(index, fuses=True)))
+    away = to_offload(index)
+    halves = split(index, prefer_views(index, choose_min_cut(index, fuses=True), away), away)
     return halves.forward, halves.backward
 
 

@@ -44,9 +44,8 @@ _MEANING: dict[Any, str | None] = {
     CheckpointPolicy.PREFER_SAVE: SAVE,
     CheckpointPolicy.MUST_RECOMPUTE: RECOMPUTE,
     CheckpointPolicy.PREFER_RECOMPUTE: RECOMPUTE,
-    # Newer than the oldest PyTorch that is supported.
-    getattr(CheckpointPolicy, "MUST_CPU_OFFLOAD", OFFLOAD): OFFLOAD,
-    getattr(CheckpointPolicy, "PREFER_CPU_OFFLOAD", OFFLOAD): OFFLOAD,
+    CheckpointPolicy.MUST_CPU_OFFLOAD: OFFLOAD,
+    CheckpointPolicy.PREFER_CPU_OFFLOAD: OFFLOAD,
 }
 
 
@@ -178,7 +177,9 @@ def answers(index: JointIndex) -> dict[int, str]:
     policy = index.policy
     if policy is None:
         return {}
-    found = {}
+    if index.said is not None:
+        return index.said
+    found = index.said = {}
     for i, node in enumerate(index.nodes):
         if (
             node.op != "call_function"

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from .._torch.offload import OFFLOAD
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from ..graph.printing import user_line
@@ -29,7 +30,9 @@ _WIDTH = 60  # of a printed timeline
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SavedValue:
-    """A value that the forward keeps for the backward. `kind`: "saved", "input" (there before), "number"."""
+    """A value that the forward keeps for the backward. `kind`: "saved", "output" (the caller has it),
+    "input" (there before), "offloaded" (to host memory), "number".
+    """
 
     name: str
     line: str | None
@@ -88,10 +91,12 @@ class Report:
         """The first lines of the text."""
         share = f" ({self.cost / self.work:.1%} of the step's work)" if self.work else ""
         budget = "" if self.budget is None else f"  budget {self.budget}\n"
+        moved = sum(value.nbytes for value in self.saved if value.kind == "offloaded")
+        away = f", {in_bytes(moved)} more in host memory" if moved else ""
         return (
             f"memory of {self.name}\n{budget}"
             f"  peak   {in_bytes(self.peak)} at {self.peak_at}\n"
-            f"  saved  {in_bytes(self.saved_bytes)} in {sum(v.kind == 'saved' for v in self.saved)} values\n"
+            f"  saved  {in_bytes(self.saved_bytes)} in {sum(v.kind == 'saved' for v in self.saved)} values{away}\n"
             f"  again  {len(self.recomputed)} operators, {amount(self.flops)}FLOP{share}\n"
             f"  over time, forward | backward:\n  {self.bars()}"
         )
@@ -224,6 +229,8 @@ def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec):
             kind, size = "number", 0
+        elif node.target is OFFLOAD:
+            kind, size = "offloaded", nbytes(value_of(node))
         elif forward.is_input(node):
             kind, size = "input", nbytes(value_of(node))
         else:

@@ -11,7 +11,7 @@ so a recomputed block lives only as long as its own backward. In the forward, wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from .._torch.modules import make_graph_module
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec
 from .classify import Kind
+from .hosts import Hosts, can_offload
 from .index import JointIndex, is_number, is_tuple, value_of
 
 __all__ = ["Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]
@@ -37,15 +38,17 @@ class Split:
     numbers: tuple[fx.Node, ...]
 
 
-def split(index: JointIndex, residuals: Iterable[fx.Node]) -> Split:
+def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[int] = ()) -> Split:
     """Cut the joint graph at `residuals`. Inputs need not be listed, and values that the backward does not use are
-    left out. Raises `PartitionError` as `check_split` does.
+    left out. The `offloaded` among them, where that can be, wait in host memory. Raises `PartitionError` as
+    `check_split` does.
     """
     used, in_backward = backward_needs(index, residuals)
     tensors, numbers = _ordered(index, used)
     numbers = _with_size_symbols(index, tensors, numbers)
-    forward = _forward_half(index, [*tensors, *numbers])
-    backward = _backward_half(index, [*numbers, *tensors], in_backward)
+    away = can_offload(index, offloaded).intersection(tensors)
+    forward = _forward_half(index, [*tensors, *numbers], away)
+    backward = _backward_half(index, [*numbers, *tensors], in_backward, away)
     nodes = index.nodes
     return Split(
         make_graph_module(index.module, forward, "GraphModule"),
@@ -181,14 +184,16 @@ def forward_order(index: JointIndex, residuals: list[int]) -> list[int]:
     return _soon(index, needed, extra) if extra else [i for i, bit in enumerate(needed) if bit]
 
 
-def _forward_half(index: JointIndex, residuals: list[int]) -> fx.Graph:
+def _forward_half(index: JointIndex, residuals: list[int], away: set[int]) -> fx.Graph:
     order = forward_order(index, residuals)
     copier = GraphCopier()
     for i in index.inputs:
         copier.placeholder(index.nodes[i])
-    _copy(index, copier, order)
+    hosts = Hosts(index, away)
+    _copy(index, copier, order, hosts.send)
     nodes = index.nodes
-    _output(index, copier, [*index.forward_outputs, *(nodes[i] for i in residuals)], 0, len(index.forward_outputs))
+    kept = [hosts.nodes.get(i, nodes[i]) for i in residuals]
+    _output(index, copier, [*index.forward_outputs, *kept], 0, len(index.forward_outputs))
     return copier.graph
 
 
@@ -219,24 +224,32 @@ def _soon(index: JointIndex, needed: bytearray, extra: list[int]) -> list[int]:
     return [*order, *reversed(ready)]
 
 
-def _backward_half(index: JointIndex, residuals: list[int], computed: bytearray) -> fx.Graph:
+def _backward_half(index: JointIndex, residuals: list[int], computed: bytearray, away: set[int]) -> fx.Graph:
     copier = GraphCopier()
     nodes = index.nodes
+    hosts = Hosts(index, away)
     for i in [*residuals, *index.backward_inputs]:
+        if i in away:
+            hosts.placeholder(copier, i)
+            continue
         copier.placeholder(nodes[i])
         for duplicate in index.duplicates.get(i, ()):
             copier.copies[duplicate] = copier.copies[nodes[i]]
-    _copy(index, copier, backward_order(index, computed, residuals))
+    _copy(index, copier, backward_order(index, computed, residuals, away), hosts.fetch)
     _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
     return copier.graph
 
 
-def backward_order(index: JointIndex, computed: bytearray, residuals: list[int]) -> list[int]:
-    """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use."""
+def backward_order(
+    index: JointIndex, computed: bytearray, residuals: Iterable[int], away: Collection[int] = ()
+) -> list[int]:
+    """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use, the
+    residuals that are `away` in host memory as well.
+    """
     operands, needs_tangent, kinds = index.operands, index.needs_tangent, index.kinds
     done = bytearray(len(computed))
     for i in [*residuals, *index.backward_inputs]:
-        done[i] = 1
+        done[i] = i not in away
     order: list[int] = []
     items = _items_of_tuples(index, computed)
 
@@ -254,7 +267,7 @@ def backward_order(index: JointIndex, computed: bytearray, residuals: list[int])
             return
         seen = set(found)
         for i in found:
-            for operand in operands[i]:
+            for operand in operands[i] if i not in away else ():
                 if not done[operand] and operand not in seen:
                     seen.add(operand)
                     found.append(operand)
@@ -279,13 +292,16 @@ def _items_of_tuples(index: JointIndex, computed: bytearray) -> dict[int, list[i
     return items
 
 
-def _copy(index: JointIndex, copier: GraphCopier, order: list[int]) -> None:
+def _copy(
+    index: JointIndex, copier: GraphCopier, order: list[int], moved: Callable[[GraphCopier, int], fx.Node | None]
+) -> None:
+    """Copy the nodes of `order`. `moved`: tells of one that goes to host memory, or makes the node that fetches it."""
     nodes, duplicates, copies = index.nodes, index.duplicates, copier.copies
     for i in order:
         node = nodes[i]
         if node in copies:
             continue
-        copy = copier.copy(node)
+        copy = moved(copier, i) or copier.copy(node)
         for duplicate in duplicates.get(i, ()):
             copies[duplicate] = copy
 

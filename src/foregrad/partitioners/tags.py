@@ -10,13 +10,15 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .classify import Kind
-from .index import JointIndex, is_tuple
-from .policies import RECOMPUTE, answers
+from .hosts import can_offload
+from .index import JointIndex, is_tuple, value_of
+from .policies import OFFLOAD, RECOMPUTE, answers
 
-__all__ = ["Wish", "wishes"]
+__all__ = ["Wish", "to_offload", "wishes"]
 
 
 class Wish(enum.IntEnum):
@@ -27,7 +29,7 @@ class Wish(enum.IntEnum):
     RECOMPUTE = 2
 
 
-# Offloading is not ours to do: what would be kept elsewhere is kept.
+# What is kept in host memory is kept; where, `to_offload` says.
 _WISH_BY_POLICY: dict[Any, Wish] = {
     CheckpointPolicy.MUST_SAVE: Wish.SAVE,
     CheckpointPolicy.PREFER_SAVE: Wish.SAVE,
@@ -74,7 +76,27 @@ def wishes(index: JointIndex) -> bytearray | None:
     return found
 
 
-_MUST = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE)
+_CPU = torch.device("cpu")
+_OFFLOADED = (CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFFLOAD)
+
+
+def to_offload(index: JointIndex) -> set[int]:
+    """The nodes whose values the user wants in host memory, where they are saved at all.
+
+    What a checkpointed region wants on the CPU is left there, if that is where it is.
+    """
+    asked = answers(index)
+    found = set()
+    for i, node in enumerate(index.nodes):
+        policy = dict.get(node.meta, "recompute")
+        answer = None if policy in _MUST else asked.get(i)
+        elsewhere = policy in _OFFLOADED and getattr(value_of(node), "device", _CPU) != _CPU
+        if answer == OFFLOAD or (elsewhere and (answer is None or policy is _OFFLOADED[0])):
+            found.add(index.root[i])
+    return can_offload(index, found) if found else found
+
+
+_MUST = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_CPU_OFFLOAD)
 
 
 def _ask_policy(index: JointIndex, asked: dict[int, str], policies: list[Any], found: bytearray) -> None:

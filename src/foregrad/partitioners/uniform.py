@@ -9,7 +9,7 @@ whole is put together from such segments (see budget.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from .blocks import SHARED, Blocks
 from .classify import Kind
@@ -19,7 +19,7 @@ from .liveness import Liveness, Storages
 from .recompute import reading_written
 from .repeats import find_repeats
 from .split import backward_needs
-from .tags import Wish, wishes
+from .tags import Wish, to_offload, wishes
 
 __all__ = ["Measured", "Segment", "Space", "measure"]
 
@@ -51,6 +51,7 @@ class Measured:
     liveness: Liveness
     used: tuple[int, ...]  # what the backward takes
     again: tuple[int, ...]  # what the forward computed, and it computes once more
+    away: frozenset[int] = frozenset()  # of what it takes, what waits in host memory
 
 
 class Space:
@@ -59,6 +60,7 @@ class Space:
     def __init__(self, index: JointIndex, storages: Storages, cost: Sequence[int], blocks: Blocks) -> None:
         self.index, self.storages, self.cost, self.blocks = index, storages, cost, blocks
         self.required = set(required_by_backward(index))
+        self.away = frozenset(to_offload(index))
         wish = wishes(index)
         kinds = index.kinds
         held = {storages.root[i] for i in index.output_numbers}
@@ -204,13 +206,15 @@ class Space:
         return measure(self, sorted(chosen))
 
 
-def measure(space: Space, residuals: Sequence[int]) -> Measured:
-    """What a choice costs."""
+def measure(space: Space, residuals: Sequence[int], moved: Collection[int] = (), price: float = 0.0) -> Measured:
+    """What a choice costs. `moved`: of the residuals, those sent to host memory and back, for `price` a byte."""
     index = space.index
     used, computed = backward_needs(index, [index.nodes[i] for i in residuals])
     again = tuple(i for i, bit in enumerate(computed) if bit and index.in_forward[i])
-    liveness = space.storages.of_split(used, computed)
-    return Measured(tuple(residuals), liveness.peak, sum(space.cost[i] for i in again), liveness, tuple(used), again)
+    away = space.away.union(moved).intersection(used)
+    liveness = space.storages.of_split(used, computed, away)
+    cost = sum(space.cost[i] for i in again) + round(price * sum(space.storages.size[i] for i in away - space.away))
+    return Measured(tuple(residuals), liveness.peak, cost, liveness, tuple(used), again, away)
 
 
 def _cells(count: int, length: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,8 @@ again. A compiler that never writes the base to memory then saves no more than t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx
 
 from .classify import Kind
@@ -16,15 +18,17 @@ from .split import backward_needs
 __all__ = ["prefer_views"]
 
 
-def prefer_views(index: JointIndex, residuals: list[fx.Node]) -> list[fx.Node]:
-    """The same choice, with each value that is read through one view of the forward alone replaced by that view."""
+def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[int] = ()) -> list[fx.Node]:
+    """The same choice, with each value that is read through one view of the forward alone replaced by that view, but
+    for those `away`: these are copied.
+    """
     used, computed = backward_needs(index, residuals)
     candidates = {i for i in used if index.kinds[i] is not Kind.INPUT}
     only_reader = _only_readers(index, candidates, computed)
     chosen = []
     for i in used:
         best = at = i
-        while (reader := only_reader.get(at, -1)) >= 0:
+        while i not in away and (reader := only_reader.get(at, -1)) >= 0:
             at = reader
             if not is_tuple(index.nodes[at]) and index.bytes_of(at) <= index.bytes_of(i):
                 best = at

@@ -1,0 +1,91 @@
+"""Operators that move a saved tensor to host memory and back. Checked on torch 2.11.0, 2.13.0.
+
+From an accelerator, the copy goes to pinned memory on a stream of its own, so that the forward runs on meanwhile. From
+the CPU, where there is no other memory, it goes to a temporary file that is mapped, which the operating system may
+write out.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import tempfile
+from typing import Any
+
+import torch
+
+__all__ = ["OFFLOAD", "RELOAD"]
+
+_library = torch.library.Library("foregrad", "DEF")
+_library.define("offload(Tensor x) -> Tensor")
+_library.define("reload(Tensor host, Device device) -> Tensor")
+
+
+def _span(x: torch.Tensor) -> int:
+    """Elements from the first to the last one."""
+    if x.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((_span(x),), (1,), x.storage_offset())
+
+
+def _offload(x: torch.Tensor) -> torch.Tensor:
+    count = _span(x)
+    if x.device.type == "cpu":
+        host = _mapped(count * x.dtype.itemsize).view(x.dtype) if count else x.new_empty(0)
+        host.copy_(_flat(x))
+    else:
+        host = torch.empty(count, dtype=x.dtype, pin_memory=True)
+        stream = _stream(x.device)
+        stream.wait_stream(torch.get_device_module(x.device).current_stream(x.device))
+        with torch.get_device_module(x.device).stream(stream):
+            host.copy_(_flat(x), non_blocking=True)
+        x.record_stream(stream)
+    return host.as_strided(x.shape, x.stride())
+
+
+def _reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    source = _flat(host)
+    found = torch.empty(source.shape, dtype=host.dtype, device=device)
+    if device.type == "cpu":
+        found.copy_(source)
+    else:
+        stream, current = _stream(device), torch.get_device_module(device).current_stream(device)
+        stream.wait_stream(current)  # the memory may still be in use there
+        with torch.get_device_module(device).stream(stream):
+            found.copy_(source, non_blocking=True)
+        current.wait_stream(stream)
+        found.record_stream(stream)
+    return found.as_strided(host.shape, host.stride())
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """One stream for both ways: what comes back has arrived before."""
+    return torch.get_device_module(device).Stream(device)
+
+
+def _mapped(size: int) -> torch.Tensor:
+    """Memory of a file without a name, which goes with the tensor."""
+    with tempfile.TemporaryFile(prefix="foregrad-offload-") as file:
+        file.truncate(size)
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+
+
+def _fake_offload(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+
+
+def _fake_reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+
+
+for _name, _run, _fake in (("offload", _offload, _fake_offload), ("reload", _reload, _fake_reload)):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"foregrad::{_name}", _fake, lib=_library)
+
+OFFLOAD: Any = torch.ops.foregrad.offload.default
+RELOAD: Any = torch.ops.foregrad.reload.default
