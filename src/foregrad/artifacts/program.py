@@ -16,7 +16,7 @@ from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import Signature
-from ..tracing.derived import Place
+from ..tracing.derivable import ValueRef
 from .containers import tree_from, tree_to
 from .graphs import graph_from, graph_to
 from .records import record_from, record_to
@@ -63,11 +63,11 @@ class CallSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DerivedProgram:
-    """The backward as a function of its own, for tangents of this pattern: see `tracing.again.Derivative`."""
+    """The backward as a function of its own, for tangents of this pattern: see `tracing.derivable.Derivative`."""
 
     pattern: tuple[int, ...]
-    feeds: tuple[Place, ...]
-    gradients: tuple[Place | None, ...]
+    feeds: tuple[ValueRef, ...]
+    gradients: tuple[ValueRef | None, ...]
     program: Program
 
 
@@ -251,8 +251,10 @@ def _program_from(
     for entry in checked(data.get("derived", []), list):
         inner = _program_from(entry["program"], reader, constants, mode, depth + 1)
         pattern = tuple(checked(kind, int) for kind in checked(entry["pattern"], list))
-        feeds = tuple(record_from(place, Place, reader) for place in entry["feeds"])
-        gradients = tuple(None if place is None else record_from(place, Place, reader) for place in entry["gradients"])
+        feeds = tuple(record_from(place, ValueRef, reader) for place in entry["feeds"])
+        gradients = tuple(
+            None if place is None else record_from(place, ValueRef, reader) for place in entry["gradients"]
+        )
         made = DerivedProgram(pattern, feeds, gradients, inner)
         check_derivative(partitioned, pattern, feeds, gradients, inner.joint)
         derived.append(made)

@@ -17,7 +17,7 @@ from ..errors import ArtifactError
 from ..frontend.tree import Tree
 from ..graph import effects, signature, slots
 from ..graph.meta import TensorSpec
-from ..tracing.derived import Place
+from ..tracing.derivable import ValueRef
 from .containers import tree_from, tree_to
 from .values import Reader, Writer, checked
 
@@ -39,7 +39,7 @@ class Named:
 
 
 def _classes() -> dict[str, type]:
-    found: dict[str, type] = {"Stored": Stored, "Named": Named, "Place": Place}
+    found: dict[str, type] = {"Stored": Stored, "Named": Named, "Place": ValueRef}
     for module in (signature, slots, effects):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         found |= {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__ and _is_record(cls)}

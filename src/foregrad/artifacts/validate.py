@@ -15,7 +15,7 @@ from ..graph.effects import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature, ViewStep
-from ..tracing.derived import Place
+from ..tracing.derivable import ValueRef
 from .facts import QUESTIONS
 from .operators import is_check, is_view
 
@@ -197,7 +197,7 @@ def check_derivative(
         if place.kind == "tangent" and not pattern[place.index]:
             raise ArtifactError("a derivative that reads a tangent that is absent")
     for place in gradients:
-        if isinstance(place, Place):
+        if isinstance(place, ValueRef):
             if place.kind not in ("output", "tangent"):
                 raise ArtifactError(f"a gradient at {place.kind[:40]!r}")
             count = own.num_forward_outputs if place.kind == "output" else len(pattern)

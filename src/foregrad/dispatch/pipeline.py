@@ -42,8 +42,8 @@ from .compilers import call_compiler
 from .numbers import check_numbers
 
 if TYPE_CHECKING:
-    from ..tracing.again import Derivable, Derivative
     from ..tracing.capture import Captured
+    from ..tracing.derivable import Derivable, Derivative
 
 __all__ = ["Pipeline", "Product"]
 
@@ -211,9 +211,12 @@ class Pipeline:
         `gone`: the saved values that were given up since.
         """
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
+        from ..tracing.again import differentiate  # late: see `build`
+
         with held, taken(derivable.session.lock), torch.set_grad_enabled(create_graph):
             results = list(partitioned.saved_results)
-            derivative = derivable.differentiate(
+            derivative = differentiate(
+                derivable,
                 partitioned.forward,
                 [None if i in gone else node for i, node in enumerate(partitioned.saved_nodes)],
                 results,

@@ -35,7 +35,7 @@ from .release import TRAILS, Release, parts_run, saved_inputs, trail_of
 from .writes import with_history
 
 if TYPE_CHECKING:
-    from ..tracing.again import Place
+    from ..tracing.derivable import ValueRef
 
 __all__ = ["differentiable_backward", "needs_trail", "trails_of", "wanted_of"]
 
@@ -175,7 +175,7 @@ class _Renderer:
         self.trails = needs_trail(compiled, taken)
         self.read = {self._saved(place) for place in derived.derivative.feeds}
 
-    def _saved(self, place: Place) -> str | None:
+    def _saved(self, place: ValueRef) -> str | None:
         """The saved value that is fed from there, if it is one."""
         if place.kind == "input":
             return self.saved[self.kept[place.index]] if place.index in self.kept else None
@@ -252,7 +252,7 @@ class _Renderer:
             live = [f"live_{i + 1}" for i in range(len(self.signature.in_backward.live))]
             self._line(f"{', '.join(live)}, = ctx.live")
 
-    def _result(self, place: Place) -> None:
+    def _result(self, place: ValueRef) -> None:
         """A saved output of a node in Python has no history any more when a part of its backward has run."""
         name = self._saved(place)
         self.globals["as_output"] = as_output
@@ -261,7 +261,7 @@ class _Renderer:
         self._line(f"if {name}.grad_fn is None:")
         self._line(f"    {name} = as_output(ctx, {name}, {place.index}, ({inputs},))")
 
-    def _feed(self, place: Place) -> str:
+    def _feed(self, place: ValueRef) -> str:
         if place.kind == "input":
             return self._input(place.index)
         if place.kind == "live":
@@ -342,7 +342,7 @@ class _Renderer:
         before, call, after = node.call_lines("apply", names, outputs, inner, Names())
         return [*before, call, *after]
 
-    def _gradient(self, place: Place | None, outputs: list[str]) -> str:
+    def _gradient(self, place: ValueRef | None, outputs: list[str]) -> str:
         if place is None:
             return "None"
         return outputs[place.index] if place.kind == "output" else self.tangents[place.index]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,98 +29,49 @@ from ..graph.slots import Decision, Grad, Slot, Tangent
 from ..graph.tangents import ABSENT, VARIABLE
 from .dead_ends import errors_behind, raise_behind
 from .decisions import generators_drawn_from
-from .derived import Cut, Place
+from .derivable import Derivable, Derivative, ValueRef, read_again
+from .derived import AtHand, Cut
+from .derived_effects import DerivedEffects
 from .graph import build_module
-from .in_backward import DerivedEffects, Run
-from .known import Known
+from .in_backward import Run
 from .reach import cut_at, other_leaves, passed_through, reached_from, saving_nodes
 from .roots import not_own
-from .session import Session, run_engine
+from .session import run_engine
 from .symbols import symbols_of_inputs
-from .tape import Entry, Tape
+from .tape import Entry
 
-__all__ = ["Derivable", "Derivative", "Place", "read_again"]
+__all__ = ["differentiate"]
 
 aten = torch.ops.aten
 
-# Operators whose first argument is read by their derivative only when that is to be differentiated: it then starts
-# from the matrix, otherwise from its factors.
-_READ_AGAIN = {
-    aten._linalg_solve_ex.default,
-    aten._linalg_det.default,
-    aten._linalg_slogdet.default,
-    aten._linalg_eigh.default,
-    aten._linalg_svd.default,
-    aten.linalg_eig.default,
-}
 
+def differentiate(
+    origin: Derivable,
+    forward: fx.GraphModule,
+    saved: Sequence[fx.Node | None],
+    results: Sequence[int],
+    written: frozenset[int],
+    pattern: tuple[int, ...],
+    wanted: Collection[int] | None = None,
+    at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
+    *,
+    create_graph: bool = True,
+) -> Derivative:
+    """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
+    inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Derivative:
-    """The backward of a function as a function of its own, with a backward.
-
-    `feeds`: where each of its inputs is found: an input of the function differentiated (for its history, and for its
-    value where that was saved), a saved value or a tangent. `gradients`: for each input of the function
-    differentiated, the output or the tangent that is its gradient, or None.
+    `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
+    among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
+    they were.
+    `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
+    comes what the derivative's own operators read of values.
+    Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
+    that does not exist.
     """
-
-    joint: JointGraph
-    derivable: Derivable
-    feeds: tuple[Place, ...]
-    gradients: tuple[Place | None, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Derivable:
-    """A captured function that can be differentiated again.
-
-    `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
-    `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
-    it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
-    whose values eager keeps for a second derivative alone. `known`: the values that were read on the way to it.
-    `valueless`: inputs that are there for their history only. `versions`: see `BackwardWrites`, once it has run.
-    """
-
-    session: Session
-    outputs: tuple[torch.Tensor, ...]
-    output_slots: tuple[Slot, ...]
-    tangent_specs: tuple[TensorSpec, ...]
-    inputs: tuple[Entry, ...]
-    leaves: tuple[torch.Tensor | None, ...]
-    input_slots: tuple[Slot, ...]
-    random: dict[str, Entry]
-    read_again: frozenset[str]
-    known: Known
-    valueless: frozenset[int] = frozenset()
-    versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    def differentiate(
-        self,
-        forward: fx.GraphModule,
-        saved: Sequence[fx.Node | None],
-        results: Sequence[int],
-        written: frozenset[int],
-        pattern: tuple[int, ...],
-        wanted: Collection[int] | None = None,
-        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
-        *,
-        create_graph: bool = True,
-    ) -> Derivative:
-        """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
-        inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
-
-        `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
-        among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
-        they were.
-        `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
-        comes what the derivative's own operators read of values.
-        Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
-        that does not exist.
-        """
-        work = Differentiation(
-            self, forward, saved, results, written, pattern, wanted, at_hand, create_graph=create_graph
-        )
-        return work.run()
+    work = _Differentiation(
+        origin, forward, saved, results, written, pattern, wanted, at_hand, create_graph=create_graph
+    )
+    return work.run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +82,7 @@ class _Output:
     slot: Slot
 
 
-class Differentiation:
+class _Differentiation:
     def __init__(
         self,
         origin: Derivable,
@@ -160,7 +111,7 @@ class Differentiation:
         self.raised: dict[int, Exception] = {}  # by output, what its backward raises on a way to no input
         self.run_done, self.second_done = Run(), Run()  # what the backward did, and the backward of that
         self.outputs: list[_Output] = []
-        self.sizes: list[tuple[Place, Any]] = []  # saved symbolic sizes
+        self.sizes: list[tuple[ValueRef, Any]] = []  # saved symbolic sizes
         self._find_saved(forward, saved, written)
 
     def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node | None], written: frozenset[int]) -> None:
@@ -170,7 +121,7 @@ class Differentiation:
         numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
         positions = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
         self.numbers_saved = [None if node is None else numbers.get(node) for node in saved]
-        self.saved: list[tuple[Place, int]] = []
+        self.saved: list[tuple[ValueRef, int]] = []
         self.valued: set[int] = set()  # inputs whose own value was kept
         for index, node in enumerate(saved):
             if node is None:
@@ -181,9 +132,9 @@ class Differentiation:
             if position in self.sinks and position not in written:
                 self.valued.add(position)
             elif symbol_of(node.meta.get("val")) is not None:
-                self.sizes.append((Place("saved", index), node.meta["val"]))
+                self.sizes.append((ValueRef("saved", index), node.meta["val"]))
             elif node in numbers:
-                self.saved.append((Place("saved", index), numbers[node]))
+                self.saved.append((ValueRef("saved", index), numbers[node]))
 
     def run(self) -> Derivative:
         with self.session.decisions.deriving(self.origin.known, self._at_hand):
@@ -224,17 +175,17 @@ class Differentiation:
                 self.rootless, sources, seeds = sources, [], []
         return self._derivative(gradients, sources, [entry for _, entry in seeds], second)
 
-    def _results(self, found: Sequence[torch.Tensor | None]) -> list[Place | None]:
+    def _results(self, found: Sequence[torch.Tensor | None]) -> list[ValueRef | None]:
         """Where each input's gradient is; those that are no tangent become outputs."""
-        known = {id(fake): Place("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
-        gradients: list[Place | None] = [None] * len(self.origin.inputs)
+        known = {id(fake): ValueRef("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
+        gradients: list[ValueRef | None] = [None] * len(self.origin.inputs)
         for position, fake in zip(self.wanted, found, strict=False):
             if fake is None:
                 continue
             if id(fake) not in known:
                 value = self.recorder.value_of(fake)
                 entry = value.read(self.recorder.emit)
-                known[id(fake)] = Place("output", len(self.outputs))
+                known[id(fake)] = ValueRef("output", len(self.outputs))
                 self.outputs.append(_Output(fake, entry, value.spec, Grad(self.origin.input_slots[position])))
             gradients[position] = known[id(fake)]
         return gradients
@@ -275,7 +226,7 @@ class Differentiation:
 
     def _derivative(
         self,
-        gradients: list[Place | None],
+        gradients: list[ValueRef | None],
         sources: list[_Output],
         seeds: list[Entry],
         second: list[Entry | None],
@@ -292,7 +243,7 @@ class Differentiation:
         read = dict(zip(map(id, self._variables()), second, strict=True))
         self.results = [i for i in self.results if read[id(origin.outputs[i])] is not None]
         second = [read[id(variable)] for variable in self._variables()]
-        cut = Cut(self, seeds)
+        cut = Cut(self._available(), seeds)
         outputs, decided = self.outputs, session.decisions.made
         wanted = (*(output.entry for output in outputs), *(d.entry for d in decided), *effects.own.entries)
         entries = [cut.copy(entry) for entry in wanted]
@@ -370,6 +321,20 @@ class Differentiation:
         )
         return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
 
+    def _available(self) -> AtHand:
+        return AtHand(
+            self.origin,
+            self.start,
+            results=self.results,
+            sinks=self.sinks,
+            valued=self.valued,
+            tangents=list(zip(self.given, self.tangents, strict=True)),
+            live=self.run_done.live,
+            late=self.second_done.live,
+            saved=self.saved,
+            sizes=self.sizes,
+        )
+
     def _reached(self, sources: list[_Output], leaves: list[torch.Tensor | None]) -> tuple[Reach, ...]:
         """For each input the outputs that lead to it, where there are several."""
         fakes = [output.fake for output in sources]
@@ -382,15 +347,6 @@ class Differentiation:
         leaves: list[Any] = [origin.leaves[i] for i in self.sinks]
         tangents = [fake for fake, _ in self.tangents if fake.requires_grad]
         return [*leaves, *tangents, *(origin.outputs[i] for i in self.results)]
-
-
-def read_again(tape: Tape) -> frozenset[str]:
-    """The nodes made from a tape whose values only a second derivative reads."""
-    return frozenset(
-        entry.args[0].name
-        for entry in tape.entries
-        if entry.target in _READ_AGAIN and isinstance(entry.args[0], Entry) and entry.args[0].name is not None
-    )
 
 
 def _is_gradient(origin: Derivable) -> bool:

@@ -13,12 +13,12 @@ from .._torch.plain_attributes import drop_own
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
-from .again import Derivable, read_again
 from .analysis import Analysis
 from .backward import Backward, InnerGradients, takes_gradient
 from .decisions import generators_drawn_from
+from .derivable import Derivable, read_again
+from .derived_effects import effects_of
 from .graph import build_module
-from .in_backward import effects_of
 from .infos import input_info
 from .inputs import Inputs
 from .lifting import Lifting

@@ -30,15 +30,15 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import Reach
 from ..interrupts import held, note_escaping, runs_user_code
-from .again import Derivable
 from .analysis import Analysis
 from .assembly import Assembly
 from .backward import Backward, InnerGradients, takes_gradient
 from .collection import paused_collection
 from .decisions import Decisions
+from .derivable import Derivable
+from .derived_effects import check_outputs, written_by
 from .effects import check_finished, check_gradients, check_left_behind, check_results, check_run, check_tensors
 from .facts import Facts
-from .in_backward import check_outputs, written_by
 from .inputs import CaptureAgain, Inputs, SharedClosureFound
 from .left_behind import LeftBehind
 from .lifting import Lifting

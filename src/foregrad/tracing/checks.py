@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch.symbols import map_symbolic
 from ..graph.effects import CheckInfo
 from .opinfo import OpInfo
+from .recording import Recording
 from .tape import Entry, entries_in, map_entries
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
 __all__ = ["VALUE_CHECKS", "Check", "Checks", "check_formula"]
 
@@ -49,7 +47,7 @@ class Check:
 class Checks:
     """Those of one recorder, in program order."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.made: list[Check] = []
 
@@ -81,16 +79,16 @@ _FUNCTIONAL_ASSERT = aten._functional_assert_async.msg
 _OF_METADATA = {aten._assert_tensor_metadata.default}
 
 
-def _note(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> None:
+def _note(rec: Recording, plan: Any, args: Any, kwargs: Any) -> None:
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _note_builtin(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> None:
+def _note_builtin(rec: Recording, plan: Any, args: Any, kwargs: Any) -> None:
     rec.kernels(plan.op, args, kwargs)  # which look at the metadata
     rec.checks.note(plan.op, args, kwargs)
 
 
-def _functional_assert(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
+def _functional_assert(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     rec.checks.note(aten._assert_async.msg, args[:2], {})
     return rec.pure(plan, args, kwargs)
 

@@ -6,22 +6,20 @@ real, on demand, and remembered.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch.symbols import has_symbolic
+from .recording import Recording
 from .tape import Entry, entries_in, map_entries
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
 __all__ = ["evaluate", "evaluate_entry", "is_constant"]
 
 _LIMIT_BYTES = 1 << 28
 
 
-def evaluate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+def evaluate(recorder: Recording, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """(True, result of `func`) when none of its arguments depends on an input or a random number."""
     entry_args = recorder.to_entries(args)
     entry_kwargs = recorder.to_entries(kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,58 +12,67 @@ from .._torch.graphs import symbol_of, symbols_in
 from .._torch.symbols import is_symbolic
 from ..errors import UnsupportedError
 from ..graph.slots import Live, Saved, Slot, Tangent
+from .derivable import Derivable, ValueRef
 from .symbols import symbols_of_inputs
 from .tape import Entry, Tape, entries_in, map_entries
 from .views import undone
 
-if TYPE_CHECKING:
-    from .again import Differentiation
-
-__all__ = ["Cut", "Place"]
+__all__ = ["AtHand", "Cut"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value is: `kind` is "input", "saved", "tangent", "output", "result" or "live", `index` the position among
-    these.
+class AtHand:
+    """What a derivative of `origin` may start from; `start` is where it begins on the tape.
 
-    A result is an output of the function differentiated that it saves for itself: its value and its history. What is
-    live is an input that the backward writes to, as it is when the backward runs.
+    By position: `results`, outputs that the function saves for itself; `sinks`, inputs that gradients reach, of which
+    those in `valued` have kept their value; `tangents`, with the fake and the entry of each. `live` and `late`: the
+    entries of the live inputs in the backward, and in the backward of that. `saved`: value numbers; `sizes`: symbolic
+    numbers.
     """
 
-    kind: str
-    index: int
+    origin: Derivable
+    start: int
+    results: list[int]
+    sinks: list[int]
+    valued: set[int]
+    tangents: list[tuple[int, tuple[torch.Tensor, Entry]]]
+    live: list[Entry]
+    late: list[Entry]
+    saved: list[tuple[ValueRef, int]]
+    sizes: list[tuple[ValueRef, Any]]
 
 
 class Cut:
     """The part of the tape between what is at hand and what is wanted, copied, with its inputs."""
 
-    def __init__(self, work: Differentiation, seeds: list[Entry]) -> None:
-        self.work = work
-        self.numbering = work.session.numbering
-        origin = work.origin
+    def __init__(self, given: AtHand, seeds: list[Entry]) -> None:
+        origin = given.origin
+        self.given, self.session = given, origin.session
+        self.recorder, self.numbering = self.session.recorder, self.session.numbering
         self.in_backward = False  # what is copied from now on is part of the backward
         self.copies: dict[int, Entry] = {}  # by number
         self.used: set[int] = set()
         self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
-        self.sources: list[tuple[Place, Slot, Entry, torch.Tensor | None, Entry]] = []
+        self.sources: list[tuple[ValueRef, Slot, Entry, torch.Tensor | None, Entry]] = []
         self.seeds = [self._input(entry) for entry in seeds]
-        for i in work.results:
-            value = work.recorder.value_of(origin.outputs[i])
-            entry = value.read(work.recorder.emit)
-            self.sources.append((Place("result", i), origin.output_slots[i], entry, value.fake, self._input(entry)))
-        for i in work.sinks:
+        for i in given.results:
+            value = self.recorder.value_of(origin.outputs[i])
+            entry = value.read(self.recorder.emit)
+            self.sources.append((ValueRef("result", i), origin.output_slots[i], entry, value.fake, self._input(entry)))
+        for i in given.sinks:
             entry = origin.inputs[i]
-            own = self._input(entry) if i in work.valued else Entry(None, spec=entry.spec)
-            self.sources.append((Place("input", i), origin.input_slots[i], entry, origin.leaves[i], own))
-        for (fake, entry), i in zip(work.tangents, work.given, strict=True):
+            own = self._input(entry) if i in given.valued else Entry(None, spec=entry.spec)
+            self.sources.append((ValueRef("input", i), origin.input_slots[i], entry, origin.leaves[i], own))
+        for i, (fake, entry) in given.tangents:
             leaf = fake if fake.requires_grad else None
-            self.sources.append((Place("tangent", i), Tangent(origin.output_slots[i]), entry, leaf, self._input(entry)))
-        for i, (live, entry) in enumerate(zip(work.recorder.late.live, work.run_done.live, strict=True)):
-            self.sources.append((Place("live", i), Live(live.slot), entry, None, self._input(entry)))
-        self.late = [self._input(entry) for entry in work.second_done.live]  # the same in the backward of this
-        self.saved: dict[int, tuple[Place, Slot, Entry, None, Entry]] = {}
-        for place, number in work.saved:
+            self.sources.append(
+                (ValueRef("tangent", i), Tangent(origin.output_slots[i]), entry, leaf, self._input(entry))
+            )
+        for i, (live, entry) in enumerate(zip(self.recorder.late.live, given.live, strict=True)):
+            self.sources.append((ValueRef("live", i), Live(live.slot), entry, None, self._input(entry)))
+        self.late = [self._input(entry) for entry in given.late]  # the same in the backward of this
+        self.saved: dict[int, tuple[ValueRef, Slot, Entry, None, Entry]] = {}
+        for place, number in given.saved:
             first = self.numbering.first[number]
             if number not in self.copies:
                 slot = Saved(first.name or f"value {place.index}")
@@ -126,7 +135,7 @@ class Cut:
             s for copy in self.copies.values() for n in _numbers_in((copy.args, copy.kwargs)) for s in symbols_in(n)
         }
         known = {info.symbol for info in symbols_of_inputs(self.inputs()[0], {})}
-        for place, number in self.work.sizes:
+        for place, number in self.given.sizes:
             symbol = symbol_of(number)
             if symbol in used - known:
                 known.add(symbol)
@@ -136,7 +145,7 @@ class Cut:
 
     def numbers(self) -> dict[int, Any]:
         """The symbolic numbers that copies are."""
-        known = self.work.recorder.decisions.numbers.by_entry
+        known = self.recorder.decisions.numbers.by_entry
         found = {
             id(copy): known[id(first)]
             for number, copy in self.copies.items()
@@ -151,10 +160,10 @@ class Cut:
         return self.numbering.position(self.numbering.of(entry))
 
     def _is_new(self, entry: Entry) -> bool:
-        return self._position(entry) >= self.work.start
+        return self._position(entry) >= self.given.start
 
     def _missing(self, entry: Entry) -> str:
-        origin, name = self.work.origin, self.work.session.name
+        origin, name = self.given.origin, self.session.name
         what = "a random number"
         for known, slot in zip(origin.inputs, origin.input_slots, strict=True):
             if known is entry:
@@ -170,14 +179,14 @@ class Cut:
 
         `with_gradients`: the ids of the leaves that get one.
         """
-        if not self.work.recorder.is_symbolic:  # their sizes may be asked for
+        if not self.recorder.is_symbolic:  # their sizes may be asked for
             self.sources = [
                 (place, slot, original, leaf, copy)
                 for place, slot, original, leaf, copy in self.sources
                 if place.kind != "input" or id(leaf) in with_gradients or self.numbering.of(original) in self.used
             ]
 
-    def inputs(self) -> tuple[list[Entry], list[Place], list[Slot], list[Entry], list[torch.Tensor | None]]:
+    def inputs(self) -> tuple[list[Entry], list[ValueRef], list[Slot], list[Entry], list[torch.Tensor | None]]:
         """The graph's inputs: placeholders, where they are found, slots, entries on the tape, leaves."""
         used = self.used | {saved for number, (_, saved) in self.undone.items() if number in self.used}
         rows = [*self.sources, *(row for number, row in self.saved.items() if number in used)]
@@ -191,7 +200,7 @@ class Cut:
 
     def tape(self) -> tuple[Tape, list[tuple[Entry, Entry]]]:
         """The copies in the order of the tape, and the random ones with what they are copies of."""
-        tape, random = Tape(self.work.session.recorder.tape.origins), []
+        tape, random = Tape(self.recorder.tape.origins), []
         for copy, _ in self.undone.values():
             tape.append(copy)
         for number in sorted(self.copies.keys() - self.undone.keys()):

@@ -13,9 +13,9 @@ from ..errors import UnsupportedAliasError
 from .alias import View
 from .opinfo import set_to
 from .origin import line_of, user_line
+from .recording import Recording
 
 if TYPE_CHECKING:
-    from .recorder import Recorder
     from .records import InputRecord
 
 __all__ = ["Detached", "keeps_history"]
@@ -29,7 +29,7 @@ class Detached:
     `storages`: by id, where such tensors are, and how often `detach_` was called there.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.twins: dict[int, torch.Tensor] = {}
         self.storages: collections.Counter[int] = collections.Counter()

@@ -9,21 +9,19 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch.dispatch import current_autograd_node, sequence_nr_of
 from .alias import Value
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .recording import Recording
 
 __all__ = ["FORMULAS", "VALUES_ONLY", "eigenvalues_only"]
 
 aten = torch.ops.aten
 
-Formula = Callable[["Recorder", Any, Any, Any], Any]
+Formula = Callable[[Recording, Any, Any, Any], Any]
 
 # ------------------------------------------------------------------------------------------------ no vectors
 
@@ -55,7 +53,7 @@ def eigenvalues_only() -> Iterator[None]:
 def _decomposition(default: Any) -> Formula:
     """For an operator whose third argument says whether vectors are wanted; `default` is the second one's."""
 
-    def formula(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
+    def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
         differentiated = torch.is_grad_enabled() and args[0].requires_grad
         if getattr(_active, "values_only", False) and not differentiated and not rec.in_backward:
             args = (args[0], args[1] if len(args) > 1 else default, False)
@@ -86,7 +84,7 @@ def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> 
     return matrix
 
 
-def _diagonal(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
+def _diagonal(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     if rec.in_backward and args[0].is_complex():
         node = current_autograd_node()
         if node is not None and node.name() in _PHASE_NODES and sequence_nr_of(node) not in rec.phases:
@@ -96,7 +94,7 @@ def _diagonal(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
     return rec.pure(plan, args, kwargs)
 
 
-def _allclose(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
+def _allclose(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     node = current_autograd_node() if rec.in_backward else None
     if node is not None and node.name() == "LinalgSvdBackward0" and sequence_nr_of(node) in rec.phases:
         _require(rec, rec.phases[sequence_nr_of(node)], *(rec.value_of(t).read(rec.emit) for t in args[:2]))
@@ -104,7 +102,7 @@ def _allclose(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
     return rec.pure(plan, args, kwargs)
 
 
-def _require(rec: Recorder, matrix: torch.Tensor, *agreeing: Any) -> None:
+def _require(rec: Recording, matrix: torch.Tensor, *agreeing: Any) -> None:
     """From here on, `matrix` is what `independent_of_phase` lets through."""
     value = rec.value_of(matrix)
     value.entry = rec.emit(independent_of_phase, value.read(rec.emit), *agreeing, spec=value.spec)
@@ -116,7 +114,7 @@ def _require(rec: Recorder, matrix: torch.Tensor, *agreeing: Any) -> None:
 _HOUSEHOLDER = {"OrmqrBackward0": "_saved_self", "LinalgHouseholderProductBackward0": "_saved_input"}
 
 
-def _cat(rec: Recorder, plan: Any, args: Any, kwargs: Any) -> Any:
+def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     out = rec.pure(plan, args, kwargs)
     node = current_autograd_node() if rec.in_backward else None
     if node is None or node.name() not in _HOUSEHOLDER:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch.symbols import SymbolTable, TracedInt, TracedSymbol, symbol_made
+from .recording import Recording
 from .tape import Entry
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
 __all__ = ["Numbers", "TracedFloat"]
 
@@ -27,7 +25,7 @@ __all__ = ["Numbers", "TracedFloat"]
 class Numbers:
     """The numbers of one capture that the graph computes."""
 
-    def __init__(self, recorder: Recorder, table: SymbolTable | None) -> None:
+    def __init__(self, recorder: Recording, table: SymbolTable | None) -> None:
         self.recorder = recorder
         self.table = table
         self.made: list[TracedFloat] = []

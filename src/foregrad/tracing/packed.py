@@ -7,16 +7,14 @@ one placement by indices, whose derivatives read nothing; recurrent layers are h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch.dispatch import current_dispatch_mode, plain_execution
 from .._torch.fakes import FakeTensor
 from .._torch.ops import PACK_PADDED, PAD_PACKED
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .recording import Recording
 
 __all__ = ["PACKERS"]
 
@@ -25,7 +23,7 @@ def _contents(tensor: torch.Tensor) -> torch.Tensor:
     """The real tensor behind a fake, whose contents are a part of the program from here on."""
     if not isinstance(tensor, FakeTensor):
         return tensor
-    recorder: Recorder = current_dispatch_mode()
+    recorder: Recording = current_dispatch_mode()
     return recorder.contents(tensor)
 
 

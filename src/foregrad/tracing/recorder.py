@@ -248,7 +248,7 @@ class Recorder(ThreadDispatchMode):
                 self.values[id(out)] = Value(out, entry, spec)
         elif isinstance(out, (list, tuple)):
             entry.spec = tuple(
-                spec or self._specs_of(t) for t, spec in zip(out, specs or [None] * len(out), strict=True)
+                spec or self.specs_of(t) for t, spec in zip(out, specs or [None] * len(out), strict=True)
             )
             for index, item in enumerate(out):
                 if isinstance(item, (list, tuple)):
@@ -343,7 +343,7 @@ class Recorder(ThreadDispatchMode):
                 spec = args[0].spec[args[1]]
             else:
                 out = self.run_fake(target, self._fakes_of(args), self._fakes_of(kwargs or {}))
-                spec = self._specs_of(out)
+                spec = self.specs_of(out)
         entry.spec = spec
         return entry
 
@@ -433,11 +433,11 @@ class Recorder(ThreadDispatchMode):
             return tuple(self._fakes_like(item) for item in value)
         return value
 
-    def _specs_of(self, out: Any) -> Any:
+    def specs_of(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor):
             return self.spec_of(out)
         if isinstance(out, (list, tuple)):
-            return tuple(self._specs_of(item) for item in out)
+            return tuple(self.specs_of(item) for item in out)
         return None
 
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

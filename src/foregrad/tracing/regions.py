@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
@@ -18,11 +18,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..errors import UnsupportedMutationError, UnsupportedOpError
 from .opinfo import op_info
 from .origin import user_line
+from .recording import Recording
 from .roots import memory_root
 from .tape import Entry, entries_in
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
 __all__ = ["NoRegions", "Regions"]
 
@@ -38,7 +36,7 @@ class _Region:
 class Regions:
     """The checkpointed regions of one capture."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.numbers = itertools.count(1)
         self.depth = 0

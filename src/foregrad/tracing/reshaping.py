@@ -24,12 +24,12 @@ from .._torch.tensors import (
 )
 from ..errors import UnsupportedMutationError
 from .origin import user_line
+from .recording import Recording
 from .records import is_of_another_kind
 
 if TYPE_CHECKING:
     from .alias import Value
     from .inputs import Inputs
-    from .recorder import Recorder
 
 __all__ = ["RESHAPERS", "check_reshaped", "reshape_view"]
 
@@ -39,7 +39,7 @@ RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims
 
 
 def reshape_view(
-    recorder: Recorder,
+    recorder: Recording,
     inputs: Inputs,
     stale: list[tuple[torch.Tensor, str]],
     func: Any,
@@ -96,14 +96,14 @@ def reshape_view(
     return tensor
 
 
-def _note(recorder: Recorder, tensor: torch.Tensor, before: int) -> None:
+def _note(recorder: Recording, tensor: torch.Tensor, before: int) -> None:
     """The sizes of a view that can't be written to any more were changed; it was of the version `before` until then."""
     others = [known for known in recorder.reshaped if known[0] is not tensor or known[1] != before]
     recorder.reshaped = [*others, (tensor, version_of(tensor), user_line(recorder.origins.here()))]
 
 
 def _take_views_again(
-    recorder: Recorder,
+    recorder: Recording,
     stale: list[tuple[torch.Tensor, str]],
     func: Any,
     tensor: torch.Tensor,
@@ -143,7 +143,7 @@ def _is_view_of(value: Value, tensor: torch.Tensor) -> bool:
     return allows_writes(fake) and leads_to_base(fake)
 
 
-def _become(recorder: Recorder, tensor: torch.Tensor, new: torch.Tensor) -> None:
+def _become(recorder: Recording, tensor: torch.Tensor, new: torch.Tensor) -> None:
     """The object `tensor` is to be the view `new` from here on."""
     value, old = recorder.value_of(new), recorder.value_of(tensor)
     try:
@@ -160,7 +160,7 @@ def _become(recorder: Recorder, tensor: torch.Tensor, new: torch.Tensor) -> None
     recorder.values[id(tensor)] = value
 
 
-def check_reshaped(recorder: Recorder) -> None:
+def check_reshaped(recorder: Recording) -> None:
     """Raise for views of another dtype that are written to once their sizes were changed, or their base is."""
     for tensor, version, where in recorder.reshaped:
         if tensor.requires_grad and version_of(tensor) != version:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,25 +17,15 @@ from .._torch.tensors import history_of
 from ..errors import UnsupportedMutationError
 from ..graph.meta import TensorSpec
 from .alias import Storage, Value, View
-from .memory import (
-    At,
-    CallInMemory,
-    Place,
-    draws_in_memory_order,
-    place_of,
-    rounds_in_memory,
-    tensors_at,
-    where_order_matters,
-)
+from .memory import At, CallInMemory, Place, place_of
 from .opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from .origin import Origin, user_line
 from .overlaps import check_cast, check_lists, check_write
 from .reach import is_barred
+from .recording import Recording
 from .tape import Entry
 from .views import moved, without_bits
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .write_order import draws_in_memory_order, rounds_in_memory, tensors_at, where_order_matters
 
 __all__ = ["Writes"]
 
@@ -49,7 +39,7 @@ class Writes:
     arguments, their keywords, whether gradients were on).
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
@@ -121,7 +111,7 @@ class Writes:
                 fake_positional.append(given[i])
         entry = rec.entry(functional, positional, keywords, info.is_random)
         result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
-        entry.spec = rec._specs_of(result)
+        entry.spec = rec.specs_of(result)
         results = _as_entries(rec, entry, result)
         own = [o for o, w in zip(_as_tuple(out), info.returns_written, strict=False) if w is None]
         for tensor, part in zip(own, results, strict=False):
@@ -140,7 +130,7 @@ class Writes:
         entry = rec.entry(call, args, {}, info.is_random)
         targets = [given[i] for i in writes if given.get(i) is not None]
         returned = _as_tuple(out)
-        entry.spec = (*(rec._specs_of(o) for o in returned), *(_at_start(rec._specs_of(t)) for t in targets))
+        entry.spec = (*(rec.specs_of(o) for o in returned), *(_at_start(rec.specs_of(t)) for t in targets))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
         written = {id(t) for value in targets for t in _tensors(value)}
         for tensor, part in zip(returned, parts, strict=False):
@@ -275,7 +265,7 @@ class Writes:
         targets = [given[i] for i in info.hidden_writes]
         if info.op is aten.native_batch_norm.default:
             entry = rec.entry(aten._native_batch_norm_legit_functional.default, before, {}, False)
-            entry.spec = (*rec._specs_of(out), *(_at_start(rec.value_of(t).spec) for t in targets))
+            entry.spec = (*rec.specs_of(out), *(_at_start(rec.value_of(t).spec) for t in targets))
             parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(5)]
             for tensor, part in zip(out, parts[:3], strict=True):
                 _bind(rec, tensor, part)
@@ -469,14 +459,14 @@ def _as_tuple(out: Any) -> tuple[Any, ...]:
     return tuple(out) if isinstance(out, (list, tuple)) else (out,)
 
 
-def _as_entries(rec: Recorder, entry: Entry, result: Any) -> list[Any]:
+def _as_entries(rec: Recording, entry: Entry, result: Any) -> list[Any]:
     if isinstance(result, torch.Tensor):
         return [entry]
     parts: list[Any] = _split(rec, entry)
     return parts
 
 
-def _split(rec: Recorder, entry: Entry) -> Any:
+def _split(rec: Recording, entry: Entry) -> Any:
     """An entry of several values as one entry each, nested as they are."""
     if not isinstance(entry.spec, tuple):
         return entry
@@ -496,5 +486,5 @@ def _flat_entries(values: Any) -> list[Entry]:
     return flat
 
 
-def _bind(rec: Recorder, tensor: torch.Tensor, entry: Entry) -> None:
+def _bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
     rec.values[id(tensor)] = Value(tensor, entry, rec.spec_of(tensor))
