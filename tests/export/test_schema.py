@@ -47,7 +47,9 @@ def test_other_names_are_refused(name):
         operator_named(name)
 
 
-@pytest.mark.parametrize("function", [print, os.system, torch.load, torch.add, eval, lambda x: x], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "function", [print, os.system, torch.load, torch.add, eval, lambda x: x], ids=lambda function: function.__name__
+)
 def test_other_functions_have_no_name(function):
     assert name_of_operator(function) is None
 
