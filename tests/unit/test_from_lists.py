@@ -45,12 +45,41 @@ LISTS = {
     "ragged": lambda x, y: torch.tensor([[x, y], [x]]),
     "several elements": lambda x, y: torch.tensor([torch.ones(2) * x, y]),
     "no number": lambda x, y: torch.tensor([x, "a"]),
+    "new": lambda x, y: x.new([x, y]) * y,
+    "new, nested": lambda x, y: x.double().new([[x, 1], [y, 2.5]]) * y,
+    "new, of sizes": lambda x, y: x.new(2, 3).fill_(1) * y,
+    "new, of a tensor": lambda x, y: x.new(torch.stack([x, y])) * y,
+    "new, no number": lambda x, y: x.new([x, "a"]),
 }
+# Constructors whose C++ asks each tensor for a number of Python's.
+OLD = {
+    "Tensor": lambda x, y: torch.Tensor([x, y]) * y,
+    "Tensor, nested": lambda x, y: torch.Tensor([[x, y], [y, 1.0]]) * y,
+    "Tensor, of a tuple": lambda x, y: torch.Tensor((x, y * 2), device="cpu") * y,
+    "Tensor, one element each": lambda x, y: torch.Tensor([x[None], y[None]]) * y,
+    "FloatTensor": lambda x, y: torch.FloatTensor([x, y, 2.0]) * y,
+    "DoubleTensor": lambda x, y: torch.DoubleTensor([x]) * y,
+    "HalfTensor": lambda x, y: torch.HalfTensor([x, y]) * y,
+    "BFloat16Tensor": lambda x, y: torch.BFloat16Tensor([x, y]) * y,
+    "LongTensor": lambda x, y: torch.LongTensor([(x * 10).long(), 3]) * y,
+    "IntTensor": lambda x, y: torch.IntTensor([(x * 10).int(), 3]) * y,
+    "ByteTensor": lambda x, y: torch.ByteTensor([(x > 0).byte()]) * y,
+    "BoolTensor": lambda x, y: torch.BoolTensor([x > 0, y > 0]) * y,
+    "integers of fractions": lambda x, y: torch.LongTensor([x]) * y,
+    "a closed-over tensor": lambda x, y: torch.FloatTensor([closed_over, x]) * y,
+    "several elements": lambda x, y: torch.FloatTensor([torch.ones(2) * x, y]),
+}
+closed_over = torch.tensor(1.5)
 
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_of_tensors(name):
     check(LISTS[name], pair)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_an_old_constructor(name):
+    check(OLD[name], pair, calls=3)
 
 
 def test_no_value_of_a_list_is_a_part_of_the_program():

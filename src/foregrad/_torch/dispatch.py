@@ -19,6 +19,7 @@ __all__ = [
     "current_autograd_node",
     "current_dispatch_mode",
     "default_generator",
+    "dispatching_again",
     "force_view_tracking",
     "kernel_switches",
     "next_sequence_nr",
@@ -162,6 +163,20 @@ def plain_execution() -> Iterator[None]:
         torch.no_grad(),
     ):
         yield
+
+
+_PYTHON = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
+
+
+def dispatching_again() -> Any:
+    """Context: modes and fakes see operators, where C++ has kept the operators that it calls from them."""
+    c = torch._C
+    excluded = c._dispatch_tls_local_exclude_set()
+    if not any(map(excluded.has, _PYTHON)):
+        return contextlib.nullcontext()
+    for key in _PYTHON:
+        excluded = excluded.remove(key)
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

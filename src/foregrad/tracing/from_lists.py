@@ -80,9 +80,19 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
+def _new(func: Any, args: Any, kwargs: Any) -> Any:
+    """`x.new(data)`: as `new_tensor`, where it is given a list."""
+    given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
+    if len(given) != 1 or not isinstance(given[0], (list, tuple)) or isinstance(given[0], torch.Size):
+        return func(*args, **kwargs)
+    made = _made(given[0], lambda zeros: torch.tensor(zeros, dtype=args[0].dtype, device=args[0].device))
+    return func(*args, **kwargs) if made is None else made
+
+
 MAKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,
     torch.Tensor.new_tensor: _new_tensor,
+    torch.Tensor.new: _new,
 }

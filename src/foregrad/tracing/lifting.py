@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import TorchFunctionMode, is_function_mode_on, single_threaded_backward
+from .._torch.dispatch import (
+    TorchFunctionMode,
+    dispatching_again,
+    is_function_mode_on,
+    single_threaded_backward,
+)
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import (
     allows_writes,
@@ -248,6 +253,11 @@ class Lifting(TorchFunctionMode):
         number = func(*args, **kwargs)
         return self.known_number(number) if isinstance(number, torch.SymFloat) else number
 
+    def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """As a number of Python's, which a constructor such as `torch.FloatTensor` may ask for."""
+        with dispatching_again():
+            return func(*args, **kwargs)
+
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.on_mark(args[0])
         return func(*args, **kwargs)
@@ -320,6 +330,8 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 # Those that trace their functions themselves: on the fakes of a capture they fail in words of their own, or worse.
 _TRACING = ("map_impl", "scan", "associative_scan", "flex_attention", "flex_attention_backward")
 
+_NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
+
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **{getattr(torch.ops.higher_order, name): Lifting._higher_order for name in _TRACING},
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
@@ -330,6 +342,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.__array__: Lifting._numpy,
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
+    **dict.fromkeys(_NUMBERS, Lifting._number),
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.retain_grad: Lifting._retain,
     torch.Tensor.detach_: Lifting._detach_in_place,
