@@ -178,6 +178,12 @@ class Tree:
     def type_is(node: Any, cls: type) -> None:
         node.add_type_match_guard(id(cls), [], None)
 
+    def shape(self, index: int, value: Any, cls: type, table: dict[str, Any]) -> None:
+        """What the weak reference at `index` leads to, `value` now, is of that class, with that `__dict__`."""
+        node = self.of(index).weakref_call_manager("", value, self._kind)
+        self.type_is(node, cls)
+        self.is_(node.get_generic_dict_manager("", table, self._kind), table)
+
     @staticmethod
     def tensor(node: Any, tensor: torch.Tensor) -> None:
         """A tensor of the same class, keys, dtype, device, shape, strides and `requires_grad`."""

@@ -27,19 +27,19 @@ class _Forward:
 
     def __init__(self, module: torch.nn.Module, dispatcher: Dispatcher) -> None:
         self.on_instance = vars(module).get("forward", _NONE)
-        self.base = type(module)
-        self.on_class = self.base.forward
+        self.module = module  # which may come to have another class, or another `__dict__`
+        self.on_class = type(module).forward
         self.compiled = _call_through(dispatcher, module.forward)
         self.unbound = _call_through(dispatcher, self.on_class, skip_self=True)
 
     def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
         if instance is None:
             return self.unbound
-        own = vars(instance).get("forward", _NONE)
+        own = vars(self.module).get("forward", _NONE)
         if own is not self.on_instance:
             return own if own is not _NONE else types.MethodType(self.on_class, instance)
-        if own is _NONE and self.base.forward is not self.on_class:
-            return types.MethodType(self.base.forward, instance)
+        if own is _NONE and type(self.module).forward is not self.on_class:
+            return types.MethodType(type(self.module).forward, self.module)
         return self.compiled
 
     def __set__(self, instance: torch.nn.Module, value: Any) -> None:

@@ -69,6 +69,8 @@ class Watch:
             (reference, cls, table if id(table) in reads.places else None)
             for reference, cls, table in reads.shapes.values()
         ]
+        self.modules = list(reads.modules.values())
+        self._module_check, self._module_refs = self._check_of_modules()
         self.compared = tensors_in(self.places) if reads.compares_identity else []
         # Those tensors by id, where the function asks whether two objects are one, and where in the list each stands.
         self.found: dict[int, int] = {}
@@ -131,6 +133,7 @@ class Watch:
         self.dead = True
         self.now = (_never, (), ())
         self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
+        self.modules, self._module_check, self._module_refs = [], _never, ()
 
     # ---------------------------------------------------------------- checking
 
@@ -168,7 +171,7 @@ class Watch:
             found = place.difference()
             if found is not None:
                 return found
-        for reference, cls, table in self.shapes:
+        for reference, cls, table in (*self.shapes, *self.modules):
             value = reference()
             if value is None:
                 continue  # nothing that is looked at leads there any more, or it would be noticed
@@ -224,9 +227,25 @@ class Watch:
 
         return check
 
+    def _check_of_modules(self) -> tuple[Check, tuple[Any, ...]]:
+        """A check of the classes of modules and of which `__dict__` they have, and what to hand it."""
+        alive = [(reference, cls, table) for reference, cls, table in self.modules if reference() is not None]
+        references = tuple(reference for reference, _, _ in alive)
+        tree = Tree(references)
+        for index, (reference, cls, table) in enumerate(alive):
+            tree.shape(index, reference(), cls, table)
+        return tree.check, references
+
+    def _with_modules(self, check: Check) -> Check:
+        if not self._module_refs:
+            return check
+        modules, references = self._module_check, self._module_refs
+        return lambda objects: check(objects) and modules(references)
+
     def _with_shapes(self, check: Check) -> Check:
         if not self.shapes:
-            return check
+            return self._with_modules(check)
+        check = self._with_modules(check)
         shapes = [(reference, cls, table) for reference, cls, table in self.shapes if table is not None]
         others = [(reference, cls) for reference, cls, table in self.shapes if table is None]
 

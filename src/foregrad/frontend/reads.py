@@ -290,6 +290,7 @@ class Reads:
         self._early: dict[int, tuple[Any, dict[str, Any]]] = {}  # of tables: what was in them when first met
         self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
+        self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # the same of modules
         self.class_attributes: dict[tuple[type, str], Any] = {}
         self.compares_identity = False  # code asks whether two objects are one
 
@@ -429,6 +430,8 @@ class Reads:
             self._made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
+        if id(module) not in self.modules:
+            self.modules[id(module)] = (weakref.ref(module), type(module), own)
         if name == "__dict__":
             self._whole_table(module, own)
             return

@@ -7,8 +7,8 @@ any code that was found names them, their absence when it asks for them (`getatt
 AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
-extensions, files and clocks hold; that a module or a function gets another `__dict__`, or a module another class; what
-a method reads that is called by a name made up at run time, but for methods of modules.
+extensions, files and clocks hold; that a function gets another `__dict__`; what a method reads that is called by a name
+made up at run time, but for methods of modules.
 """
 
 from __future__ import annotations
