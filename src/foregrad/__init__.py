@@ -10,6 +10,7 @@ from .config import config
 
 if TYPE_CHECKING:
     from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
+    from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
     from .artifacts.artifact import Artifact, export, load
     from .artifacts.attributes import check_attribute_assignment
@@ -55,10 +56,13 @@ __all__ = [
     "Artifact",
     "Budget",
     "Candidate",
+    "GraphSignature",
     "JointGraph",
     "Partitioned",
     "Policy",
     "aot_autograd",
+    "aot_export_joint_simple",
+    "aot_export_module",
     "aot_function",
     "aot_module",
     "aot_module_simplified",
@@ -112,6 +116,7 @@ __all__ = [
 # Where a name comes from: its module is imported when it is first asked for.
 _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module",
+    "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles pareto partition",
     "artifacts.artifact": "Artifact export load",
     "artifacts.attributes": "check_attribute_assignment",

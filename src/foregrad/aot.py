@@ -23,7 +23,14 @@ from .graph.source import Names, compile_source
 from .partitioners import default_partition
 from .runtime.render import render_run
 
-__all__ = ["aot_function", "aot_module", "aot_module_simplified", "compiled_function", "compiled_module"]
+__all__ = [
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "compiled_function",
+    "compiled_module",
+    "named_sources",
+]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -121,7 +128,7 @@ def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     dynamic = settings.pop("dynamic")
     for name in ("fn", "num_params_buffers"):
         del settings[name]
-    compiled = compile_module(mod, make_pipeline(**settings, lifted=_named_sources(mod)), recipe, dynamic=dynamic)
+    compiled = compile_module(mod, make_pipeline(**settings, lifted=named_sources(mod)), recipe, dynamic=dynamic)
     if not hasattr(mod, "orig_module"):
         type(compiled).orig_module = property(lambda _self: mod)  # type: ignore[attr-defined]
     return compiled
@@ -131,7 +138,7 @@ def _aot_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], mod: nn.Module
     return aot_module(mod, *args, **kwargs)
 
 
-def _named_sources(module: nn.Module) -> list[Source]:
+def named_sources(module: nn.Module) -> list[Source]:
     """All parameters, then all buffers, each under every name it has."""
     found = find_sources(module)
     tensors = [*module.named_parameters(), *module.named_buffers()]
@@ -169,7 +176,7 @@ def aot_module_simplified(
         static_argnums,
         keep_inference_input_mutations,
         inference_compiler,
-        lifted=_named_sources(mod),
+        lifted=named_sources(mod),
     )
     call = flatten_call(returning_sequence(mod, "aot_module_simplified"), tuple(args), {})
     forward, _ = compile_unguarded(call, pipeline, type(mod).__name__)

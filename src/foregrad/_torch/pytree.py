@@ -7,10 +7,15 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-__all__ = ["registered_functions"]
+__all__ = ["registered_functions", "spec_of_structure"]
 
 
 def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any, Any], Any]] | None:
     """(flatten, unflatten) of a registered container type, or None."""
     node = pytree.SUPPORTED_NODES.get(cls)
     return None if node is None else (node.flatten_fn, node.unflatten_fn)
+
+
+def spec_of_structure(value: Any) -> Any:
+    """The structure of a container as PyTorch has it."""
+    return pytree.tree_structure(value)

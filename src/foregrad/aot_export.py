@@ -1,0 +1,327 @@
+"""Graphs for compiler writers, with the names and conventions of AOTAutograd: `aot_export_module`, `..._joint_simple`.
+
+Parameters, buffers and arguments are inputs of one functional graph, updated buffers and gradients outputs of it. To
+save a program and run it elsewhere, use `foregrad.export`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ._torch.modules import with_nested_arguments
+from ._torch.pytree import spec_of_structure
+from .aot import named_sources
+from .errors import UnsupportedError
+from .frontend.call import FlatCall, flatten_call
+from .frontend.tree import Tree
+from .graph.effects import CheckFailed
+from .graph.joint import JointGraph
+from .graph.meta import NodeMeta
+from .graph.signature import AliasOutput, ConstantOutput, GraphOutput, InputOutput, OutputInfo, Signature
+from .graph.slots import Buffer, Param
+
+__all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module"]
+
+aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., Any]] | None
+
+
+@dataclasses.dataclass
+class BackwardSignature:
+    """Which outputs are gradients of what, and which one is the loss; by the names of their nodes."""
+
+    gradients_to_parameters: dict[str, str]
+    gradients_to_user_inputs: dict[str, str]
+    loss_output: str
+
+
+@dataclasses.dataclass
+class GraphSignature:
+    """What the inputs and outputs of an exported graph are, by the names of their nodes.
+
+    Inputs: parameters, buffers, then those of the user. Outputs: new values of what is written to, the user's, then
+    gradients.
+    """
+
+    parameters: list[str]
+    buffers: list[str]
+    user_inputs: list[str]
+    user_outputs: list[Any]
+    inputs_to_parameters: dict[str, str]
+    inputs_to_buffers: dict[str, str]
+    buffers_to_mutate: dict[str, str]
+    parameters_to_mutate: dict[str, str]
+    user_inputs_to_mutate: dict[str, str]
+    in_spec: Any
+    out_spec: Any
+    backward_signature: BackwardSignature | None = None
+    input_tokens: list[str] = dataclasses.field(default_factory=list)
+    output_tokens: list[str] = dataclasses.field(default_factory=list)
+
+
+def aot_export_module(
+    mod: nn.Module,
+    args: Iterable[Any],
+    *,
+    decompositions: Decompositions = None,
+    trace_joint: bool,
+    output_loss_index: int | None = None,
+    pre_dispatch: bool = False,
+    dynamic_shapes: bool | None = None,
+    kwargs: dict[str, Any] | None = None,
+) -> tuple[fx.GraphModule, GraphSignature]:
+    """The graph of a module, with parameters and buffers as inputs, and what its inputs and outputs are.
+
+    With `trace_joint` the module's result at `output_loss_index` must be a scalar loss, and its gradients by the
+    parameters, and by arguments that require grad, are outputs too. Results other than the loss must require no
+    gradients then. `dynamic_shapes`: sizes of arguments are symbolic. Raises `RuntimeError` for what the module does
+    that such a graph can't say, as PyTorch's function does. `pre_dispatch` graphs are not made (`UnsupportedError`).
+    """
+    if pre_dispatch:
+        raise UnsupportedError("graphs of operators above autograd are not made: pass pre_dispatch=False")
+    if trace_joint and output_loss_index is None:
+        raise RuntimeError("output_loss_index says which result is the loss: it must be given for a joint graph")
+    call = flatten_call(mod.forward, tuple(args), kwargs or {})
+    sources = named_sources(mod)
+    joint = _capture(call, type(mod).__name__, decompositions, sources, dynamic=bool(dynamic_shapes), grad=trace_joint)
+    writer = _Writer(joint, "arg{}_1")
+    loss = writer.loss(output_loss_index) if trace_joint else None
+    module = writer.module(gradients=trace_joint)
+    return module, writer.signature_of(call, output_loss_index if loss is not None else None)
+
+
+def aot_export_joint_simple(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    trace_joint: bool,
+    num_params_buffers: int = 0,
+    decompositions: Decompositions = None,
+) -> fx.GraphModule:
+    """The graph of a function of tensors that writes to nothing: for those who call it as `(primals, tangents)`.
+
+    With `trace_joint` the result takes a list of arguments and a list of tangents, and returns results, then a gradient
+    for each argument that requires grad; else it is called as the function is. Raises `RuntimeError` for functions that
+    write to their arguments, or return them or views of them.
+    """
+    del num_params_buffers
+    call = flatten_call(func, tuple(args), {})
+    if not all(child.kind == "leaf" for child in call.tree.children[0].children):
+        raise RuntimeError("aot_export_joint_simple takes tensors that are not nested")
+    joint = _capture(
+        call, str(getattr(func, "__name__", "function")), decompositions, [], dynamic=False, grad=trace_joint
+    )
+    signature = joint.signature
+    if signature.updates or signature.metadata_writes or signature.replacements:
+        raise RuntimeError("aot_export_joint_simple takes functions that write to none of their arguments")
+    if any(not isinstance(info, (GraphOutput, ConstantOutput)) for info in signature.outputs):
+        raise RuntimeError("aot_export_joint_simple takes functions that return no argument and no view of one")
+    writer = _Writer(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
+    module = writer.module(gradients=trace_joint, tangents=trace_joint)
+    if not trace_joint:
+        return module
+    return with_nested_arguments(module, len(signature.inputs), len(signature.differentiable))
+
+
+def _capture(
+    call: FlatCall, name: str, decompositions: Decompositions, sources: Sequence[Any], *, dynamic: bool, grad: bool
+) -> JointGraph:
+    from .tracing.capture import capture_call  # late, as in the pipeline
+
+    if dynamic:
+        tensors = [(i, leaf) for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
+        dims = {i: {d: (None, None) for d, size in enumerate(leaf.shape) if size > 1} for i, leaf in tensors}
+        call = dataclasses.replace(call, dynamic=dims)
+    with torch.set_grad_enabled(grad):
+        try:
+            lifted = [(source.get(), source) for source in sources]
+            joint = capture_call(
+                call, name=name, decompositions=decompositions, lifted=lifted, higher_order=False
+            ).joint
+        except CheckFailed as found:
+            raise found.error from None
+    if joint.error is not None:
+        raise joint.error
+    s = joint.signature
+    for what, does in (
+        ("changes sizes of its arguments in place", s.metadata_writes or s.replacements),
+        ("is written to, and shares memory with another argument", s.shared_memory),
+        ("branches on values of tensors", s.decisions),
+        ("checks values of tensors", s.checks),
+        ("writes to tensors in its backward", s.in_backward),
+    ):
+        if does:
+            raise RuntimeError(f"`{name}` can't be exported as one graph: it {what}")
+    if any(info.argument is None and not isinstance(info.slot, (Param, Buffer)) for info in s.inputs):
+        slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
+        raise RuntimeError(f"`{name}` reaches {', '.join(slots)} by itself: make them buffers, or arguments")
+    return joint
+
+
+class _Writer:
+    """Writes a joint graph anew, with the inputs and outputs that callers of AOTAutograd expect."""
+
+    def __init__(self, joint: JointGraph, inputs: str, first: int = 0) -> None:
+        self.joint, self.signature = joint, joint.signature
+        self.graph = fx.Graph()
+        self.made: dict[fx.Node, fx.Node] = {}
+        self.old_outputs = joint.outputs()
+        placeholders = joint.placeholders()
+        self.count = len(self.signature.inputs)
+        self.inputs = [self._input(n, inputs.format(i + first)) for i, n in enumerate(placeholders[: self.count])]
+        self.tangents = placeholders[self.count :]
+        self.seed: int | None = None
+
+    def _input(self, node: fx.Node, name: str) -> fx.Node:
+        copy = self.made[node] = self.graph.placeholder(name)
+        copy.meta = node.meta
+        return copy
+
+    def loss(self, index: int | None) -> int:
+        """The graph output that is the loss: the tangent of it is a one, and there is no other."""
+        assert index is not None
+        outputs: Signature = self.signature
+        info = outputs.outputs[index] if 0 <= index < len(outputs.outputs) else None
+        position = info.output if isinstance(info, GraphOutput) else None
+        if position is None or position not in outputs.differentiable:
+            raise RuntimeError(f"the result at {index}, which is to be the loss, requires no gradients")
+        if outputs.graph_output_specs[position].shape not in ((), (1,)):
+            raise RuntimeError(f"the result at {index}, which is to be the loss, is no scalar")
+        others = [str(outputs.graph_outputs[i]) for i in outputs.differentiable if i != position]
+        if others:
+            raise RuntimeError(f"{', '.join(others)} require gradients, too: detach all results but the loss")
+        self.seed = position
+        return position
+
+    def module(self, *, gradients: bool, tangents: bool = False) -> fx.GraphModule:
+        if tangents:
+            for number, node in enumerate(self.tangents, 1):
+                self._input(node, f"tangents_{number}")
+        wanted = list(self.old_outputs[: self.signature.num_forward_outputs])
+        if gradients:
+            wanted += [g for g, has in zip(self._gradients(), self.signature.gradients, strict=True) if has]
+        needed = self._needed(wanted)
+        for node in self.joint.graph.nodes:
+            if node.op in ("call_function", "get_attr") and node in needed:
+                self._copy(node)
+        self.updated = [self._of(self.old_outputs[update.output]) for update in self._updates()]
+        self.results = [self._result(info) for info in self.signature.outputs]
+        self.grads = [
+            (i, self._of(g)) for i, g in enumerate(self._gradients()) if gradients and self.signature.gradients[i]
+        ]
+        self.graph.output((*self.updated, *self.results, *(node for _, node in self.grads)))
+        return fx.GraphModule(self.joint.module, self.graph)
+
+    def _gradients(self) -> list[Any]:
+        first = self.signature.num_forward_outputs
+        return self.old_outputs[first : first + self.count]
+
+    def _updates(self) -> list[Any]:
+        return sorted(self.signature.updates, key=lambda update: update.input)
+
+    def _needed(self, wanted: Sequence[Any]) -> set[fx.Node]:
+        random = [
+            n
+            for n in self.joint.graph.nodes
+            if n.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+        ]
+        needed: set[fx.Node] = set()
+        stack = [node for node in (*wanted, *random) if node is not None]
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        return needed
+
+    def _copy(self, node: fx.Node) -> None:
+        for operand in node.all_input_nodes:
+            if operand not in self.made:  # the tangent of the loss
+                assert self.seed is not None
+                loss = self._of(self.old_outputs[self.seed])
+                self.made[operand] = one = self.graph.call_function(aten.ones_like.default, (loss,))
+                one.meta = loss.meta.copy()
+        copy = self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
+        copy.meta = node.meta
+
+    def _of(self, node: Any) -> Any:
+        if isinstance(node, fx.Node) and node not in self.made:  # a gradient that is the tangent itself
+            assert self.seed is not None
+            loss = self.made[self.old_outputs[self.seed]]
+            self.made[node] = one = self.graph.call_function(aten.ones_like.default, (loss,))
+            one.meta = loss.meta.copy()
+        return self.made[node] if isinstance(node, fx.Node) else node
+
+    def _result(self, info: OutputInfo) -> Any:
+        if isinstance(info, ConstantOutput):
+            return info.value
+        if isinstance(info, InputOutput):
+            update = next((u for u in self.signature.updates if u.input == info.input), None)
+            return self.inputs[info.input] if update is None else self._of(self.old_outputs[update.output])
+        if isinstance(info, GraphOutput):
+            return self._of(self.old_outputs[info.output])
+        assert isinstance(info, AliasOutput)
+        if info.memory is not None or info.after_replacement or info.history is not None:
+            raise RuntimeError(f"{info.path} can't be exported: it is a view of memory that was replaced")
+        base = self._result(
+            InputOutput("", info.input) if info.input is not None else GraphOutput("", info.output or 0)
+        )
+        for step in info.steps:
+            node = self.graph.call_function(step.op, (base, *step.args), dict(step.kwargs))
+            if step.index is not None:
+                node = self.graph.call_function(operator.getitem, (node, step.index))
+            node.meta = NodeMeta(late={"val": _value(node)})
+            base = node
+        return base
+
+    def signature_of(self, call: FlatCall, loss: int | None) -> GraphSignature:
+        names = [node.name for node in self.inputs]
+        slots = [info.slot for info in self.signature.inputs]
+        parameters = {n: s.name for n, s in zip(names, slots, strict=True) if isinstance(s, Param)}
+        buffers = {n: s.name for n, s in zip(names, slots, strict=True) if isinstance(s, Buffer)}
+        mutated = [(node.name, update.input) for node, update in zip(self.updated, self._updates(), strict=True)]
+        backward = None
+        if loss is not None:
+            by_input = {names[i]: node.name for i, node in self.grads}
+            backward = BackwardSignature(
+                {grad: parameters[n] for n, grad in by_input.items() if n in parameters},
+                {grad: n for n, grad in by_input.items() if n not in parameters and n not in buffers},
+                str(self.results[loss].name),
+            )
+        return GraphSignature(
+            list(parameters.values()),
+            list(buffers.values()),
+            [n for n in names if n not in parameters and n not in buffers],
+            [node.name if isinstance(node, fx.Node) else node for node in self.results],
+            parameters,
+            buffers,
+            {name: buffers[names[i]] for name, i in mutated if names[i] in buffers},
+            {name: parameters[names[i]] for name, i in mutated if names[i] in parameters},
+            {name: names[i] for name, i in mutated if names[i] not in buffers and names[i] not in parameters},
+            _spec(call.tree, len(names) - call.tree.size),
+            _spec(self.signature.output_spec),
+            backward,
+        )
+
+
+def _spec(tree: Tree, ahead: int = 0) -> Any:
+    """The structure as PyTorch's callers know it; `ahead`: tensors that come before the arguments."""
+    value = tree.unflatten([0] * tree.size)
+    if ahead:
+        args, kwargs = value
+        value = (tuple([0] * ahead) + tuple(args), kwargs)
+    return spec_of_structure(value)
+
+
+def _value(node: fx.Node) -> Callable[[], Any]:
+    def make() -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    return make
