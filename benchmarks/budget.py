@@ -1,12 +1,15 @@
 """Memory budgets: the measured peak of a step, what is computed again, how long a plan takes; PyTorch's beside ours.
 
-    python -m benchmarks.budget                  # gpt2-24 llama-24 mlp-200
+    python -m benchmarks.budget                  # all of them, an hour
     python -m benchmarks.budget gpt2-96
+    python -m benchmarks.budget --inductor       # the first three with Inductor inside
+    python -m benchmarks.budget mlp-200 --out benchmarks
 
 Peaks are bytes in use at once during forward and backward, beyond what was in use before, by the allocator's reports;
 gradients count. FLOPs are counted in the graphs (by hand: by `FlopCounterMode`), beyond those of a step that saves everything.
 PyTorch's plans (`activation_memory_budget`, a fraction of its estimate of saved bytes) are made by its partitioner on
-our joint graph, and both run on our eager backend, which frees each value after its last use.
+our joint graph, and both run on our eager backend, which frees each value after its last use. Our plans are found once a
+model; at one budget it is checked that `memory_budget=` gives the same.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,19 +31,22 @@ from torch.utils.checkpoint import checkpoint_sequential
 from torch.utils.flop_counter import FlopCounterMode
 
 import foregrad
-from benchmarks.common import Section
+from benchmarks.common import Section, write_results
 from benchmarks.memory import MIB, peak_of
 from benchmarks.models import Built, bert, first_tensor, resnet
 from foregrad.partitioners.budget import Frontier, frontier
 from foregrad.partitioners.costs import flops
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.merge import merge_equal
+from foregrad.partitioners.split import split
 
-__all__ = ["collect"]
+__all__ = ["DEFAULT", "WITH_INDUCTOR", "collect", "collect_inductor"]
 
-DEFAULT = ["gpt2-24", "llama-24", "mlp-200"]
+DEFAULT = ["gpt2-6", "gpt2-24", "gpt2-96", "llama-24", "bert-12", "resnet-50", "mlp-200", "mlp-800"]
+WITH_INDUCTOR = {"gpt2-6": (0.75, 0.5, 0.25, 0.0), "gpt2-24": (0.5, 0.25), "gpt2-96": (0.25,)}
 POINTS = 12
 TORCH_BUDGETS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+TORCH_BUDGETS_OF_MANY = (0.5, 0.2, 0.05)  # of more than 24 layers: minutes each
 
 
 def gpt2(layers: int) -> Built:
@@ -71,7 +78,19 @@ def mlp(layers: int) -> Built:
     return nn.Sequential(*parts), (torch.randn(4096, 64),), {}
 
 
-MODELS: dict[str, Callable[[int], Built]] = {"gpt2": gpt2, "llama": llama, "mlp": mlp, "bert": bert, "resnet": resnet}
+def bert_without_dropout(layers: int) -> Built:
+    """PyTorch's partitioner would draw the masks a second time, and other ones, in a graph of ours."""
+    module, args, kwargs = bert(layers)
+    return module.eval(), args, kwargs
+
+
+MODELS: dict[str, Callable[[int], Built]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "mlp": mlp,
+    "bert": bert_without_dropout,
+    "resnet": resnet,
+}
 
 
 class Loss(nn.Module):
@@ -162,6 +181,52 @@ def plans_of(built: Built) -> tuple[Frontier, float]:
     return plans, time.process_time() - start
 
 
+def _planned(plans: Frontier, budget: int, module: nn.Module) -> Any:
+    """`module` compiled under the plan for `budget`."""
+    plan = plans.best(budget)
+
+    def partition(joint: Any, _inputs: Any, *, num_fwd_outputs: int) -> Any:
+        index = JointIndex(joint, num_fwd_outputs)
+        merge_equal(index)
+        assert [node.name for node in index.nodes] == [node.name for node in plans.index.nodes]
+        halves = split(index, [index.nodes[i] for i in plan.residuals])
+        return halves.forward, halves.backward
+
+    return foregrad.compile(module, backend="eager", partition=partition)
+
+
+def collect_inductor(models: list[str]) -> Section:
+    """The peaks of steps that Inductor compiled, with and without a budget."""
+    section = Section(
+        "A memory budget with Inductor inside",
+        "Peak MiB of a step that Inductor compiled, and its budget.",
+        ["model", "budget", "peak", "peak/budget", "without a budget"],
+    )
+    for name in models:
+        built = build(name)
+        without = peak_of(_warm(foregrad.compile(built[0], backend="inductor"), built), "cpu")
+        for fraction in WITH_INDUCTOR[name]:
+            budgets: list[int] = []  # of Inductor's own graph
+
+            def partition(*args: Any, fraction: float = fraction, found: list[int] = budgets, **kwargs: Any) -> Any:
+                halves = foregrad.budget_partition(*args, memory_budget=fraction, **kwargs)
+                found.append(halves[0].meta["memory_budget"].budget)
+                return halves
+
+            peak = peak_of(_warm(foregrad.compile(built[0], backend="inductor", partition=partition), built), "cpu")
+            section.add(
+                [name, f"{budgets[0] / MIB:.2f}", f"{peak / MIB:.2f}", f"{peak / budgets[0]:.3f}", f"{without / MIB:.2f}"],
+                model=name, budget=budgets[0], peak=peak, without=without,
+            )  # fmt: skip
+    return section
+
+
+def _warm(call: Callable[..., Any], built: Built) -> Callable[[], None]:
+    step = _step(call, built)
+    step()
+    return step
+
+
 def collect(name: str) -> Section:
     """The table of one model."""
     built = build(name)
@@ -192,12 +257,20 @@ def collect(name: str) -> Section:
     hand = _by_hand(name, built)
     if hand:
         add("by hand", "-", *hand, None, None)
+        if hand[0] >= plans.least:
+            add("foregrad", f"{hand[0] / MIB:.2f}", *_measure(_planned(plans, hand[0], module), built), hand[0],
+                plans.best(hand[0]).peak)  # fmt: skip
     for k in range(POINTS):
         budget = plans.bytes_of(1 - k / (POINTS - 1))
-        call = foregrad.compile(module, backend="eager", memory_budget=budget)
-        peak, count = _measure(call, built)
+        peak, count = _measure(_planned(plans, budget, module), built)
+        if k == POINTS // 2:
+            public = foregrad.compile(module, backend="eager", memory_budget=budget)
+            assert _measure(public, built) == (peak, count), "memory_budget= gives another plan"
         add("foregrad", f"{budget / MIB:.2f}", peak, count, budget, plans.best(budget).peak)
-    for fraction in TORCH_BUDGETS:
+    layers = int(name.partition("-")[2])
+    for fraction in (
+        TORCH_BUDGETS_OF_MANY if layers > 24 and not name.startswith(("resnet", "mlp-200")) else TORCH_BUDGETS
+    ):
         with torch._functorch.config.patch(activation_memory_budget=fraction):
             call = foregrad.compile(
                 module, backend="eager", partition=functools.partial(torch_min_cut, compiler="eager")
@@ -205,19 +278,24 @@ def collect(name: str) -> Section:
             peak, count = _measure(call, built)
         add("PyTorch", f"{fraction}", peak, count, None, None)
         if peak >= plans.least:  # ours at the peak that PyTorch's plan really has
-            ours = foregrad.compile(module, backend="eager", memory_budget=peak)
+            ours = _planned(plans, peak, module)
             add("foregrad", f"{peak / MIB:.2f}", *_measure(ours, built), peak, plans.best(peak).peak)
     return section
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=DEFAULT)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name in parser.parse_args().models:
+    for name in options.models or (WITH_INDUCTOR if options.inductor else DEFAULT):
         print(f"==> {name}", flush=True)
-        print(collect(name).markdown())
+        section = collect_inductor([name]) if options.inductor else collect(name)
+        if options.out:
+            write_results([section], options.out)
 
 
 if __name__ == "__main__":

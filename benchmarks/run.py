@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import capture, composite, graph_code, jax_capture, memory, overhead, partition, startup
+from benchmarks import budget, capture, composite, graph_code, jax_capture, memory, overhead, partition, startup
 from benchmarks.common import Section, write_results
 
 
@@ -43,6 +43,8 @@ def main() -> None:
         "partition": lambda: [partition.collect(models, 1 if quick else options.rounds)],
         "composite": lambda: [composite.collect(20 if quick else 60)],
         "steps": lambda: [memory.collect_steps(2 if quick else 7, models)],
+        "budget": lambda: [budget.collect(name) for name in (["gpt2-6"] if quick else budget.DEFAULT)],
+        "budget-inductor": lambda: [budget.collect_inductor(["gpt2-6"] if quick else list(budget.WITH_INDUCTOR))],
         "growth": lambda: [memory.collect_growth(5_000 if quick else 100_000)],
     }
     if torch.cuda.is_available():

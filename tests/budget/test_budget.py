@@ -106,7 +106,7 @@ def test_the_measured_peak_keeps_to_each_budget_and_falls_with_it(name):
         for parameter in module.parameters():
             parameter.grad = None
         peaks.append(measured_peak(dropping_gradients))
-        assert peaks[-1] <= budget + 64
+        assert peaks[-1] <= budget + 16  # kernels make tensors of plain numbers for themselves
     assert peaks == sorted(peaks)
 
 

@@ -157,7 +157,7 @@ class _Model:
         for i in index.backward_inputs:
             storages.size[i] = max(storages.size[i], index.bytes_of(i))
         others = sum(storages.size[r] for r in self.held)
-        returned = {self.root[i] for i in index.gradient_numbers}
+        returned = {self.root[i] for i in index.gradient_numbers} | storages.held_tangents(index.backward_inputs)
         line = storages.timeline(order, set(index.backward_inputs), returned, others)
         found, since = [], 0
         for k, i in enumerate(order):

@@ -21,7 +21,7 @@ from .classify import Kind
 from .index import JointIndex, value_of
 from .split import backward_needs, backward_order, forward_order
 
-__all__ = ["Liveness", "Storages", "Timeline"]
+__all__ = ["Liveness", "Storages", "Timeline", "nbytes"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,8 +103,13 @@ class Storages:
             self.size[i] = nbytes(value_of(index.nodes[i]))
         held = sum(self.size[r] for r in kept)
         returned = {root[i] for i in index.gradient_numbers}
+        returned |= self.held_tangents(tangents)
         backward = self.timeline(backward_order(index, computed, used, away), own | tangents, returned, held)
         return Liveness(forward, backward, sum(self.size[r] for r in own))
+
+    def held_tangents(self, tangents: Iterable[int]) -> set[int]:
+        """Those alive to the end: `loss.backward()` makes the cotangent of a single number, and holds it."""
+        return {i for i in tangents if self.size[i] <= _NUMBER}
 
     def timeline(self, order: Sequence[int], alive: set[int], kept: set[int], others: int = 0) -> Timeline:
         """The bytes alive while each operator of `order` runs.
@@ -144,6 +149,7 @@ class Storages:
         return Timeline(list(order), found, live)
 
 
+_NUMBER = 16  # bytes of the largest single number
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 
 

@@ -154,7 +154,9 @@ def make_report(parts: Partitioned) -> Report:
         roots.setdefault(forward.root(node), node.name)
     alive = backward.alive(sizes, set(roots.values()))
     others = sum(forward.storages.size[r] for r in held)
-    second = backward.timeline(alive, {backward.root(node) for node in backward.outputs}, others)
+    staying = {backward.root(node) for node in backward.outputs}
+    staying |= backward.storages.held_tangents(backward.index.backward_inputs)
+    second = backward.timeline(alive, staying, others)
     peak = max(first.peak, first.after, second.peak, second.after)
     again = tuple(_recomputed(forward, backward))
     work = forward.work() + backward.work() - sum(one.cost for one in again)
