@@ -13,10 +13,9 @@ from ..config import Config
 from ..errors import ForegradWarning, LeftBehindError, TensorTextError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..graph.effects import CheckFailed
-from ..graph.source import Names, compile_source, source_of
+from ..graph.source import Names, compile_source
 from ..interrupts import held
 from ..locks import Turn, make_lock
-from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
@@ -24,45 +23,12 @@ from .numbers import ConstantNumbers, fixed_numbers
 from .paths import Paths
 from .pipeline import Pipeline, Product
 from .shapes import SizesSeen, check_marked
+from .specialization import Specialization
 from .transformed import Transformed
-from .watch import Watch
 
-__all__ = ["Dispatcher", "Specialization"]
+__all__ = ["Dispatcher"]
 
 _log = logging.getLogger("foregrad.recompiles")
-
-
-class Specialization:
-    """One compiled graph with its guards: `call(args, kwargs)` returns the result, or `MISS`."""
-
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        node: NodeSource | None,
-        product: Product,
-        watch: Watch,
-        fingerprint: Fingerprint,
-    ) -> None:
-        self.call = call
-        self.node = node
-        self.product = product
-        self.watch = watch
-        self.fingerprint = fingerprint
-        self.decides = bool(product.captured.joint.signature.decisions)
-
-    def makes_the_same_of_it(self, other: Specialization) -> bool:
-        """Whether another capture came to the same graph, and to the same outputs that are no tensors."""
-        one, two = self.product.captured.joint, other.product.captured.joint
-        numbers = [
-            [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.outputs]
-            for joint in (one, two)
-        ]
-        return numbers[0] == numbers[1] and str(one) == str(two)
-
-    def source(self) -> str:
-        """The rendered Python: guards, runtime, and the autograd node."""
-        text = source_of(self.call)
-        return text if self.node is None else f"{self.node.source}\n\n{text}"
 
 
 class Dispatcher:

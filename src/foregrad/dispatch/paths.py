@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..errors import ForegradWarning, UnsupportedDataDependentError
-
-if TYPE_CHECKING:
-    from .dispatcher import Specialization
+from .specialization import Specialization
 
 __all__ = ["Paths"]
 

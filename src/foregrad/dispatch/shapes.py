@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,9 +16,7 @@ from ..graph.joint import JointGraph
 from ..graph.signature import Signature
 from ..graph.source import Names
 from ..runtime.decisions import range_text
-
-if TYPE_CHECKING:
-    from .dispatcher import Specialization
+from .specialization import Specialization
 
 __all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "size_reads", "static_or_none"]
 

@@ -1,0 +1,47 @@
+"""One compiled graph of a dispatcher, with its guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..graph.source import source_of
+from ..runtime.node import NodeSource
+from .explain import Fingerprint
+from .pipeline import Product
+from .watch import Watch
+
+__all__ = ["Specialization"]
+
+
+class Specialization:
+    """One compiled graph with its guards: `call(args, kwargs)` returns the result, or `MISS`."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        node: NodeSource | None,
+        product: Product,
+        watch: Watch,
+        fingerprint: Fingerprint,
+    ) -> None:
+        self.call = call
+        self.node = node
+        self.product = product
+        self.watch = watch
+        self.fingerprint = fingerprint
+        self.decides = bool(product.captured.joint.signature.decisions)
+
+    def makes_the_same_of_it(self, other: Specialization) -> bool:
+        """Whether another capture came to the same graph, and to the same outputs that are no tensors."""
+        one, two = self.product.captured.joint, other.product.captured.joint
+        numbers = [
+            [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.outputs]
+            for joint in (one, two)
+        ]
+        return numbers[0] == numbers[1] and str(one) == str(two)
+
+    def source(self) -> str:
+        """The rendered Python: guards, runtime, and the autograd node."""
+        text = source_of(self.call)
+        return text if self.node is None else f"{self.node.source}\n\n{text}"
