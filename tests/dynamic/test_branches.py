@@ -52,6 +52,7 @@ def asserting(x):
     return x.log()
 
 
+@pytest.mark.filterwarnings("ignore:the text of a tensor")  # for pytest, which shows what an assert compared
 def test_a_failing_assert_raises_as_in_eager():
     fn = compiled_eagerly(asserting)
     assert torch.equal(fn(vector()), fn.foregrad.function(vector())) is False  # other numbers, no error
