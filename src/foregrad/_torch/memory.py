@@ -1,4 +1,4 @@
-"""Whether a tensor's memory is nobody else's at the moment. Checked on torch 2.13.0.
+"""Whose a tensor's memory is at the moment. Checked on torch 2.13.0.
 
 Counts say so: of Python's references to the tensor and to its storage, of PyTorch's to either.
 """
@@ -14,7 +14,7 @@ import torch
 
 from .native import native
 
-__all__ = ["owned", "owned_in_python"]
+__all__ = ["has_storage", "owned", "owned_in_python"]
 
 Owned = Callable[[list[Any], tuple[int, ...]], bool]
 
@@ -29,6 +29,11 @@ def owned_in_python(values: list[Any], positions: Sequence[int]) -> bool:
     """What the C++ part does, where it was not built."""
     alone = _alone()
     return all(_is_plain(values[i]) and _counts(values, i) == alone for i in positions)
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own: a transform's wrapper has none, and no sparse one."""
+    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _is_plain(tensor: Any) -> bool:

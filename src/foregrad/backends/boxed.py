@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from .._torch.codegen import is_plain_graph_module
 from ..errors import BackendError
 from ..graph.source import compile_source
 from .eager import render_late
+from .first_call import FirstCall, after_first_call, beginning
 
 __all__ = ["as_boxed", "call_boxed", "is_boxed", "make_boxed_compiler", "make_boxed_func", "nop"]
 
@@ -71,13 +72,19 @@ def call_boxed(fn: Callable[..., Any], args: list[Any]) -> list[Any]:
 
 
 def as_boxed(
-    fn: Any, *, backend: str = "the compiler", graph: str = "graph", num_outputs: int | None = None
+    fn: Any,
+    *,
+    backend: str = "the compiler",
+    graph: str = "graph",
+    num_outputs: int | None = None,
+    first_call: FirstCall | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """What a compiler returned, as a function from a list, which it empties, to a list.
 
     A tuple becomes a list, and one tensor a list of it. An untouched graph module runs as the eager backend writes
     it: the same calls, without the frames that keep arguments alive. With `num_outputs`, any other number of
-    outputs is an error. `backend` and `graph` name the culprit in messages.
+    outputs is an error. `backend` and `graph` name the culprit in messages. `first_call` is called in the place of the
+    first call, and gives its results and what later ones go to (None: the next is a first one too); then it is gone.
     """
     if not callable(fn):
         raise BackendError(
@@ -85,11 +92,20 @@ def as_boxed(
             "  A compiler takes (graph module, example inputs) and returns a function of the graph's inputs."
         )
     if getattr(fn, "returns_list", False) is True and is_boxed(fn):
-        return cast("Callable[[list[Any]], list[Any]]", fn)
+        return fn if first_call is None else after_first_call(fn, first_call)
     module = _plain_module(fn)
     if module is not None:
-        return render_late(module)
+        function = render_late(module)
+        return function if first_call is None else after_first_call(function, first_call)
     call: Boxed = fn if is_boxed(fn) else make_boxed_func(fn)
+    if first_call is not None:
+        plain, whole = call, as_boxed(fn, backend=backend, graph=graph, num_outputs=num_outputs)
+
+        def settle(later: Any) -> None:
+            nonlocal call
+            call = plain if later is whole else later
+
+        call = beginning(whole, first_call, settle)
 
     def boxed(args: list[Any]) -> list[Any]:
         out = call(args)

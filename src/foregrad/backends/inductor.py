@@ -37,6 +37,7 @@ from ..graph.meta import respecify
 from ..graph.partitioned import Partitioned
 from ..graph.role import GraphRole, role_of
 from ..interrupts import deliver
+from ..passes.aliasing import copy_shared_results
 from ..passes.decompose import decompose
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
@@ -201,17 +202,43 @@ def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any]) -> Boxed:
 
 def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
-    copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     mode = _fake_mode(inputs)
     if mode is None:
-        return copy
+        return make_graph_module(gm, copied(gm.graph), "GraphModule")
     with own_tracing_context(mode):  # Dynamo's, if we are inside of it, has another fake mode
-        decompose(copy, inductor.decompositions(), mode, leave=_foreign(copy))
-        inductor.propagate(copy, inputs, mode, known=_foreign(copy))
-        copy = inductor.joint_passes(copy)
-        if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
-            inductor.propagate(copy, inputs, mode, known=_foreign(copy))
+        copy = _through_joint_passes(gm, inputs, mode)
+        if copy is None:  # rare, and constants are no dearer inside of kernels
+            with inductor.patched_config({"joint_graph_constant_folding": False}):
+                copy = _through_joint_passes(gm, inputs, mode)
+        assert copy is not None
+        copy_shared_results(copy, gm, mode)
     respecify(copy.graph)
+    return copy
+
+
+def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule | None:
+    """A copy of `gm` after decompositions and passes; None where folding constants left a value in another layout.
+
+    `ones * x.t()` is contiguous, `x.t()` is not. The passes replace the one by the other and put the metadata of the
+    former on the latter, which has other users.
+    """
+    copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
+    decompose(copy, inductor.decompositions(), mode, leave=_foreign(copy))
+    inductor.propagate(copy, inputs, mode, known=_foreign(copy))
+    values = {node: node.meta["val"] for node in copy.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)}
+    copy = inductor.joint_passes(copy)
+    for node in copy.graph.nodes:
+        before, after = values.get(node), node.meta.get("val")
+        if node.target is torch.ops.prims.convert_element_type.default and before is None:
+            before = node.args[0].meta.get("val")
+        if before is None or before is after or not isinstance(after, torch.Tensor) or before.shape != after.shape:
+            continue
+        if before.stride() != after.stride():
+            return None
+        if node in values and before.dtype is after.dtype:
+            node.meta["val"] = before  # it is in the memory that this value has
+    if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
+        inductor.propagate(copy, inputs, mode, known=_foreign(copy))
     return copy
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -56,7 +56,9 @@ def compile_around(
         if node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
     graph.output(fx.map_arg(output.args[0], made.__getitem__))
-    return eager_compiler(make_graph_module(gm, graph, "Segments"))
+    whole: Any = eager_compiler(make_graph_module(gm, graph, "Segments"))
+    whole.is_mixed = True  # what a segment returns is to be looked at
+    return cast("Boxed", whole)
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,6 +8,7 @@ its outputs is believed, as is what its function says in an attribute `output_st
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,11 +19,13 @@ from .._torch import engine
 from .._torch.dynamo import compiler_context
 from .._torch.graphs import copied, is_operator, tensor_metadata
 from ..backends.boxed import as_boxed
+from ..backends.results import Contract, promised
 from ..errors import BackendError, ForegradError
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta
 from ..graph.role import GraphRole
-from ..graph.slots import Updated
+from ..graph.slots import Grad, Updated
+from ..passes.aliasing import results_of, tensors_in, written_inputs
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
 
@@ -40,8 +43,13 @@ class Made:
     writes_into: tuple[int, ...]
 
 
-def call_compiler(compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> Made:
-    """Compile one half of `joint`. Raises `BackendError` for a result that can't be called."""
+def call_compiler(
+    compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, always: bool = False
+) -> Made:
+    """Compile one half of `joint`. Raises `BackendError` for a result that can't be called.
+
+    What the compiled graph returns is looked at in its first call, or `always`.
+    """
     is_ours = str(getattr(compiler, "__module__", "")).startswith("foregrad.")
     given = module if is_ours else _for_others(module, joint, role)
     role.put_on(given)
@@ -66,7 +74,51 @@ def call_compiler(compiler: Compiler, module: fx.GraphModule, joint: JointGraph,
                 f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
             )
         strides = reported or _strides(getattr(result, "output_strides", None))
-        return Made(as_boxed(result), strides, tuple(getattr(result, "writes_into", ())))
+        writes = tuple(getattr(result, "writes_into", ()))
+        if is_ours and getattr(result, "returns_list", False) and not getattr(result, "is_mixed", False):
+            return Made(as_boxed(result), strides, writes)  # eager's kernels, one by one
+        contract = Contract(
+            _backend_name(compiler),
+            f"the {phase} graph of `{name}`",
+            promised(module, _result_names(module, joint, phase), **_given_out(joint, role)),
+            _input_names(module, joint),
+            (*writes, *written_inputs(module)),
+            tensors_in(module),
+            is_ours=is_ours,
+            always=always,
+        )
+        run = as_boxed(result, backend=contract.backend, graph=f"{phase} graph", first_call=contract.first_call)
+        return Made(run, strides, writes)
+
+
+def _backend_name(compiler: Any) -> str:
+    while hasattr(compiler, "func"):
+        compiler = compiler.func  # of a partial
+    return str(getattr(compiler, "__name__", type(compiler).__name__))
+
+
+def _result_names(module: fx.GraphModule, joint: JointGraph, phase: str) -> list[str]:
+    """The results of a graph as the user knows them."""
+    signature = joint.signature
+    if phase == "backward":
+        slots = [*(Grad(info.slot) for info in signature.inputs), *signature.in_backward.outputs]
+    else:
+        slots = list(signature.graph_outputs)
+    saved = results_of(module)[len(slots) :]
+    return [*map(str, slots), *(f"saved value {node}" for node in saved)]
+
+
+def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
+    texts = joint.slot_texts()
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    return [texts.get(name, name) for name in names]
+
+
+def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
+    """Whose strides the user sees, and from where on results are the backward's."""
+    if role.phase == "backward":
+        return {"visible": (), "kept_from": sys.maxsize}
+    return {"visible": role.visible_outputs, "kept_from": joint.signature.num_forward_outputs}
 
 
 def _context(joint: JointGraph, role: GraphRole) -> Any:

@@ -145,7 +145,9 @@ class Pipeline:
         backward = partitioned.backward
         num_saved = len(partitioned.saved_nodes)
         roles = _Roles(joint.signature, partitioned.saved_nodes)
-        made = call_compiler(compiler, partitioned.forward, joint, roles.inference() if inference else roles.forward())
+        always = config is not None and config.check
+        role = roles.inference() if inference else roles.forward()
+        made = call_compiler(compiler, partitioned.forward, joint, role, always=always)
         if made.output_strides is not None:
             _lay_out_saved(partitioned, made.output_strides)
 
@@ -155,7 +157,7 @@ class Pipeline:
         def make_backward(values: list[Any] | None = None) -> Boxed:
             if not found:
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
-                found.append(_compile_late(self.bw_compiler, backward, joint, roles.backward(donated)))
+                found.append(_compile_late(self.bw_compiler, backward, joint, roles.backward(donated), always))
             return found[0]
 
         @functools.cache
@@ -166,7 +168,7 @@ class Pipeline:
             if wanted is not None:
                 module = only_gradients(module, wanted)
             read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
-            return Partial(_compile_late(self.bw_compiler, module, joint, roles.backward()), read)
+            return Partial(_compile_late(self.bw_compiler, module, joint, roles.backward(), always), read)
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
@@ -340,19 +342,21 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
             )
 
 
-def _compile_late(compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> Boxed:
+def _compile_late(
+    compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, always: bool
+) -> Boxed:
     """Compile a backward, when the check of the arguments is long written: it can't take conditions on sizes any more.
 
     A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
     """
     known = joint.num_guards()
-    made = call_compiler(compiler, module, joint, role)
+    made = call_compiler(compiler, module, joint, role, always=always)
     compiled = made.run
     if compiler is eager_compiler:
         return compiled
     if made.writes_into:
         careful = dataclasses.replace(role, donated=())
-        make_careful = functools.cache(lambda: call_compiler(compiler, module, joint, careful).run)
+        make_careful = functools.cache(lambda: call_compiler(compiler, module, joint, careful, always=always).run)
         compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
 
     @functools.cache

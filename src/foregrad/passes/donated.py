@@ -7,15 +7,13 @@ looked at before each: `runtime.donated`.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 
 from torch import fx
 
-from .._torch.codegen import OpOverload
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
-from ..tracing.opinfo import op_info
+from .aliasing import memory_of, results_of
 
 __all__ = ["donated_inputs"]
 
@@ -23,22 +21,17 @@ __all__ = ["donated_inputs"]
 def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
     saved = {node.name: node for node in partitioned.saved_nodes}
-    shared = Counter(_memory_of(node) for node in _results(partitioned.forward))
-    returned = {_memory_of(node) for node in _results(partitioned.backward)}
+    shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
+    returned = {memory_of(node)[0] for node in results_of(partitioned.backward) if isinstance(node, fx.Node)}
     found = []
     for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
         source = saved.get(node.name)
         if source is None or node in returned:
             continue  # a tangent; a gradient
-        memory = _memory_of(source)
-        if memory.op == "call_function" and shared[memory] == 1 and _is_written_once(node, is_view=memory != source):
+        memory = memory_of(source)
+        if memory[0].op == "call_function" and shared[memory] == 1 and _is_written_once(node, is_view=_is_view(source)):
             found.append(i)
     return tuple(found)
-
-
-def _results(module: fx.GraphModule) -> list[fx.Node]:
-    outputs = next(iter(reversed(module.graph.nodes))).args[0]
-    return [node for node in outputs if isinstance(node, fx.Node)]
 
 
 def _is_written_once(node: fx.Node, *, is_view: bool) -> bool:
@@ -49,14 +42,6 @@ def _is_written_once(node: fx.Node, *, is_view: bool) -> bool:
     return not spec.overlaps_itself if spec.is_static else not is_view
 
 
-def _memory_of(node: fx.Node) -> fx.Node:
-    """The node that made the memory which the value of `node` is, or may be, a view of."""
-    while True:
-        source = node
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            source = node.args[0]  # one tensor of several
-        if not isinstance(source.target, OpOverload) or not op_info(source.target).is_view:
-            return node
-        if not source.args or not isinstance(source.args[0], fx.Node):
-            return node
-        node = source.args[0]
+def _is_view(node: fx.Node) -> bool:
+    maker, index = memory_of(node)
+    return node != maker and (index is None or node.args[:2] != (maker, index))

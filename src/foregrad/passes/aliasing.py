@@ -1,0 +1,126 @@
+"""Which results of a graph have memory of their own, told by the operators that made them; copies where they must.
+
+A compiler's passes simplify `x * 1` to `x`. As a value that is right; as a result it is not: the caller may write to
+the result, and would write to `x`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.codegen import OpOverload
+from .._torch.fakes import FakeTensor
+from ..graph.meta import TensorSpec, spec_of
+from ..tracing.opinfo import op_info
+
+__all__ = ["Memory", "copy_shared_results", "makes_memory", "memory_of", "results_of", "tensors_in", "written_inputs"]
+
+aten = torch.ops.aten
+
+Memory = tuple[fx.Node, int | None]
+"""A node that made memory, and which of its results lives there; None where it has only one."""
+
+
+def results_of(gm: fx.GraphModule) -> list[Any]:
+    """The entries of a graph's output node: nodes, None, numbers."""
+    results = next(iter(reversed(gm.graph.nodes))).args[0]
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def tensors_in(gm: fx.GraphModule) -> list[torch.Tensor]:
+    """The constants of a graph."""
+    paths = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    found = [operator.attrgetter(path)(gm) for path in sorted(paths)]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def memory_of(node: fx.Node) -> Memory:
+    """The memory that the value of `node` is in, or may be in: a view's is that of its base."""
+    while True:
+        source, index = node, None
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            source, index = node.args[0], node.args[1]  # one tensor of several
+        if not isinstance(source.target, OpOverload) or not op_info(source.target).is_view:
+            return source, index  # type: ignore[return-value]
+        if not source.args or not isinstance(source.args[0], fx.Node):
+            return source, index  # type: ignore[return-value]
+        node = source.args[0]
+
+
+def makes_memory(memory: Memory) -> bool:
+    """Whether it is certain that an operator made this memory in the graph."""
+    maker = memory[0].target
+    return isinstance(maker, OpOverload) and memory[0].op == "call_function" and not op_info(maker).writes
+
+
+def written_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
+    """Positions of the inputs that the graph itself writes to."""
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            written = [node.args[i] for i in op_info(node.target).writes if i < len(node.args)]
+            found.update(memory_of(value)[0] for value in written if isinstance(value, fx.Node))
+    return tuple(i for i, node in enumerate(_inputs(gm)) if node in found)
+
+
+def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: Any) -> bool:
+    """Copy each result of `gm` that shares memory with an input, or with another result, and does not in `before`.
+
+    `gm` was made of `before` by passes that keep inputs and results in their order. The copies have the strides that
+    the results have in `before`. Returns whether there is any.
+    """
+    output = next(iter(reversed(gm.graph.nodes)))
+    results = results_of(gm)
+    inputs = zip(_inputs(gm), _inputs(before), strict=True)
+    owners: dict[Memory, Memory] = {(new, None): (old, None) for new, old in inputs}
+    copied = False
+    for i, (new, old) in enumerate(zip(results, results_of(before), strict=True)):
+        if not isinstance(new, fx.Node) or not isinstance(old, fx.Node) or not isinstance(spec_of(old), TensorSpec):
+            continue
+        memory, promised = memory_of(new), memory_of(old)
+        if memory[0].op == "get_attr" and promised[0].op == "get_attr":
+            continue
+        if memory[0].op != "get_attr" and owners.setdefault(memory, promised) == promised:
+            continue
+        with gm.graph.inserting_before(output):
+            results[i] = _copy(gm.graph, new, spec_of(old), mode)
+        owners[(results[i], None)] = promised
+        copied = True
+    if copied:
+        output.args = (results,)
+    return copied
+
+
+def _inputs(gm: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def _copy(graph: fx.Graph, node: fx.Node, spec: TensorSpec, mode: Any) -> fx.Node:
+    """A copy of the value of `node`, laid out as `spec` says."""
+    value = node.meta["val"]
+    if not spec.is_static or tuple(value.stride()) == spec.stride or not spec.is_dense:
+        return _call(graph, mode, aten.clone.default, node)
+    order = _from_slowest(spec.shape, spec.stride)
+    turned = _call(graph, mode, aten.permute.default, node, order)
+    laid_out = _call(graph, mode, aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return _call(graph, mode, aten.permute.default, laid_out, [order.index(dim) for dim in range(len(order))])
+
+
+def _from_slowest(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The dimensions in the order of a dense tensor's memory."""
+    return sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim] != 1), reverse=True)
+
+
+def _call(graph: fx.Graph, mode: Any, op: Any, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    value = node.meta["val"]
+    if not isinstance(value, FakeTensor):
+        value = mode.from_tensor(value)  # a constant's
+    made = graph.call_function(op, (node, *args), kwargs)
+    with torch.no_grad(), mode:
+        made.meta["val"] = op(value, *args, **kwargs)
+    return made
