@@ -34,6 +34,7 @@ log = logging.getLogger("foregrad")
 
 Run = Callable[[list[Any]], list[Any]]
 Repairs = dict[int, tuple[int, ...] | None]  # the strides that a result is copied to; None: as they are
+_HELD = "held by others"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -42,7 +43,8 @@ class Result:
     """One result of a graph. `node` is its entry in the output node.
 
     `memory`: what it may share with other results; None where it may be anything's. `is_fresh`: that is no input's.
-    `is_visible`: its strides are the user's to see. `is_kept`: it goes to the backward, and nobody writes to it.
+    `is_visible`: its strides are the user's to see. `is_handed_out`: the user gets this very tensor. `is_kept`: it goes
+    to the backward, and nobody writes to it.
     """
 
     name: str
@@ -51,18 +53,27 @@ class Result:
     memory: Memory | None
     is_fresh: bool
     is_visible: bool
+    is_handed_out: bool
     is_kept: bool
 
 
-def promised(module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int) -> list[Result]:
-    """The results of a graph, as its operators make them; from position `kept_from` they are saved for a backward."""
+def promised(
+    module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int | None
+) -> list[Result]:
+    """The results of a graph, as its operators make them.
+
+    From position `kept_from` they are saved for a backward; None: this is a backward, whose results are all handed out.
+    """
     made = []
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
         source = memory_of(node) if isinstance(node, fx.Node) else None
         is_fresh = source is not None and makes_memory(source)
         known = source is not None and (is_fresh or source[0].op == "placeholder")
         spec = spec_of(node) if isinstance(node, fx.Node) else None
-        made.append(Result(name, node, spec, source if known else None, is_fresh, i in visible, i >= kept_from))
+        is_kept = kept_from is not None and i >= kept_from
+        is_handed_out = kept_from is None or (i in visible and not is_kept)
+        shared = source if known else None
+        made.append(Result(name, node, spec, shared, is_fresh, i in visible, is_handed_out, is_kept))
     return made
 
 
@@ -153,9 +164,11 @@ class Contract:
         alias = dict(self._aliases(out, inputs))
         for i, what in alias.items():
             said = f"{self._named()} returned `{self.results[i].name}` in memory that is {what}, not its own"
-            if self.always and not self.is_ours:
+            is_certain = what != _HELD  # what holds the tensor may be a list of all results, say
+            if self.always and not self.is_ours and is_certain:
                 raise BackendError(f"{said}.\n  expected: memory of its own\n  got:      {what}")
-            log.log(logging.DEBUG if self.is_ours else logging.WARNING, "%s; it is copied in each call", said)
+            level = logging.WARNING if is_certain and not self.is_ours else logging.DEBUG
+            log.log(level, "%s; it is copied in each call", said)
         repairs: Repairs = {}
         for i, expected in enumerate(self.results):
             if not isinstance(expected.spec, TensorSpec):
@@ -179,8 +192,8 @@ class Contract:
                 yield i, f"that of {owner}"
             elif clash is not None:
                 yield i, f"that of `{self.results[clash].name}`"
-            elif expected.is_fresh and not expected.is_kept and _is_held(out, i):
-                yield i, "held by others"
+            elif expected.is_fresh and expected.is_handed_out and _is_held(out, i):
+                yield i, _HELD
             else:
                 seen.append(i)
 

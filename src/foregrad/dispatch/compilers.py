@@ -8,7 +8,6 @@ its outputs is believed, as is what its function says in an attribute `output_st
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -117,7 +116,7 @@ def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
 def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
     """Whose strides the user sees, and from where on results are the backward's."""
     if role.phase == "backward":
-        return {"visible": (), "kept_from": sys.maxsize}
+        return {"visible": (), "kept_from": None}
     return {"visible": role.visible_outputs, "kept_from": joint.signature.num_forward_outputs}
 
 
