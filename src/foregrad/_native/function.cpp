@@ -258,8 +258,8 @@ PyObject* run(const std::shared_ptr<Program>& shared, PyObject* const* inputs) {
   }
   connect(carried, node, inputs, program);
   auto& compiled = static_cast<CompiledNode&>(*node);
-  if (program.check_watched) {
-    compiled.watch_what_is_asked();
+  if (program.on_watched) {
+    compiled.watch_outputs();
   }
   save(compiled, results.get(), inputs, program);
   keep_trails(compiled, inputs, program);
@@ -321,17 +321,17 @@ bool layouts_of(PyObject* layouts, std::vector<Layout>& into) {
 }
 
 PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "check_hook", "check_watched",
-                                "inputs", "taken", "trails", "shown", "saved", "saved_from", "tangents", "gradients",
+  static const char* names[] = {"forward", "backward", "other_backward", "trails_of", "on_watched", "inputs",
+                                 "taken", "trails", "shown", "saved", "saved_from", "tangents", "gradients",
                                 "autocast_off", "runs_once", nullptr};
-  PyObject *forward, *backward, *other, *trails_of, *check_hook, *check_watched;
+  PyObject *forward, *backward, *other, *trails_of, *on_watched;
   PyObject *taken, *trails, *shown, *saved, *saved_from, *tangents, *gradients;
   Py_ssize_t inputs = 0;
   int autocast_off = 0;
   int runs_once = 0;
   if (!PyArg_ParseTupleAndKeywords(
-          args, kwargs, "$OOOOOOnOOOOOO!Opp", const_cast<char**>(names), &forward, &backward, &other, &trails_of,
-          &check_hook, &check_watched, &inputs, &taken, &trails, &shown, &saved, &saved_from, &PyList_Type, &tangents,
+          args, kwargs, "$OOOOOnOOOOOO!Opp", const_cast<char**>(names), &forward, &backward, &other, &trails_of,
+          &on_watched, &inputs, &taken, &trails, &shown, &saved, &saved_from, &PyList_Type, &tangents,
           &gradients, &autocast_off, &runs_once)) {
     return nullptr;
   }
@@ -355,8 +355,7 @@ PyObject* new_function(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   program->backward.set(backward == Py_None ? nullptr : backward);
   program->other_backward.set(other);
   program->trails_of.set(trails_of);
-  program->check_hook.set(check_hook == Py_None ? nullptr : check_hook);
-  program->check_watched.set(check_watched == Py_None ? nullptr : check_watched);
+  program->on_watched.set(on_watched == Py_None ? nullptr : on_watched);
   program->inputs = static_cast<size_t>(inputs);
   program->taken.assign(taken_.begin(), taken_.end());
   program->trails.assign(trails_.begin(), trails_.end());
@@ -384,8 +383,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(program->backward.get());
     Py_VISIT(program->other_backward.get());
     Py_VISIT(program->trails_of.get());
-    Py_VISIT(program->check_hook.get());
-    Py_VISIT(program->check_watched.get());
+    Py_VISIT(program->on_watched.get());
   }
   return 0;
 }

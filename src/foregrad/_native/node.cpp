@@ -16,6 +16,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
 #include <typeinfo>
 #include <utility>
 
@@ -142,7 +145,7 @@ bool CompiledNode::wants_all() const {
 }
 
 bool CompiledNode::is_usual(const variable_list& tangents) const {
-  if (at::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() || !program->backward ||
+  if (rest || at::GradMode::is_enabled() || torch::autograd::AnomalyMode::is_enabled() || !program->backward ||
       tangents.size() != program->tangents.size()) {
     return false;
   }
@@ -164,71 +167,117 @@ variable_list CompiledNode::apply(variable_list&& tangents) {
       break;
     }
   }
-  if (program->check_watched && !retains_grad_hooks().empty()) {
-    std::vector<size_t> retained;
-    for (const auto& [number, hook] : retains_grad_hooks()) {
-      retained.push_back(number);
-    }
-    check_watched(retained, tangents, "`retain_grad()`");
-  }
   return is_usual(tangents) ? usual(std::move(tangents)) : other(std::move(tangents));
 }
 
 namespace {
 
-// Runs whenever gradients arrive at the node, also where it is not to run: where `torch.autograd.grad` takes the
-// gradient by one of its outputs from it.
-struct WatchAsked : torch::autograd::FunctionPreHook {
-  explicit WatchAsked(CompiledNode* of) : node(of) {}
+// Runs whenever gradients arrive at the node, before any hook, and also where it is not to run: where
+// `torch.autograd.grad` takes the gradient by one of its outputs from it.
+struct WatchOutputs : torch::autograd::FunctionPreHook {
+  explicit WatchOutputs(CompiledNode* of) : node(of) {}
 
   variable_list operator()(const variable_list& tangents) override {
-    const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
-    if (tasks == nullptr || tasks->empty()) {
-      return tangents;
-    }
-    const auto found = tasks->find(node);
-    if (found != tasks->end() && found->second.captures_) {
-      std::vector<size_t> asked;
-      for (const auto& capture : *found->second.captures_) {
-        asked.push_back(static_cast<size_t>(capture.input_idx_));
-      }
-      pybind11::gil_scoped_acquire gil;
-      node->check_watched(asked, tangents, "the gradient by it");
-    }
-    return tangents;
+    return node->look_at_watched(tangents);
   }
 
   CompiledNode* node; // which owns this
 };
 
-} // namespace
+using ExecInfo = torch::autograd::GraphTask::ExecInfo;
+using Tasks = std::unordered_map<torch::autograd::Node*, ExecInfo>;
 
-void CompiledNode::watch_what_is_asked() {
-  add_tensor_pre_hook(std::make_unique<WatchAsked>(this));
+// Gives the user these gradients in place of those that the engine took before it ran the hooks.
+void take_again(const Tasks& tasks, const std::vector<ExecInfo::Capture>& captures, const variable_list& gradients) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr size_t offset = offsetof(torch::autograd::GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  auto* const start = reinterpret_cast<char*>(const_cast<Tasks*>(&tasks)) - offset;
+  auto* const task = reinterpret_cast<torch::autograd::GraphTask*>(start);
+  const std::lock_guard<std::mutex> lock(task->mutex_);
+  for (const auto& capture : captures) {
+    task->captured_vars_.at(static_cast<size_t>(capture.output_idx_)) =
+        gradients.at(static_cast<size_t>(capture.input_idx_));
+  }
 }
 
-void CompiledNode::check_watched(
-    const std::vector<size_t>& outputs, const variable_list& tangents, const char* how) {
-  THPObjectPtr watched(PyList_New(0));
-  THPObjectPtr given(PyTuple_New(static_cast<Py_ssize_t>(tangents.size())));
-  THPObjectPtr way(PyUnicode_FromString(how));
-  if (!watched || !given || !way) {
+THPObjectPtr numbers_of(const std::vector<size_t>& numbers) {
+  THPObjectPtr list(PyList_New(0));
+  if (!list) {
     throw_python();
   }
-  for (size_t i = 0; i < tangents.size(); ++i) {
-    PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), PyBool_FromLong(tangents[i].defined()));
-  }
-  for (const size_t output : outputs) {
-    THPObjectPtr which(PyLong_FromSize_t(output));
-    if (!which || PyList_Append(watched.get(), which.get()) != 0) {
+  for (const size_t number : numbers) {
+    THPObjectPtr item(PyLong_FromSize_t(number));
+    if (!item || PyList_Append(list.get(), item.get()) != 0) {
       throw_python();
     }
   }
-  PyObject* arguments[] = {watched.get(), given.get(), way.get()};
-  THPObjectPtr done(PyObject_Vectorcall(program->check_watched.get(), arguments, 3, nullptr));
-  if (!done) {
+  return list;
+}
+
+} // namespace
+
+void CompiledNode::watch_outputs() {
+  add_tensor_pre_hook(std::make_unique<WatchOutputs>(this));
+}
+
+variable_list CompiledNode::look_at_watched(const variable_list& tangents) {
+  std::vector<size_t> watched(hooked);
+  for (const auto& [number, hook] : retains_grad_hooks()) {
+    watched.push_back(static_cast<size_t>(number));
+  }
+  bool needed = true;
+  const std::vector<ExecInfo::Capture>* captures = nullptr;
+  const auto* tasks = torch::autograd::get_current_graph_task_exec_info();
+  if (tasks != nullptr && !tasks->empty()) {
+    const auto found = tasks->find(this);
+    needed = found != tasks->end() && found->second.needed_;
+    captures = found == tasks->end() ? nullptr : found->second.captures_.get();
+  }
+  if (captures != nullptr) {
+    for (const auto& capture : *captures) {
+      watched.push_back(static_cast<size_t>(capture.input_idx_));
+    }
+  }
+  if (watched.empty()) {
+    return tangents;
+  }
+  pybind11::gil_scoped_acquire gil;
+  rest.set(nullptr);
+  THPObjectPtr self(torch::autograd::functionToPyObject(getptr()));
+  THPObjectPtr given(PyTuple_New(static_cast<Py_ssize_t>(tangents.size())));
+  if (!self || !given) {
     throw_python();
   }
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(i), wrapped(tangents[i]));
+  }
+  THPObjectPtr all = numbers_of(watched);
+  THPObjectPtr with_hooks = numbers_of(hooked);
+  PyObject* arguments[] = {self.get(), all.get(), with_hooks.get(), given.get(), needed ? Py_True : Py_False};
+  THPObjectPtr answer(PyObject_Vectorcall(program->on_watched.get(), arguments, 5, nullptr));
+  if (!answer) {
+    throw_python();
+  }
+  if (answer.get() == Py_None) {
+    return tangents;
+  }
+  PyObject* totals = nullptr;
+  PyObject* left = nullptr;
+  if (!PyArg_ParseTuple(answer.get(), "O!O", &PyList_Type, &totals, &left) ||
+      static_cast<size_t>(PyList_GET_SIZE(totals)) != tangents.size()) {
+    throw_python();
+  }
+  variable_list found;
+  for (size_t i = 0; i < tangents.size(); ++i) {
+    found.push_back(unwrapped(PyList_GET_ITEM(totals, static_cast<Py_ssize_t>(i))));
+  }
+  rest.set(left == Py_None ? nullptr : left);
+  if (captures != nullptr && needed) {
+    take_again(*tasks, *captures, found);
+  }
+  return found;
 }
 
 variable_list CompiledNode::usual(variable_list&& tangents) {

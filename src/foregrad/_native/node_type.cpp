@@ -134,6 +134,14 @@ PyObject* wanted_gradients(PyObject* self, PyObject*) {
   return tuple;
 }
 
+PyObject* take_rest(PyObject* self, PyObject*) {
+  CompiledNode& node = node_of(self);
+  PyObject* rest = node.rest ? node.rest.get() : Py_None;
+  Py_INCREF(rest);
+  node.rest.set(nullptr);
+  return rest;
+}
+
 PyObject* maybe_clear_saved_tensors(PyObject* self, PyObject*) {
   node_of(self).let_go();
   Py_RETURN_NONE;
@@ -148,12 +156,13 @@ PyObject* set_before_hooks(PyObject*, PyObject* callable) {
 }
 
 PyObject* register_hook_dict(PyObject* self, PyObject* tensor) {
-  const Program& program = *node_of(self).program;
-  if (program.check_hook) {
-    THPObjectPtr allowed(PyObject_CallOneArg(program.check_hook.get(), tensor));
-    if (!allowed) {
+  if (node_of(self).program->on_watched) {
+    THPObjectPtr number(PyObject_GetAttrString(tensor, "output_nr"));
+    const size_t output = number ? PyLong_AsSize_t(number.get()) : 0;
+    if (PyErr_Occurred()) {
       return nullptr;
     }
+    node_of(self).hooked.push_back(output);
   }
   if (before_hooks != nullptr && node_of(self).num_inputs() > 1) {
     THPObjectPtr done(PyObject_CallOneArg(before_hooks, tensor));
@@ -186,6 +195,7 @@ PyMethodDef node_methods[] = {
     {"_sequence_nr", torch::autograd::THPCppFunction_sequence_nr, METH_NOARGS, nullptr},
     {"maybe_clear_saved_tensors", maybe_clear_saved_tensors, METH_NOARGS, "Let go of the saved tensors."},
     {"release", release, METH_VARARGS, "Let go of some saved tensors: (parts that ran, whether any did, positions)."},
+    {"take_rest", take_rest, METH_NOARGS, "What is left to do where outputs were watched; None where none was."},
     {"saved_tensor", saved_tensor, METH_O, "The saved tensor at a position; raises where it was written to since."},
     {"wanted_gradients", wanted_gradients, METH_NOARGS, "Which gradients go anywhere in this backward; None: all."},
     {nullptr, nullptr, 0, nullptr}};

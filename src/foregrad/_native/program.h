@@ -67,8 +67,9 @@ struct Program {
   Held backward; // a list of (sizes, saved tensors, tangents) to a list of gradients
   Held other_backward; // (node, *tangents) to (None, *gradients): when the one above isn't right
   Held trails_of; // some inputs to what is left of their histories
-  Held check_hook; // (output) raises where a hook on it would miss what flows inside; or nothing
-  Held check_watched; // (which outputs are watched, which tangents came in, how), the same; or nothing
+  // (node, outputs that are watched, those with hooks, tangents, whether the node is to run) to None, or to the tangents
+  // with what flows inside, and what is left to do; or nothing, where no output is computed from another.
+  Held on_watched;
   size_t inputs = 0;
   std::vector<size_t> taken; // the inputs that autograd knows about
   std::vector<size_t> trails; // those among them whose histories are kept apart
@@ -106,10 +107,9 @@ struct CompiledNode : torch::autograd::Node {
   bool is_wanted(size_t input) const;
   bool wants_all() const;
 
-  // From now on `check_watched` is asked where a gradient by an output is to be given to the user.
-  void watch_what_is_asked();
-  void check_watched(
-      const std::vector<size_t>& outputs, const torch::autograd::variable_list& tangents, const char* how);
+  // From now on `on_watched` is asked where an output is watched: has hooks, keeps its gradient, is asked for.
+  void watch_outputs();
+  torch::autograd::variable_list look_at_watched(const torch::autograd::variable_list& tangents);
 
   std::shared_ptr<Program> program;
   // Hooks of the user's run while a saved tensor is packed or unpacked, and may let go of it: whoever does so holds this.
@@ -120,6 +120,8 @@ struct CompiledNode : torch::autograd::Node {
   Held parts; // of the backward that ran, where it does not run as a whole: see `runtime/release.py`
   bool only_parts = false;
   bool ran = false; // as a whole, without `retain_graph`
+  std::vector<size_t> hooked; // the outputs that hooks were put on, where these are to be looked at
+  Held rest; // what `on_watched` left to do, until the node runs
 
  private:
   bool is_usual(const torch::autograd::variable_list& tangents) const;

@@ -21,7 +21,7 @@ from ..errors import ArtifactCallError
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.source import Names, compile_source, source_of
-from ..graph.tangents import ABSENT
+from ..graph.tangents import ABSENT, STOP
 from ..interrupts import held
 from ..locks import make_lock, taken
 from ..passes.decompose import decompose
@@ -267,6 +267,11 @@ class _Builder:
         gone: frozenset[int],
     ) -> Derived:
         """The derivative for these tangents: that for the same ones present, whether they require grad or not."""
+        if STOP in pattern:
+            raise ArtifactCallError(
+                f"a gradient is asked for by a result of the artifact `{program.joint.name}` that others were computed "
+                "from, or a hook or `retain_grad()` is on it: artifacts hold no such derivative"
+            )
         if gone:
             raise ArtifactCallError(
                 f"a part of the backward of the artifact `{program.joint.name}` ran before and gave up what it saved: "

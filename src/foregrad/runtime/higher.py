@@ -9,7 +9,7 @@ function that nobody differentiates twice keeps nothing for it but those.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from ..errors import UnsupportedError
 from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
-from ..graph.tangents import ABSENT, CONSTANT, VARIABLE
+from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE
 from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, Wanted
 from .decisions import decision_lines
@@ -37,7 +37,7 @@ from .writes import with_history
 if TYPE_CHECKING:
     from ..tracing.derivable import ValueRef
 
-__all__ = ["differentiable_backward", "needs_trail", "trails_of", "wanted_of"]
+__all__ = ["differentiable_backward", "needs_trail", "stopping_backward", "trails_of", "wanted_of"]
 
 Node = Callable[[Compiled, list[int]], Any]
 
@@ -63,11 +63,8 @@ def differentiable_backward(
     """`run(ctx, *tangents)`: the gradients of the inputs, with a history."""
     if compiled.make_derived is None:
         return _refuse
-    make_derived = compiled.make_derived
-    runs: dict[Any, list[Callable[..., Any]]] = {}
+    derivatives = _Derivatives(compiled, taken, make_node, release)
     hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
-    is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
-    tensors = [i for i, tensor in enumerate(is_tensor) if tensor]
 
     def run(ctx: Any, *tangents: Any) -> Any:
         batch = transforms.batch_of(tangents)
@@ -81,13 +78,52 @@ def differentiable_backward(
             return (None,) * (len(taken) + 1)
         if hooked and create_graph:
             refuse_watched_results(ctx, compiled.partitioned.joint.name)
-        in_parts = parts_run(ctx) is not None
-        wanted = wanted_of(ctx, taken, exact=in_parts or not engine.keeps_graph())
+        wanted = wanted_of(ctx, taken, exact=parts_run(ctx) is not None or not engine.keeps_graph())
+        return derivatives.run(ctx, tangents, pattern, wanted, create_graph=create_graph)
+
+    return run
+
+
+def stopping_backward(
+    compiled: Compiled, taken: list[int], make_node: Node, release: Release
+) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[Any], Sequence[Any]]] | None:
+    """`run(ctx, tangents, stops, needed)`: the gradients by the outputs at `stops`, which go no further, and by the
+    inputs, where those are `needed`. Saved tensors stay.
+    """
+    if compiled.make_derived is None:
+        return None
+    derivatives = _Derivatives(compiled, taken, make_node, release)
+
+    def run(ctx: Any, tangents: Sequence[Any], stops: tuple[int, ...], needed: bool) -> Any:
+        create_graph = torch.is_grad_enabled()
+        kind = VARIABLE if create_graph else CONSTANT
+        pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
+        pattern = tuple(STOP if i in stops else p for i, p in enumerate(pattern))
+        wanted = wanted_of(ctx, taken, exact=True) if needed else frozenset()
+        return derivatives.run(ctx, tuple(tangents), pattern, wanted, create_graph=create_graph)
+
+    return run
+
+
+class _Derivatives:
+    """The derivatives of a compiled function: one for each pattern of tangents and each set of gradients."""
+
+    def __init__(self, compiled: Compiled, taken: list[int], make_node: Node, release: Release) -> None:
+        self.compiled, self.taken, self.make_node, self.release = compiled, taken, make_node, release
+        self.known: dict[Any, list[Callable[..., Any]]] = {}
+        self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
+        self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
+
+    def run(
+        self, ctx: Any, tangents: tuple[Any, ...], pattern: tuple[int, ...], wanted: Wanted, *, create_graph: bool
+    ) -> Any:
+        compiled, release = self.compiled, self.release
         gone: frozenset[int] = frozenset()
-        if in_parts:
-            release.check(ctx, tuple(map(bool, pattern)), wanted)
-            gone = frozenset(tensors[i] for i in release.gone(parts_run(ctx) or 0))
-        known = runs.setdefault((pattern, wanted, create_graph, gone), [])
+        ran = parts_run(ctx)
+        if ran is not None:
+            release.check(ctx, _mask(pattern), wanted)
+            gone = frozenset(self.tensors[i] for i in release.gone(ran))
+        known = self.known.setdefault((pattern, wanted, create_graph, gone), [])
         for found in known:
             result = found(ctx, tangents)
             if type(result) is not Diverged:
@@ -97,9 +133,10 @@ def differentiable_backward(
                 f"a derivative of `{compiled.partitioned.joint.name}` depends on values, and was made for {len(known)} "
                 f"ways in which they come out; this is another. {result.where}"
             )
-        at_hand = lambda: (_saved_values(ctx, is_tensor), tangents)  # noqa: E731
-        derived = make_derived(pattern, wanted, at_hand, create_graph, gone)
-        found = _Renderer(compiled, taken, derived, pattern, wanted, release, gone).render(make_node)
+        assert compiled.make_derived is not None
+        at_hand = lambda: (_saved_values(ctx, self.is_tensor), tangents)  # noqa: E731
+        derived = compiled.make_derived(pattern, wanted, at_hand, create_graph, gone)
+        found = _Renderer(compiled, self.taken, derived, pattern, wanted, release, gone).render(self.make_node)
         result = found(ctx, tangents)
         if type(result) is not Diverged:
             known.append(found)
@@ -108,7 +145,9 @@ def differentiable_backward(
             raise result.error
         raise UnsupportedError(f"a value that a derivative depends on is another each time. {result.where}")
 
-    return run
+
+def _mask(pattern: tuple[int, ...]) -> tuple[bool, ...]:
+    return tuple(kind in (CONSTANT, VARIABLE) for kind in pattern)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,16 +240,23 @@ class _Renderer:
             call.append(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
         else:
             call = self._node_call(make_node, names, outputs)
-        free = ["if not keeps_graph():", f"    {self._let_go()}"]
+        free = [] if STOP in self.pattern else ["if not keeps_graph():", f"    {self._let_go()}"]
         for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.may_stop else (*free, *call):
             self._line(line)
         self._histories(outputs)
         self._write(names, outputs)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
+        if STOP in self.pattern:
+            stops = [self._gradient(place, outputs) for place in self.derived.derivative.stops]
+            self._line(f"return [{', '.join(stops)}], [{', '.join(gradients)}]")
+            return self._compiled()
         if "None" in gradients:
             self.globals["spare_leaves"] = spare_leaves
             self._line(f"spare_leaves(ctx, ({', '.join(gradients)},))")
         self._line(f"return {', '.join(['None', *gradients])}")
+        return self._compiled()
+
+    def _compiled(self) -> Callable[[Any, tuple[Any, ...]], Any]:
         return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
 
     def _histories(self, outputs: list[str]) -> None:
@@ -227,7 +273,7 @@ class _Renderer:
         if not self.is_part:
             self.globals["let_go"] = let_go
             return "let_go(ctx)"
-        mask, wanted = tuple(map(bool, self.pattern)), self.wanted
+        mask, wanted = _mask(self.pattern), self.wanted
         self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, wanted, saved)
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
         return f"release({', '.join(['ctx', *tensors])})"

@@ -26,11 +26,12 @@ from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from .anomaly import watched
 from .compiled import Compiled
-from .higher import differentiable_backward, needs_trail, trails_of, wanted_of
+from .higher import differentiable_backward, needs_trail, stopping_backward, trails_of, wanted_of
 from .in_backward import EffectLines
+from .interior import Interior, finishing
 from .kept import saved_in_part
 from .layout import as_captured, in_order, laid_out, memory_order
-from .passed import check_marked, hook_check, marked, watched_check
+from .passed import check_marked, marked
 from .release import Release, parts_run
 
 __all__ = ["NodeSource", "make_node"]
@@ -155,6 +156,11 @@ class _NodeRenderer:
         saved_from = list(range(results, results + len(self.partitioned.saved_nodes)))
         for saved, output in self._outputs_saved():
             saved_from[saved - results] = output
+        on_watched = None
+        if signature.passed:
+            stopping = stopping_backward(self.compiled, self.taken, make_node, self.release)
+            on_watched = Interior(signature, name, stopping).before
+            other = finishing(other, self.release, lambda ctx: wanted_of(ctx, self.taken, exact=True))
         failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
@@ -162,8 +168,7 @@ class _NodeRenderer:
             backward=None if failed else state["backward_graph"],
             other_backward=other,
             trails_of=trails_of,
-            check_hook=hook_check(signature, name) if signature.passed else None,
-            check_watched=watched_check(signature, name) if signature.passed else None,
+            on_watched=on_watched,
             inputs=len(signature.inputs),
             taken=self.taken,
             trails=needs_trail(self.compiled, self.taken),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -26,56 +26,24 @@ from .writes import with_history
 
 __all__ = [
     "check_marked",
-    "hook_check",
     "join",
     "join_error",
     "marked",
     "marking",
     "refuse_watched_results",
-    "watched_check",
+    "said_of",
 ]
 
 Mark = Callable[[torch.Tensor, Any], None]
 
 
-def _said(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
+def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
     slots = [str(signature.graph_outputs[i]) for i in signature.differentiable]
     return (
         f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, which it returns as well: {how} would "
         "miss the gradient that flows through it inside. Compile what comes before it and what comes after it as two "
         "functions."
     )
-
-
-# -------------------------------------------------------------------- outputs of nodes in C++
-
-
-def hook_check(signature: Signature, name: str) -> Callable[[Any], None]:
-    """`check(output)` raises where a hook on this output is to be refused, which then has none."""
-    passed, slots = dict(signature.passed), [str(signature.graph_outputs[i]) for i in signature.differentiable]
-
-    def check(output: Any) -> None:
-        position = output.output_nr
-        if position in passed:
-            output._backward_hooks = None  # as it was
-            raise UnsupportedError(_said(signature, name, slots[position], passed[position], "a hook on it"))
-
-    return check
-
-
-def watched_check(signature: Signature, name: str) -> Callable[[Iterable[int], Sequence[bool], str], None]:
-    """`check(watched, given, how)` raises where more flows through one of the `watched` outputs: `given` says for each
-    tangent whether it came in, `how` in which way the outputs are watched.
-    """
-    passed, slots = dict(signature.passed), [str(signature.graph_outputs[i]) for i in signature.differentiable]
-
-    def check(watched: Iterable[int], given: Sequence[bool], how: str) -> None:
-        for position in watched:
-            after = passed.get(position, ())
-            if any(given[i] for i in after):
-                raise UnsupportedError(_said(signature, name, slots[position], after, how))
-
-    return check
 
 
 # -------------------------------------------------------------------- tensors that are marked
@@ -88,7 +56,7 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
     """
 
     def refuse(how: str) -> None:
-        raise UnsupportedError(_said(signature, name, what, after, how))
+        raise UnsupportedError(said_of(signature, name, what, after, how))
 
     def check(output: weakref.ref[torch.Tensor], node: weakref.ref[Any], gradient: Any) -> None:
         tensor, made_by = output(), node()

@@ -21,12 +21,12 @@ import torch
 from torch import fx
 
 from .._torch.graphs import symbol_of
-from ..errors import ForegradError
+from ..errors import ForegradError, UnsupportedError
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import DecisionInfo, InputInfo, Reach, Signature
 from ..graph.slots import Decision, Grad, Slot, Tangent
-from ..graph.tangents import ABSENT, VARIABLE
+from ..graph.tangents import CONSTANT, STOP, VARIABLE
 from .dead_ends import errors_behind, raise_behind
 from .decisions import generators_drawn_from
 from .derivable import Derivable, Derivative, ValueRef, read_again
@@ -57,7 +57,7 @@ def differentiate(
     *,
     create_graph: bool = True,
 ) -> Derivative:
-    """The backward for tangents of this `pattern` (ABSENT, CONSTANT or VARIABLE each), with the gradients of the
+    """The backward for tangents of this `pattern` (see `graph.tangents`), with the gradients of the
     inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
 
     `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
@@ -99,7 +99,8 @@ class _Differentiation:
         self.values = at_hand
         self.create_graph = create_graph
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
-        self.given = [i for i, kind in enumerate(pattern) if kind != ABSENT]
+        self.given = [i for i, kind in enumerate(pattern) if kind in (CONSTANT, VARIABLE)]
+        self.stops = [i for i, kind in enumerate(pattern) if kind == STOP]
         self.pattern = pattern
         self.sinks = [i for i, leaf in enumerate(origin.leaves) if leaf is not None]
         self.wanted = [i for i in self.sinks if wanted is None or i in wanted]
@@ -151,7 +152,8 @@ class _Differentiation:
 
     def _run(self) -> Derivative:
         origin, session, given = self.origin, self.session, self.given
-        leaves: list[Any] = [origin.leaves[i] for i in self.wanted]
+        stops = [origin.outputs[i] for i in self.stops]
+        leaves: list[Any] = [*(origin.leaves[i] for i in self.wanted), *stops]
         self.tangents = [
             session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
         ]
@@ -160,12 +162,13 @@ class _Differentiation:
         late.restore(origin.versions)
         is_whole = session.has_hooks and len(self.wanted) == len(self.sinks)
         others = other_leaves(outputs, leaves) if is_whole else []  # hooks of these run, too
-        with session.recording(fakes), cut_at(self._variables()[: len(self.sinks)]):
+        with session.recording(fakes), cut_at([*self._variables()[: len(self.sinks)], *stops]):
             found = run_engine(outputs, [*leaves, *others], fakes, create_graph=self.create_graph)
         gradients = self._results(found)
         self.run_done = late.finish(restore=False)
         self.versions = late.versions()
         sources = [output for output in self.outputs if output.fake.requires_grad]
+        self._check_stops(sources)
         seeds = [session.tangent(output.spec) for output in sources]
         self.middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
         second = self._second(sources, self._variables(), [fake for fake, _ in seeds])
@@ -175,18 +178,34 @@ class _Differentiation:
                 self.rootless, sources, seeds = sources, [], []
         return self._derivative(gradients, sources, [entry for _, entry in seeds], second)
 
+    def _check_stops(self, sources: list[_Output]) -> None:
+        """Raise where a gradient depends on an output that it was asked by, whose history is not kept."""
+        stops = [i for i in self.stops if i not in self.results]
+        reached = reached_from([output.fake for output in sources], [self.origin.outputs[i] for i in stops])
+        for i, reach in zip(stops, reached, strict=True):
+            if reach.outputs:
+                raise UnsupportedError(
+                    f"a gradient of `{self.session.name}` by its result {self.origin.output_slots[i]}, or one that "
+                    "passes a hook on that, is to be differentiated again, and depends on that result, which the "
+                    "backward does not keep. Compile what comes before it and what comes after it as two functions."
+                )
+
     def _results(self, found: Sequence[torch.Tensor | None]) -> list[ValueRef | None]:
-        """Where each input's gradient is; those that are no tangent become outputs."""
+        """Where the gradients of inputs, and of outputs that are stopped at, are; those that are no tangent become
+        outputs.
+        """
         known = {id(fake): ValueRef("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
-        gradients: list[ValueRef | None] = [None] * len(self.origin.inputs)
-        for position, fake in zip(self.wanted, found, strict=False):
+        inputs = len(self.origin.inputs)
+        gradients: list[ValueRef | None] = [None] * (inputs + len(self.stops))
+        slots = [*self.origin.input_slots, *(self.origin.output_slots[i] for i in self.stops)]
+        for position, fake in zip([*self.wanted, *range(inputs, len(gradients))], found, strict=False):
             if fake is None:
                 continue
             if id(fake) not in known:
                 value = self.recorder.value_of(fake)
                 entry = value.read(self.recorder.emit)
                 known[id(fake)] = ValueRef("output", len(self.outputs))
-                self.outputs.append(_Output(fake, entry, value.spec, Grad(self.origin.input_slots[position])))
+                self.outputs.append(_Output(fake, entry, value.spec, Grad(slots[position])))
             gradients[position] = known[id(fake)]
         return gradients
 
@@ -319,7 +338,10 @@ class _Differentiation:
             frozenset(i for i, place in enumerate(feeds) if place.kind == "input" and place.index not in self.valued),
             self.versions,
         )
-        return Derivative(joint, derivable, tuple(feeds), tuple(gradients))
+        inputs_of = len(origin.inputs)
+        return Derivative(
+            joint, derivable, tuple(feeds), tuple(gradients[:inputs_of]), stops=tuple(gradients[inputs_of:])
+        )
 
     def _available(self) -> AtHand:
         return AtHand(

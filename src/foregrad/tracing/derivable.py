@@ -49,13 +49,15 @@ class Derivative:
 
     `feeds`: where each of its inputs is found: an input of the function differentiated (for its history, and for its
     value where that was saved), a saved value or a tangent. `gradients`: for each input of the function
-    differentiated, the output or the tangent that is its gradient, or None.
+    differentiated, the output or the tangent that is its gradient, or None; `stops` the same for the outputs that it
+    stops at.
     """
 
     joint: JointGraph
     derivable: Derivable
     feeds: tuple[ValueRef, ...]
     gradients: tuple[ValueRef | None, ...]
+    stops: tuple[ValueRef | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
