@@ -164,6 +164,19 @@ def test_shared_memory_is_refused_where_it_is_written():
     assert base.eq(1).all()
 
 
+def test_shared_memory_as_at_export():
+    base = torch.ones(6)
+    artifact = foregrad.export(writes, (base[:4], base[2:]))
+    loaded = loaded_again(artifact)
+    given, expected = torch.arange(6.0), torch.arange(6.0)
+    assert torch.equal(loaded(given[:4], given[2:]), writes(expected[:4], expected[2:]))
+    assert torch.equal(given, expected)
+    with pytest.raises(ArtifactCallError, match=r"must share memory that did at export: args\[0\] and args\[1\]"):
+        loaded(torch.ones(4), torch.arange(8.0)[2:6])
+    with pytest.raises(ArtifactCallError, match=r"args\[1\] must begin at element 2"):
+        loaded(given[:4], given[1:5])
+
+
 def test_a_value_that_is_branched_on():
     def branching(x):
         return x * 2 if x.sum() > 0 else x * 3

@@ -16,25 +16,16 @@ from tests.parity.fuzz import GRAD_SLACK
 from tests.parity.oracle import Mismatch, Refused, check
 from tests.parity.programs import PROFILES, RandomChooser, grow
 
-SHARED = {"overlapping_arguments"}  # arguments that share memory: refused
-
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_ordinary_functions(name):
     f, _ = FUNCTIONS[name]()
-    if name in SHARED:
-        with pytest.raises(Mismatch) as found:
-            check(f, lambda: FUNCTIONS[name]()[1], compile=through_a_file)
-        assert isinstance(found.value.__cause__, ArtifactError)
-        return
     assert check(f, lambda: FUNCTIONS[name]()[1], compile=through_a_file) == "equal"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_graphs_and_the_bytes_come_back_as_they_were(name):
     f, args = FUNCTIONS[name]()
-    if name in SHARED:
-        return
     artifact = foregrad.export(f, args)
     again = loaded_again(artifact).artifact
     assert str(again) == str(artifact)
@@ -57,10 +48,9 @@ def verdict(program):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_random_programs(profile):
-    """None differs. What is not stored has arguments that share memory which is written to, or takes them over."""
+    """None differs, whatever shares memory or takes it over; hardly any is refused."""
     verdicts = collections.Counter(verdict(grow(RandomChooser(seed), PROFILES[profile])) for seed in range(12))
-    least = 4 if profile in ("overlaps", "storage", "everything", "long") else 8
-    assert verdicts["equal"] + verdicts["raised"] >= least, verdicts
+    assert verdicts["equal"] + verdicts["raised"] >= 11, verdicts
 
 
 class Named(torch.nn.Module):

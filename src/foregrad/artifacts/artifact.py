@@ -11,10 +11,12 @@ from typing import IO, Any
 import torch
 
 from ..errors import ArtifactError
+from ..graph.signature import BaseOf, MemoryOf
 from .capture import Exporter
 from .container import Contents, pack, reading, refusing, write_file
 from .module import LoadedModule
 from .program import Specialization, specialization_from, specialization_to
+from .records import Named, Stored
 from .state import StateEntry, dump_tensors, read_tensors
 from .values import checked
 
@@ -69,7 +71,13 @@ class Artifact:
         if made.name in taken:
             number = next(i for i in range(2, len(taken) + 3) if f"{made.name} ({i})" not in taken)
             made = Specialization(
-                f"{made.name} ({number})", made.program, made.call, made.context, made.training, made.facts
+                f"{made.name} ({number})",
+                made.program,
+                made.call,
+                made.context,
+                made.training,
+                made.facts,
+                made.sharing,
             )
         self.specializations.append(made)
         self.entries = list(self._exporter.entries.values())
@@ -230,7 +238,7 @@ def _artifact(contents: Contents) -> Artifact:
             found = specialization_from(programs[number], constants)
             for info in found.signature.inputs:
                 source = info.source
-                if info.argument is None and not (hasattr(source, "name") and _is_source(source, state)):
+                if info.argument is None and not _is_source(source, state):
                     raise ArtifactError(f"there is nothing that {info.slot} could be")
             return found
 
@@ -240,4 +248,6 @@ def _artifact(contents: Contents) -> Artifact:
 
 
 def _is_source(source: Any, state: set[str]) -> bool:
-    return type(source).__name__ == "Named" or source.name in state
+    if isinstance(source, Stored):
+        return source.name in state
+    return isinstance(source, (Named, BaseOf, MemoryOf))

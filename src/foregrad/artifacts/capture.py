@@ -21,7 +21,7 @@ from ..frontend.tree import flatten
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
-from ..graph.signature import InputInfo
+from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.slots import Buffer, Param
 from ..graph.tangents import ABSENT, VARIABLE
 from ..interrupts import held
@@ -33,6 +33,7 @@ from .context import context_now
 from .facts import QUESTIONS
 from .program import CallSpec, DerivedProgram, Leaf, Program, Specialization
 from .records import Named, Stored
+from .sharing import sharing_of
 from .state import StateEntry
 
 __all__ = ["Exporter"]
@@ -113,9 +114,11 @@ class Exporter:
             # What was found out about sizes while differentiating, too, is in the table by now.
         facts = self._facts(captured, sources)
         training = None if self.module is None else self.module.training
-        return Specialization(
+        made = Specialization(
             name or self._name(training, grad=grad), program, self._spec(call), context, training, facts
         )
+        written = made.written()
+        return dataclasses.replace(made, sharing=sharing_of(made.signature, captured.tensors) if written else None)
 
     def _name(self, training: bool | None, *, grad: bool) -> str:
         mode = [] if training is None else ["train" if training else "eval"]
@@ -133,9 +136,6 @@ class Exporter:
 
     def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
         joint = captured.joint
-        _check_inputs(joint)
-        if any(info.argument is None and captured.tensors[i] is None for i, info in enumerate(joint.signature.inputs)):
-            raise ArtifactError(f"`{self.name}` has inputs that share memory, and one of them is written to")
         arguments = {id(leaf) for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
         sources: list[Any] = []
         for number, info in enumerate(joint.signature.inputs):
@@ -181,11 +181,10 @@ class Exporter:
 
     def _source(self, info: InputInfo, tensor: torch.Tensor | None) -> Any:
         """Where a loaded artifact finds a tensor that the function reached by itself."""
+        if isinstance(info.source, (BaseOf, MemoryOf)):
+            return info.source
         if not isinstance(info.source, Source) or tensor is None:
-            raise ArtifactError(
-                f"`{self.name}` has arguments that share memory, and one of them is written to ({info.slot}): an "
-                "artifact can't be called so. Pass copies."
-            )
+            raise ArtifactError(f"`{self.name}` reaches {info.slot} in a way that an artifact can't go")
         known = self.names.get(id(tensor))
         if known is not None:
             return Stored(known)
@@ -236,14 +235,6 @@ class Exporter:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, torch.Tensor))
-
-
-def _check_inputs(joint: JointGraph) -> None:
-    if joint.signature.shared_memory:
-        names = ", ".join(
-            str(joint.signature.inputs[i].slot) for _, group in joint.signature.shared_memory for i in group
-        )
-        raise ArtifactError(f"an artifact can't be called with tensors that share memory, as {names} do: pass copies")
 
 
 # ---------------------------------------------------------------------------------------------------- dynamic shapes

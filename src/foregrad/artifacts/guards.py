@@ -7,19 +7,19 @@ is bound.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._torch.symbols import is_symbolic
-from .._torch.tensors import storage_key
+from .._torch.tensors import share_counters, storage_key, whole_memory
 from ..dispatch.constants import has_keys, is_constant
 from ..dispatch.guards import MISS, offset_dependent
 from ..dispatch.shapes import size_lines
 from ..frontend.tree import Tree
 from ..graph.meta import TensorSpec
-from ..graph.signature import InputInfo
+from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names, unpacked
 from ..graph.spelling import attribute, item, key_text
 from .containers import fields_of
@@ -27,6 +27,7 @@ from .context import context_now, state_to_refuse
 from .facts import QUESTIONS
 from .program import Specialization
 from .records import Named, Stored
+from .sharing import Sharing, same_memories
 
 __all__ = ["MISS", "Guards", "described", "render"]
 
@@ -100,6 +101,10 @@ class _Renderer:
         naming = ["try:", *("    " + line for line in self.naming)]
         errors = "except (KeyError, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):"
         fast += [errors, "    return MISS"]
+        for number, info in enumerate(self.signature.inputs):
+            if isinstance(info.source, MemoryOf):
+                whole, dtype = self.bind("whole_memory", whole_memory), self.bind("dtype", info.spec.dtype)
+                fast.append(f"{self.inputs[number]} = {whole}({self.inputs[info.source.input]}, {dtype})")
         other = self.bind("message", "the arguments must be nested as they were when it was exported")
         naming += [errors, f"    return {other}, lambda: None", "return None"]
         return Guards(fast, naming, self.globals, self.inputs, symbols)
@@ -193,13 +198,18 @@ class _Renderer:
     # ---------------------------------------------------------------- inputs
 
     def _inputs(self) -> None:
-        given = set()
-        for info in self.signature.inputs:
-            self.inputs.append(self._input(info))
-            if info.argument is not None:
-                given.add(info.argument)
-        for number, info in enumerate(self.signature.inputs):
-            self._tensor(self.inputs[number], info)
+        infos = self.signature.inputs
+        given = {info.argument for info in infos if info.argument is not None}
+        self.inputs += [self._input(info) for info in infos]
+        for number, info in enumerate(infos):
+            if not isinstance(info.source, (BaseOf, MemoryOf)):
+                self._tensor(self.inputs[number], info)
+        for number, info in enumerate(infos):
+            if isinstance(info.source, BaseOf):
+                view = infos[info.source.input].slot
+                self.add(f"{self.inputs[number]} = {self.inputs[info.source.input]}._base")
+                self.require(f"{self.inputs[number]} is not None", f"{view} must be a view")
+                self._tensor(self.inputs[number], info)
         tensor = self.bind("Tensor", torch.Tensor)
         for number, leaf in enumerate(self.leaves):
             if leaf.is_tensor and leaf.same_as is None and number not in given:
@@ -209,6 +219,8 @@ class _Renderer:
         if info.argument is not None:
             return self.variables[info.argument]
         name = self.names.fresh(str(getattr(info.slot, "name", "tensor")))
+        if isinstance(info.source, (BaseOf, MemoryOf)):
+            return name
         if isinstance(info.source, Named):
             self.add(f"{name} = {item('kwargs', info.source.name, self.bind)}")
         else:
@@ -270,27 +282,51 @@ class _Renderer:
     def _relations(self) -> None:
         """Offsets that the graph depends on, tensors that are one, memory that is shared and written."""
         infos = self.signature.inputs
-        for number in sorted(offset_dependent(self.joint)):
+        for number in sorted(n for n in offset_dependent(self.joint) if not isinstance(infos[n].source, MemoryOf)):
             offset = infos[number].spec.offset
             what = f"{infos[number].slot} must begin at element {offset} of its memory"
             self.require(f"{self.inputs[number]}.storage_offset() == {offset!r}", what)
-        if len(self.inputs) > 1:
-            ids = ", ".join(f"id({name})" for name in self.inputs)
-            self.require(f"len({{{ids}}}) == {len(self.inputs)}", "no two of its tensors may be one and the same")
-        written = {u.input for u in self.signature.updates} | {w.input for w in self.signature.metadata_writes}
-        written |= {r.input for r in self.signature.replacements} | {*self.signature.in_backward.live}
-        for number in sorted(written | {i for i, info in enumerate(infos) if info.detached}):
+        real = [name for name, i in zip(self.inputs, infos, strict=True) if not isinstance(i.source, MemoryOf)]
+        if len(real) > 1:
+            ids = ", ".join(f"id({name})" for name in real)
+            self.require(f"len({{{ids}}}) == {len(real)}", "no two of its tensors may be one and the same")
+        written = self.specialization.written()
+        for number in sorted({*written, *(i for i, info in enumerate(infos) if info.detached)}):
             if infos[number].requires_grad:
                 leaf = infos[number].is_leaf
                 what = f"{infos[number].slot}, which is written to, must {'' if leaf else 'not '}be a leaf"
                 self.require(f"{self.inputs[number]}.is_leaf is {leaf}", what)
-        if written and len(self.inputs) > 1:
+        if self.specialization.sharing is not None:
+            self._sharing(self.specialization.sharing)
+        elif written and len(self.inputs) > 1:
             key, names = self.bind("storage_key", storage_key), ", ".join(self.inputs)
             check = self.bind("apart", _apart)
             targets = ", ".join(self.inputs[i] for i in sorted(written))
             slots = ", ".join(str(infos[i].slot) for i in sorted(written))
             what = f"no other tensor may share memory with {slots}, which it writes to"
             self.require(f"{check}({key}, ({targets},), ({names},))", what[:2000])
+
+    def _sharing(self, sharing: Sharing) -> None:
+        """Which of its tensors share memory, as at export, and which of those count writes together."""
+        infos, inputs = self.signature.inputs, self.inputs
+        check, memories = self.bind("same_memories", same_memories), self.bind("memories", sharing.memories)
+        names = ", ".join("None" if n is None else name for name, n in zip(inputs, sharing.memories, strict=True))
+        what = f"of its tensors those must share memory that did at export: {_names_of(infos, sharing.memories)}"
+        self.require(f"{check}({memories}, ({names},))", what[:2000])
+        counters = self.bind("share_counters", share_counters)
+        for i, j, same in sharing.counters:
+            what = f"{infos[i].slot} and {infos[j].slot} must {'' if same else 'not '}share a version counter"
+            self.require(f"{counters}({inputs[i]}, {inputs[j]}) is {same}", what)
+        for i in sharing.roots:
+            self.require(f"{inputs[i]}._base is None", f"{infos[i].slot} must be no view")
+
+
+def _names_of(infos: Sequence[InputInfo], memories: Sequence[int | None]) -> str:
+    groups: dict[int, list[str]] = {}
+    for info, number in zip(infos, memories, strict=True):
+        if number is not None:
+            groups.setdefault(number, []).append(str(info.slot))
+    return "; ".join(" and ".join(group) for group in groups.values() if len(group) > 1)
 
 
 def _apart(

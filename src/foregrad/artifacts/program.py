@@ -20,6 +20,7 @@ from ..tracing.derivable import ValueRef
 from .containers import tree_from, tree_to
 from .graphs import graph_from, graph_to
 from .records import record_from, record_to
+from .sharing import Sharing, sharing_from, sharing_to
 from .validate import check_call, check_derivative, check_partitioned
 from .values import Reader, Writer, checked
 
@@ -103,6 +104,7 @@ class Specialization:
     context: Mapping[str, Any]
     training: bool | None
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
+    sharing: Sharing | None = None
 
     @property
     def joint(self) -> JointGraph:
@@ -122,6 +124,13 @@ class Specialization:
     @property
     def signature(self) -> Signature:
         return self.joint.signature
+
+    def written(self) -> list[int]:
+        """The inputs that a call or its backward writes to."""
+        s = self.signature
+        written = {update.input for update in s.updates} | {write.input for write in s.metadata_writes}
+        written |= {replacement.input for replacement in s.replacements} | {*s.in_backward.live}
+        return sorted(written)
 
     def __str__(self) -> str:
         return str(self.joint)
@@ -152,6 +161,8 @@ def specialization_to(specialization: Specialization, constant: Callable[[Any], 
         "facts": [[i, question, name, writer.value(value)] for i, question, name, value in specialization.facts],
         "program": _program_to(specialization.program, writer, constant),
     }
+    if specialization.sharing is not None:
+        data["sharing"] = sharing_to(specialization.sharing)
     return data | {"tables": writer.tables()}
 
 
@@ -210,7 +221,8 @@ def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Spe
         for i, question, name, value in data["facts"]
     )
     context = {checked(name, str): reader.value(value) for name, value in data["context"].items()}
-    found = Specialization(checked(data["name"], str), program, call, context, training, facts)
+    sharing = sharing_from(data.get("sharing"), program.joint.signature)
+    found = Specialization(checked(data["name"], str), program, call, context, training, facts, sharing)
     check_call(call.tree, call.leaves, facts, program.joint)
     return found
 

@@ -67,9 +67,15 @@ def _check_signature(joint: JointGraph) -> None:
         raise ArtifactError("a signature whose lists have other lengths than one another")
     if s.reached_from and len(s.reached_from) != inputs:
         raise ArtifactError("a signature that does not say of each input what leads to it")
-    sources = [info.source for info in s.inputs if isinstance(info.source, (BaseOf, MemoryOf))]
-    if sources or s.shared_memory:
-        raise ArtifactError("inputs that share memory")
+    for info in s.inputs:
+        if isinstance(info.source, (BaseOf, MemoryOf)):
+            _within([info.source.input], inputs, "input")
+            if isinstance(s.inputs[info.source.input].source, (BaseOf, MemoryOf)):
+                raise ArtifactError("the base of a base")
+    for whole, members in s.shared_memory:
+        _within((whole, *members), inputs, "input")
+        if not isinstance(s.inputs[whole].source, MemoryOf):
+            raise ArtifactError("a memory that is none")
     _within(s.differentiable, outputs, "output")
     _within((*s.runtime_views, *s.rootless), outputs, "output")
     for update in s.updates:
