@@ -103,8 +103,8 @@ def _check_signature(joint: JointGraph) -> None:
             _within((*pair[0], *pair[1]), differentiable, "differentiable output")
     _within(joint.failing, differentiable, "differentiable output")
     _within(joint.raising, outputs, "graph output")
-    for info in (*s.outputs, *(r.value for r in s.replacements)):
-        _check_output(info, inputs, outputs)
+    for result in (*s.outputs, *(r.value for r in s.replacements)):
+        _check_output(result, inputs, outputs)
     if s.output_spec is not None and (not hasattr(s.output_spec, "size") or s.output_spec.size != len(s.outputs)):
         raise ArtifactError("a result with another number of leaves than its container")
     effects = s.in_backward
