@@ -83,6 +83,9 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     added = {op: _unless_of_integers(table[op]) for op in _WRONG_FOR_INTEGERS if op in table}
     if add in table:
         added[add] = functools.partial(_index_add, table[add])
+    for op in (aten.index_select.default, aten.index_copy.default):
+        if op in table:
+            added[op] = functools.partial(_no_negative, table[op])
     if not draws_as_eager():
         left_out += [aten.bernoulli_.float, aten.bernoulli_.Tensor]  # refuse a generator; without it, come as the other
         added[aten.bernoulli.p] = _bernoulli
@@ -108,7 +111,16 @@ def _unless_of_integers(decomposition: Callable[..., Any]) -> Callable[..., Any]
 
 def _index_add(decomposition: Callable[..., Any], x: Any, dim: int, index: torch.Tensor, *args: Any, **kw: Any) -> Any:
     """`index_add`, whose decomposition can't do with an index without dimensions (torch 2.13.0)."""
-    return decomposition(x, dim, index.reshape(1) if index.dim() == 0 and x.dim() > 0 else index, *args, **kw)
+    index = index.reshape(1) if index.dim() == 0 and x.dim() > 0 else index
+    return _no_negative(decomposition, x, dim, index, *args, **kw)
+
+
+def _no_negative(
+    decomposition: Callable[..., Any], x: Any, dim: int, index: torch.Tensor, *args: Any, **kw: Any
+) -> Any:
+    """A decomposition by indexing, of an operator that refuses negative indices: they are made out of bounds."""
+    size = x.shape[dim] if x.dim() > 0 else 1
+    return decomposition(x, dim, torch.where(index < 0, size, index), *args, **kw)
 
 
 def draws_as_eager() -> bool:
@@ -313,9 +325,21 @@ def _has_open_sizes(value: Any) -> bool:
     return is_symbolic(value)
 
 
+_OUT_OF_BOUNDS = "index out of bounds"
+
+
+class IndexOutOfBoundsError(IndexError, RuntimeError):
+    """A kernel's check of an index failed. Eager's operators raise the one error or the other."""
+
+
 def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[Any]], Any]:
     def call(inputs: list[Any]) -> Any:
-        return function(inputs)
+        try:
+            return function(inputs)
+        except RuntimeError as error:
+            if _OUT_OF_BOUNDS not in str(error):
+                raise
+            raise IndexOutOfBoundsError(_OUT_OF_BOUNDS + str(error).partition(_OUT_OF_BOUNDS)[2]) from error
 
     call._boxed_call = True  # type: ignore[attr-defined]
     call.inductor_graph = owner  # type: ignore[attr-defined]
