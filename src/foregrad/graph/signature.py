@@ -278,6 +278,7 @@ class Signature:
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
+    * `new_leaves`: (graph output that is a leaf the function makes, the graph outputs that were computed from it).
     * `counted`: inputs whose version counter moves although `updates` writes none of their elements. `counted_along`:
       those that move along with another input, which is counted, or changes its sizes, or has no elements to write.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
@@ -310,6 +311,7 @@ class Signature:
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    new_leaves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     checks: tuple[CheckInfo, ...] = ()
     in_backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
 

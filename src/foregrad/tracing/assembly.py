@@ -22,6 +22,7 @@ from .graph import build_module
 from .infos import input_info
 from .inputs import Inputs
 from .lifting import Lifting
+from .new_leaves import new_leaves
 from .reach import passed_through, saving_nodes
 from .recorder import Recorder
 from .records import InputRecord
@@ -148,6 +149,14 @@ class Assembly:
             apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
+            new_leaves=new_leaves(
+                self.name,
+                results,
+                found.outputs,
+                inputs.by_stand_in,
+                found.fakes,
+                {differentiable[position] for position, _ in passed[0]},
+            ),
             checks=tuple(found.checks),
             in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )

@@ -1,0 +1,49 @@
+"""Leaves that a function makes and returns, and computes other results from: their gradient would stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedSideEffectError
+from ..graph.signature import GraphOutput, OutputInfo
+from .reach import other_leaves
+
+__all__ = ["new_leaves"]
+
+
+def new_leaves(
+    name: str,
+    results: Sequence[Any],
+    infos: Sequence[OutputInfo],
+    known: Collection[int],
+    fakes: Sequence[torch.Tensor | None],
+    interior: Collection[int],
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """(the graph output that is such a leaf, the graph outputs that lead to it).
+
+    `known`: ids of results that are inputs. `fakes`: those of graph outputs. `interior`: graph outputs that others were
+    computed from.
+    """
+    made = {
+        id(result): info
+        for result, info in zip(results, infos, strict=True)
+        if isinstance(result, torch.Tensor) and id(result) not in known and result.requires_grad and result.is_leaf
+    }
+    found: dict[int, list[int]] = {}
+    for number, fake in enumerate(fakes if made else ()):
+        if fake is None or fake.grad_fn is None:
+            continue
+        for leaf in other_leaves([fake], ()):
+            info = made.get(id(leaf))
+            if info is None:
+                continue
+            if not isinstance(info, GraphOutput) or number in interior:
+                raise UnsupportedSideEffectError(
+                    f"`{name}` makes the leaf that it returns as {info.path}, and computes other results from it. Make "
+                    "the leaf outside, and compile what computes with it as a function of its own."
+                )
+            found.setdefault(info.output, []).append(number)
+    return tuple((leaf, tuple(numbers)) for leaf, numbers in found.items())
