@@ -28,6 +28,7 @@ __all__ = [
     "kind_of",
     "leads_to",
     "leads_to_base",
+    "of_other_mode",
     "set_version",
     "share_counters",
     "share_memory",
@@ -211,3 +212,13 @@ def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     with torch.no_grad():
         whole = torch.empty(0, dtype=dtype, device=tensor.device)
         return whole.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+
+
+def of_other_mode(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as an inference tensor, where that is none, and the other way round."""
+    with torch.inference_mode(mode=not tensor.is_inference()), torch.no_grad():
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.is_conj():
+            made = made.conj()
+        return made._neg_view() if tensor.is_neg() else made

@@ -77,7 +77,7 @@ def _check_signature(joint: JointGraph) -> None:
         if not isinstance(s.inputs[whole].source, MemoryOf):
             raise ArtifactError("a memory that is none")
     _within(s.differentiable, outputs, "output")
-    _within((*s.runtime_views, *s.rootless), outputs, "output")
+    _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
     for update in s.updates:
         _within([update.input], inputs, "input")
         _within([update.output], outputs, "output")

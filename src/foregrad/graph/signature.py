@@ -260,6 +260,8 @@ class Signature:
     `in_backward.outputs`.
 
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
+    * `other_mode`: graph outputs that were made in inference mode, where the graph runs outside it, or the other way
+      round. A graph with derivatives never runs in it.
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
@@ -299,6 +301,7 @@ class Signature:
     counted: tuple[int, ...] = ()
     counted_along: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
+    other_mode: tuple[int, ...] = ()
     reached_from: tuple[Reach, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()

@@ -71,8 +71,12 @@ class LineWriter:
         name = self.names.fresh("view")
         op = self.bind(op_name(step.op), view_call(step.op, step.args, step.kwargs))
         line = f"{name} = {op}({', '.join([source, *self.arguments(step.args, step.kwargs)])})  # {shown(path)}"
-        needs_no_grad = not step.grad_enabled and torch.is_grad_enabled()
-        guards = [f"{self.bind('no_grad', torch.no_grad)}()"] if needs_no_grad else []
+        guards = []
+        if step.grad_enabled is not torch.is_grad_enabled():
+            mode = torch.enable_grad if step.grad_enabled else torch.no_grad
+            guards = [f"{self.bind(mode.__name__, mode)}()"]
+            if torch.is_inference_mode_enabled():
+                guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
         self.under(guards, [line])
         return name
 

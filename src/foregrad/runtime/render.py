@@ -16,7 +16,7 @@ import torch
 from .._torch import engine
 from .._torch.histories import have_hooks, lead_to
 from .._torch.settings import apply_settings
-from .._torch.tensors import allow_writes
+from .._torch.tensors import allow_writes, of_other_mode
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -223,6 +223,8 @@ class _Renderer(LineWriter):
         self.node = node = make_node(self.compiled, taken, joined)
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
+        if torch.is_inference_mode_enabled():
+            guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
         before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
         self.lines += before
         self.under(guards, [call])
@@ -396,6 +398,8 @@ class _Renderer(LineWriter):
     def _returns(self, sources: dict[int, str]) -> None:
         outputs = self.signature.outputs
         self.returning = True
+        for name in (self.outputs[output] for output in self.signature.other_mode):
+            self.lines.append(f"{name} = {self.bind('of_other_mode', of_other_mode)}({name})")
         self._leaf_bases()
         values = self._values(lambda info: not _is_late(info))
         replacements = self.signature.replacements

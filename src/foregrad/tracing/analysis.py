@@ -38,6 +38,7 @@ class Analysis:
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
+    inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
     def carrying_gradients(self) -> list[int]:

@@ -115,6 +115,7 @@ class Assembly:
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([found.fakes[i] for i in differentiable], found.aliases)  # type: ignore[misc]
         retained, retained_inputs = self._retained(found, differentiable, results, passed, number)
+        runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
                 *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
@@ -127,6 +128,7 @@ class Assembly:
             graph_output_specs=tuple(found.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(rootless),
+            other_mode=tuple(out for out, made_in in found.inference.items() if made_in is not runs_in_inference),
             reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
             gradients=tuple(e is not None for e in outputs[len(found.entries) : len(outputs) - len(effects.entries)]),

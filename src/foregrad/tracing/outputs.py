@@ -93,6 +93,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     stand_ins = [inputs.records[i].stand_in for i in found.replaced]
     tensors = tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
     bases = bases_of(recorder, inputs, found, tensors)
+    for key, group in tensors.items():
+        first = group[0].tensor
+        found.inference[bases[key].output if key in bases else found.by_fake[id(first)]] = first.is_inference()
     number = {id(r): i for i, r in enumerate(inputs.records)}
     for leaf, path in zip(leaves, paths, strict=True):
         found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
