@@ -1,4 +1,4 @@
-"""Ten small networks, one of each well-known architecture, with inputs to train each. No other process imports this."""
+"""Small networks, one of each well-known architecture, with inputs to train each. No other process imports this."""
 
 from __future__ import annotations
 
@@ -157,6 +157,26 @@ class GraphNetwork(nn.Module):
         return F.mse_loss(self.head(nodes).mean(), target)
 
 
+class ForceField(nn.Module):
+    """Trained on energies and forces: the derivative is inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
+        self.register_buffer("centers", torch.linspace(0.5, 4.0, 8))
+
+    def energy(self, positions):
+        steps = positions[:, None] - positions[None, :]
+        distances = (steps.square().sum(-1) + torch.eye(positions.shape[0])).sqrt()
+        return self.layers(torch.exp(-(distances[..., None] - self.centers).square())).sum()
+
+    def forward(self, positions, energy, forces):
+        positions = positions.detach().requires_grad_()
+        found = self.energy(positions)
+        (slope,) = torch.autograd.grad(found, positions, create_graph=True)
+        return {"loss": (found - energy).square() + F.mse_loss(-slope, forces), "energy": found, "forces": -slope}
+
+
 def randn(*shape):
     return lambda: torch.randn(shape)
 
@@ -175,6 +195,7 @@ ARCHITECTURES = {
     "mixer": (Mixer, [randn(4, 3, 16, 16), randint(10, 4)]),
     "autoencoder": (Autoencoder, [randn(8, 64)]),
     "graph_network": (GraphNetwork, [randn(10, 32), randint(10, 2, 30), randn()]),
+    "force_field": (ForceField, [randn(6, 3), randn(), randn(6, 3)]),
     "encoder": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2),
         [randn(2, 9, 32)],

@@ -16,7 +16,7 @@ HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import training  # noqa: E402
 
-sys.path.remove(str(HERE))
+sys.path[:] = [path for path in sys.path if path != str(HERE)]
 import foregrad  # noqa: E402
 
 

@@ -1,4 +1,4 @@
-"""Ten architectures, saved in one process and trained in another that can't import them: the same bits."""
+"""Architectures, saved in one process and trained in another that can't import them: the same bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reports(tmp_path, names):
 
 
 @pytest.mark.slow
-def test_ten_architectures(tmp_path):
+def test_architectures(tmp_path):
     """Losses, gradients, parameters and buffers of five steps; no class at hand; the size of the files."""
     for report in reports(tmp_path, list(ARCHITECTURES)):
         assert report["importable"] == [], report

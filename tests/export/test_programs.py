@@ -167,3 +167,20 @@ def test_other_backends(backend):
     module(x).sum().backward()
     for a, b in zip(compiled.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_program_of_torch_export_gets_a_backward():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    x = torch.randn(6, 3)
+    dynamic = ({0: torch.export.Dim("batch", min=2, max=64)},)
+    program = torch.export.export(module, (x,), dynamic_shapes=dynamic)
+    loaded = loaded_again(foregrad.export(program, (x,), dynamic_shapes=({0: (2, 64)},)))
+    assert set(loaded.state_dict()) == set(module.state_dict())
+    x = torch.randn(9, 3)
+    for model in (module, loaded):
+        model(x).square().sum().backward()
+    for (name, a), b in zip(
+        module.named_parameters(), map(loaded.get_parameter, dict(module.named_parameters())), strict=True
+    ):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)

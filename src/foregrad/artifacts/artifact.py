@@ -184,7 +184,8 @@ def export(
     """Capture a function or module, with its gradient, as data that can be saved, and run without its Python.
 
     Args:
-        fn_or_module: what to capture, in its present mode (train, eval) and under the present grad mode and autocast.
+        fn_or_module: what to capture, in its present mode (train, eval) and under the present grad mode and autocast. A
+            `torch.export.ExportedProgram` gets a backward.
         args: positional arguments to capture it for; `kwargs` the others.
         dynamic_shapes: which sizes may vary: True for all, or a dict by argument name (or a sequence, as `args`) of
             dicts or sequences of dimensions: None (static), True, a `torch.export.Dim`, or (least, greatest).

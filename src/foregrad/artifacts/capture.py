@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ class Exporter:
     def __init__(self, function: Any, *, closed_over: str, decompositions: Any) -> None:
         if closed_over not in ("constants", "inputs"):
             raise ValueError(f'closed_over is "constants" or "inputs", not {closed_over!r}')
+        if _is_exported_program(function):  # whose graph is called as a module
+            function = function.module()
         self.module = function if isinstance(function, torch.nn.Module) else None
         self.function = function.forward if self.module is not None else function
         self.name = str(getattr(function, "__name__", type(function).__name__))
@@ -231,6 +234,12 @@ class Exporter:
                     "values."
                 )
         return CallSpec(call.tree, tuple(leaves))
+
+
+def _is_exported_program(value: Any) -> bool:
+    """Whether it is one of torch.export's, which is slow to import."""
+    library = sys.modules.get("torch.export")
+    return library is not None and isinstance(value, library.ExportedProgram)
 
 
 def _is_plain(value: Any) -> bool:
