@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -135,6 +136,13 @@ def _graph_flops(call: Any) -> int:
     return sum(flops(node) for half in (parts.forward, parts.backward) for node in half.graph.nodes)
 
 
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which the counter does not know
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
 def _measure(call: Callable[..., Any], built: Built) -> tuple[int, int]:
     """(peak, FLOPs) of a step."""
     step = _step(call, built)
@@ -142,7 +150,7 @@ def _measure(call: Callable[..., Any], built: Built) -> tuple[int, int]:
     peak = peak_of(step, "cpu")
     if hasattr(call, "foregrad"):
         return peak, _graph_flops(call)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping={_ATTENTION: _attention_flops}) as counter:
         step()
     return peak, int(counter.get_total_flops())
 

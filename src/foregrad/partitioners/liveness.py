@@ -136,8 +136,9 @@ class Storages:
             if parts is not None:
                 live += sum(part for _, part in parts)
                 found.append(live)
+                # What nobody reads goes at once, and so does a second copy of a result that was saved.
+                live -= sum(part for holder, part in parts if holder is None or holder not in last or holder in made)
                 made.update(holder for holder, _ in parts if holder is not None)
-                live -= sum(part for holder, part in parts if holder is None or holder not in last)
             else:
                 if root[i] == i and i not in made:
                     live += size[i]
