@@ -145,6 +145,10 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     dynamic = None if open_sizes else False
     # Dynamo guards that level: such a graph may be called with dual numbers each time.
     is_dual = engine.forward_ad._current_level >= 0
+    if is_dual and dynamo.is_dynamo_graph(gm) and torch.is_grad_enabled() and _requires_grad(example_inputs):
+        # A gradient that is taken outside, of what the graph returns, is to have a tangent as well. That is taken from
+        # dual numbers which a node would have saved, and saved tensors have none.
+        return gm.forward
     guarded = is_dual or bool(open_sizes) or dynamo.branches_on_values(gm)  # a graph for each way through
     dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
     if guarded:
@@ -165,6 +169,10 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if any(isinstance(value, FakeTensor) for value in example_inputs):
         forward = _first_on_fakes(forward, gm)
     return forward
+
+
+def _requires_grad(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
 
 
 def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import torch.func as tf
 from torch.autograd import forward_ad
 
 import foregrad
+from tests.dynamo.installed import make_known
 
 
 def energy(x):
@@ -69,3 +70,19 @@ def test_dual_numbers_through_torch_compile(function):
     for _ in range(2):
         for requires_grad in (True, False):
             same(parts(function, requires_grad), parts(compiled, requires_grad))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_gradient_of_a_dual_number_under_torch_compile_has_its_tangent():
+    """Dynamo takes the gradient outside of its graph."""
+
+    def function(x):
+        return torch.autograd.grad((x**3).sum(), x, create_graph=True)[0]
+
+    make_known()
+    found = []
+    for run in (function, torch.compile(function, backend="foregrad", options={"backend": "eager"})):
+        with forward_ad.dual_level():
+            x = torch.full((2,), 0.5).requires_grad_()
+            found.append(forward_ad.unpack_dual(run(forward_ad.make_dual(x, torch.ones(2)))))
+    assert all(map(torch.equal, *found))
