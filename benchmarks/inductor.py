@@ -1,8 +1,11 @@
 """Inductor inside foregrad against `torch.compile(backend="inductor")`: compile time, time of a step, peak memory.
 
-    python -m benchmarks.inductor [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1] [--write]
+    python -m benchmarks.inductor [--quick] [--models gpt2 resnet mlp] [--rounds 30] [--compiles 1] [--write]
 
 Three ways to the same kernels: PyTorch's, `torch.compile(backend="foregrad")`, and `foregrad.compile` with no Dynamo.
+
+`--quick` is the smallest model in few rounds: some minutes in place of an hour. What runs is said on the error stream;
+a model that fails, or takes longer than `--patience` for one of its runs, is named there, and the others go on.
 
 `--write` puts the figures into RESULTS.md, beside those of other models. `transformers-...` are that library's models, 2 layers of 128.
 
@@ -233,21 +236,33 @@ def run_steps(name, rounds):
     return {"step": {way: statistics.median(values) for way, values in times.items()}, "peak": peaks}
 
 
-def in_child(*arguments, cache):
+class RunFailed(Exception):
+    """A child process ended with an error, or did not end."""
+
+
+def in_child(*arguments, cache, patience):
     # The child imports the same foregrad, and `benchmarks`, wherever this process found them.
     paths = os.pathsep.join([str(Path(__file__).resolve().parent.parent), *filter(None, sys.path)])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, "-m", "benchmarks.inductor", "--child", *map(str, arguments)]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    started = time.perf_counter()
+    print(f"{' '.join(map(str, arguments))} ...", end=" ", file=sys.stderr, flush=True)
+    try:
+        out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=patience)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"not done after {patience:.0f} s") from None
+    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     if out.returncode:
-        raise SystemExit(out.stderr)
+        raise RunFailed(out.stderr.strip() or f"exit status {out.returncode}")
     return json.loads(out.stdout.strip().splitlines()[-1])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--quick", action="store_true", help="the smallest model, 5 rounds, unless others are given")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--patience", type=float, default=1800, help="seconds for one run of one model")
     parser.add_argument("--compiles", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
@@ -258,7 +273,10 @@ def main():
         return
     from benchmarks.common import Section, write_results
 
-    for name in arguments.models:
+    if arguments.rounds is None:
+        arguments.rounds = 5 if arguments.quick else 30
+    failed = []
+    for name in arguments.models or (["mlp"] if arguments.quick else list(MODELS)):
         section = Section(
             "Inductor inside foregrad against torch.compile(backend='inductor')",
             "Compile: CPU seconds to the end of the first backward, C++ compiler included, cold caches. Step: CPU "
@@ -266,10 +284,17 @@ def main():
             "brackets the ratio to PyTorch's.",
             ["model", "way", "compile, s", "step, ms", "peak, MB"],
         )
-        compare(name, arguments, section)
+        try:
+            compare(name, arguments, section)
+        except RunFailed as error:
+            print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+            failed.append(name)
+            continue
         if arguments.write:  # model by model, as one takes minutes
             keep_others(section, Path(__file__).parent / "RESULTS.json")
             write_results([section], Path(__file__).parent)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def keep_others(section, path):
@@ -282,14 +307,14 @@ def keep_others(section, path):
 
 
 def compare(name, arguments, section):
-    spent = {way: [] for way in WAYS}
+    spent, patience = {way: [] for way in WAYS}, arguments.patience
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(arguments.compiles):
             for way in WAYS:
                 with tempfile.TemporaryDirectory() as empty:
-                    spent[way].append(in_child("compile", name, way, cache=empty)["cpu"])
+                    spent[way].append(in_child("compile", name, way, cache=empty, patience=patience)["cpu"])
                     shutil.copytree(empty, cache, dirs_exist_ok=True)  # what is timed next needs compiling no more
-        measured = in_child("steps", name, arguments.rounds, cache=cache)
+        measured = in_child("steps", name, arguments.rounds, cache=cache, patience=patience)
     base = (statistics.median(spent["pytorch"]), measured["step"]["pytorch"], measured["peak"]["pytorch"])
     for way in ("eager", *WAYS):
         seconds = statistics.median(spent[way]) if way in spent else None
