@@ -902,24 +902,21 @@ def f(x0):
 )
 
 refusal(
-    "of two outputs that lead nowhere one can't be differentiated",
-    "leads to no input and raises",
+    "an output whose gradient leads nowhere is changed in place",
+    "makes the leaf that it returns",
     """
 def make_args():
-    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    a1 = a0.unbind(-1)[0]
-    a3 = a1.unsqueeze(0)
-    return (a0, a3, a1)
+    a0 = torch.randn((), dtype=torch.float64)
+    a1 = torch.randn((5, 2, 2), dtype=torch.float32)[1:-1]
+    return (a1, a0)
 
 
-def f(x0, x1, x2):
-    with torch.no_grad():
-        v0 = x2.unsqueeze(0)
-    v1 = v0.to(torch.float64)
-    v2 = v0 * v1
-    v3 = torch.cat([v1, v1], 0)
-    x0.mul_(-1)
-    return (v2, v3)
+def f(x0, x1):
+    v1 = x0.tensor_split(2, 1)
+    v1[1].requires_grad_()
+    v4 = v1[1].flip(-2)
+    v4.unsqueeze_(2)
+    return [x1, v4, v1[1]]
 """,
 )
 

@@ -219,12 +219,6 @@ PROGRAMS = [
         2,
     ),
     (
-        "several outputs lead to nothing",
-        f"*(lambda a: (a, torch.no_grad()(a.narrow)(0, 0, 1)))({LEAF} * 1),",
-        ["y = v.relu()", "y.add_(y)", "return y, v * 2"],
-        1,
-    ),
-    (
         "what `reshape` copied is written",
         f"{LEAF},",
         ["y = x.t().reshape(6)", "y.mul_(x.sum())", "w = y.detach()", "y.unsqueeze_(0)", "return w, y"],

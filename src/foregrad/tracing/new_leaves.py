@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._torch.tensors import base_of, history_of, is_view
 from ..errors import UnsupportedSideEffectError
 from ..graph.signature import GraphOutput, OutputInfo
 from .reach import other_leaves
@@ -30,11 +31,11 @@ def new_leaves(
     made = {
         id(result): info
         for result, info in zip(results, infos, strict=True)
-        if isinstance(result, torch.Tensor) and id(result) not in known and result.requires_grad and result.is_leaf
+        if isinstance(result, torch.Tensor) and id(result) not in known and _is_leaf(result)
     }
     found: dict[int, list[int]] = {}
     for number, fake in enumerate(fakes if made else ()):
-        if fake is None or fake.grad_fn is None:
+        if fake is None or history_of(fake) is None:
             continue
         for leaf in other_leaves([fake], ()):
             info = made.get(id(leaf))
@@ -47,3 +48,10 @@ def new_leaves(
                 )
             found.setdefault(info.output, []).append(number)
     return tuple((leaf, tuple(numbers)) for leaf, numbers in found.items())
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether it was marked by itself. A view is not asked: that may give it another history, or raise."""
+    if is_view(tensor):
+        return tensor.requires_grad and not base_of(tensor).requires_grad
+    return tensor.requires_grad and tensor.is_leaf
