@@ -52,6 +52,5 @@ def new_leaves(
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
     """Whether it was marked by itself. A view is not asked: that may give it another history, or raise."""
-    if is_view(tensor):
-        return tensor.requires_grad and not base_of(tensor).requires_grad
-    return tensor.requires_grad and tensor.is_leaf
+    base = base_of(tensor) if is_view(tensor) else None
+    return tensor.requires_grad and (tensor.is_leaf if base is None else not base.requires_grad)
