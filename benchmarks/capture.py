@@ -80,7 +80,7 @@ def forget() -> None:
 
     FakeTensorMode.cache_clear()
     try:
-        from foregrad.tracing.metadata import forget_all
+        from foregrad.tracing.kernels.metadata import forget_all
     except ImportError:
         return
     forget_all()

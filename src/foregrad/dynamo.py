@@ -37,7 +37,7 @@ from .errors import BackendError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
-from .tracing.origin import stands_for
+from .tracing.tape.origin import stands_for
 
 __all__ = [
     "AotAutograd",

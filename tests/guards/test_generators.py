@@ -127,7 +127,7 @@ def test_a_branch_on_a_random_number_takes_what_eager_draws(name):
 
 def test_asking_kernels_draws_nothing_that_others_see():
     """Strides that only a kernel knows are asked of it on zeros: random ones with a generator of their own."""
-    from foregrad.tracing.overlaps import ask_kernel
+    from foregrad.tracing.heap.overlaps import ask_kernel
 
     before = torch.get_rng_state()
     fake = torch.ones(3, 1).T

@@ -89,7 +89,7 @@ def test_a_wait_of_the_users_code_is_interrupted(number):
 
 def test_in_an_operator_it_waits_for_the_users_next_line(number, monkeypatch):
     """Raised in what records an operator, an exception may end the process: C++ calls Python there."""
-    from foregrad.tracing.recorder import Recorder
+    from foregrad.tracing.recorder.recorder import Recorder
 
     plain, passed = Recorder.__torch_dispatch__, []
 

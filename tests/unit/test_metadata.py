@@ -20,10 +20,10 @@ from foregrad._torch.fakes import FakeFactory
 from foregrad._torch.ops import has_composite_implicit_kernel
 from foregrad._torch.tensors import share_memory
 from foregrad.graph.meta import TensorSpec
-from foregrad.tracing import metadata
-from foregrad.tracing.layouts import RULES
-from foregrad.tracing.metadata import Metadata, forget_all, is_cacheable
-from foregrad.tracing.opinfo import op_info
+from foregrad.tracing.kernels import metadata
+from foregrad.tracing.kernels.layouts import RULES
+from foregrad.tracing.kernels.metadata import Metadata, forget_all, is_cacheable
+from foregrad.tracing.tape.opinfo import op_info
 
 aten = torch.ops.aten
 

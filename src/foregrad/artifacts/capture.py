@@ -28,7 +28,7 @@ from ..graph.tangents import ABSENT, VARIABLE
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
 from ..tracing.capture import Captured, capture_call
-from ..tracing.derivable import Derivable
+from ..tracing.derivatives.derivable import Derivable
 from .attributes import check_attribute_assignment
 from .context import context_now
 from .facts import QUESTIONS

@@ -21,7 +21,7 @@ from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.spelling import is_name
-from ..tracing.graph import fake_of
+from ..tracing.tape.graph import fake_of
 from .values import Reader, Writer, checked
 
 __all__ = ["graph_from", "graph_to"]

@@ -17,9 +17,9 @@ from .._torch.codegen import OpOverload
 from .._torch.ops import mkldnn_rnn_layer_for_training
 from .._torch.registered import operator_called, refusable_namespaces
 from ..errors import ArtifactError
-from ..tracing.checks import VALUE_CHECKS
-from ..tracing.formulas import independent_of_phase
-from ..tracing.opinfo import item_or_empty, set_to, take_data
+from ..tracing.kernels.checks import VALUE_CHECKS
+from ..tracing.kernels.formulas import independent_of_phase
+from ..tracing.tape.opinfo import item_or_empty, set_to, take_data
 
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 

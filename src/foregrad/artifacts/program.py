@@ -16,7 +16,7 @@ from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import Signature
-from ..tracing.derivable import ValueRef
+from ..tracing.derivatives.derivable import ValueRef
 from .containers import tree_from, tree_to
 from .graphs import graph_from, graph_to
 from .records import record_from, record_to
@@ -64,7 +64,7 @@ class CallSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DerivedProgram:
-    """The backward as a function of its own, for tangents of this pattern: see `tracing.derivable.Derivative`."""
+    """The backward as a function of its own, for tangents of this pattern: see `derivatives.derivable.Derivative`."""
 
     pattern: tuple[int, ...]
     feeds: tuple[ValueRef, ...]
@@ -95,7 +95,7 @@ class Specialization:
     """A program with what calls must be for it.
 
     `context`: settings of the thread and the library, by name. `training`: the module's mode, None for a function.
-    `facts`: (input, question, attribute, answer), see `tracing.facts`.
+    `facts`: (input, question, attribute, answer), see `tracing.effects.attribute_guards`.
     """
 
     name: str

@@ -17,7 +17,7 @@ from ..errors import ArtifactError
 from ..frontend.tree import Tree
 from ..graph import effects, signature, slots
 from ..graph.meta import TensorSpec
-from ..tracing.derivable import ValueRef
+from ..tracing.derivatives.derivable import ValueRef
 from .containers import tree_from, tree_to
 from .values import Reader, Writer, checked
 

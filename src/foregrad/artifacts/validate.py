@@ -15,7 +15,7 @@ from ..graph.effects import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature, ViewStep
-from ..tracing.derivable import ValueRef
+from ..tracing.derivatives.derivable import ValueRef
 from .facts import QUESTIONS
 from .operators import is_check, is_view
 

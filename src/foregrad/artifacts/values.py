@@ -21,8 +21,8 @@ from .._torch.registered import default_generator
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import TensorSpec
-from ..tracing.memory import CallInMemory, Place
-from ..tracing.opinfo import CallOnCopies
+from ..tracing.heap.aliased_kernels import CallInMemory, Place
+from ..tracing.tape.opinfo import CallOnCopies
 from .operators import name_of_operator, operator_named
 
 __all__ = ["Reader", "Writer", "checked", "described", "index"]

@@ -37,13 +37,13 @@ from ..passes.wanted import only_gradients
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Partial, Wanted
 from ..runtime.donated import overwriting, owned_among
-from ..tracing.collection import paused_collection
+from ..tracing.tape.collection import paused_collection
 from .compilers import call_compiler
 from .numbers import check_numbers
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
-    from ..tracing.derivable import Derivable, Derivative
+    from ..tracing.derivatives.derivable import Derivable, Derivative
 
 __all__ = ["Pipeline", "Product"]
 
@@ -213,7 +213,7 @@ class Pipeline:
         `gone`: the saved values that were given up since.
         """
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
-        from ..tracing.again import differentiate  # late: see `build`
+        from ..tracing.derivatives.higher_order import differentiate  # late: see `build`
 
         with held, taken(derivable.session.lock), torch.set_grad_enabled(create_graph):
             results = list(partitioned.saved_results)

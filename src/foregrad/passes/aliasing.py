@@ -16,7 +16,7 @@ from torch import fx
 from .._torch.codegen import OpOverload
 from .._torch.fakes import FakeTensor
 from ..graph.meta import TensorSpec, spec_of
-from ..tracing.opinfo import op_info
+from ..tracing.tape.opinfo import op_info
 
 __all__ = ["Memory", "copy_shared_results", "makes_memory", "memory_of", "results_of", "tensors_in", "written_inputs"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..graph.partitioned import Partitioned
 
 if TYPE_CHECKING:
-    from ..tracing.derivable import Derivative
+    from ..tracing.derivatives.derivable import Derivative
 
 __all__ = ["AtHand", "Compiled", "Derived", "Partial", "Wanted"]
 

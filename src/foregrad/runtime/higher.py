@@ -35,7 +35,7 @@ from .release import TRAILS, Release, parts_run, saved_inputs, trail_of
 from .writes import with_history
 
 if TYPE_CHECKING:
-    from ..tracing.derivable import ValueRef
+    from ..tracing.derivatives.derivable import ValueRef
 
 __all__ = ["differentiable_backward", "needs_trail", "stopping_backward", "trails_of", "wanted_of"]
 

@@ -13,24 +13,24 @@ from .._torch.plain_attributes import drop_own
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
-from .analysis import Analysis
-from .backward import Backward, InnerGradients, takes_gradient
-from .decisions import generators_drawn_from
-from .derivable import Derivable, read_again
-from .derived_effects import effects_of
-from .graph import build_module
-from .infos import input_info
-from .inputs import Inputs
-from .lifting import Lifting
-from .new_leaves import new_leaves
-from .reach import passed_through, saving_nodes
-from .recorder import Recorder
-from .records import InputRecord
-from .retained import check_watched_inside, retained_by
-from .roots import memory_root
-from .session import Session
-from .symbols import SizeSymbols
-from .tape import Entry
+from .derivatives.backward import Backward, InnerGradients, takes_gradient
+from .derivatives.derivable import Derivable, read_again
+from .derivatives.derived_effects import effects_of
+from .derivatives.session import Session
+from .effects.analysis import Analysis
+from .effects.infos import input_info
+from .effects.new_leaves import new_leaves
+from .effects.retained import check_watched_inside, retained_by
+from .heap.records import InputRecord
+from .heap.view_chain import memory_root
+from .inputs.inputs import Inputs
+from .inputs.lifting import Lifting
+from .recorder.recorder import Recorder
+from .tape.gradient_paths import passed_through, saving_nodes
+from .tape.graph import build_module
+from .tape.symbols import SizeSymbols
+from .tape.tape import Entry
+from .values.decisions import generators_drawn_from
 
 __all__ = ["Assembly"]
 

@@ -30,30 +30,37 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import Reach
 from ..interrupts import held, note_escaping, runs_user_code
-from .analysis import Analysis
 from .assembly import Assembly
-from .backward import Backward, InnerGradients, takes_gradient
-from .collection import paused_collection
-from .decisions import Decisions
-from .derivable import Derivable
-from .derived_effects import check_outputs, written_by
-from .effects import check_finished, check_gradients, check_left_behind, check_results, check_run, check_tensors
-from .facts import Facts
-from .inputs import CaptureAgain, Inputs, SharedClosureFound
-from .left_behind import LeftBehind
-from .lifting import Lifting
-from .numbers import Numbers
-from .origin import Origins, user_line
-from .outputs import analyze
-from .reach import reached_from
-from .recorder import Recorder
-from .regions import Regions
-from .replaced import check_marked, check_overlapping, check_sizes, views_of_written
-from .reshaping import check_reshaped, reshape_view
-from .session import fresh_autocast_cache, make_tangent
-from .sizes import OpenSizes
-from .symbols import fake_mode_of, symbols_of
-from .tape import Entry
+from .derivatives.backward import Backward, InnerGradients, takes_gradient
+from .derivatives.derivable import Derivable
+from .derivatives.derived_effects import check_outputs, written_by
+from .derivatives.session import fresh_autocast_cache, make_tangent
+from .effects.analysis import Analysis
+from .effects.attribute_guards import Facts
+from .effects.outputs import analyze
+from .effects.side_effects import (
+    check_finished,
+    check_gradients,
+    check_left_behind,
+    check_results,
+    check_run,
+    check_tensors,
+)
+from .effects.storage_swap import check_marked, check_overlapping, check_sizes, views_of_written
+from .inputs.escaped_tensors import LeftBehind
+from .inputs.inplace_views import check_reshaped, reshape_view
+from .inputs.inputs import CaptureAgain, Inputs, SharedClosureFound
+from .inputs.lifting import Lifting
+from .recorder.checkpoint_regions import Regions
+from .recorder.recorder import Recorder
+from .tape.collection import paused_collection
+from .tape.gradient_paths import reached_from
+from .tape.origin import Origins, user_line
+from .tape.symbols import fake_mode_of, symbols_of
+from .tape.tape import Entry
+from .values.decisions import Decisions
+from .values.numbers import Numbers
+from .values.sizes import OpenSizes
 
 __all__ = ["Captured", "capture_call"]
 

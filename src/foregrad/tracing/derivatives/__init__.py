@@ -1,0 +1,1 @@
+"""The backward, and backwards of backwards."""

@@ -1,0 +1,292 @@
+"""Running eager's engine over what a capture has recorded: the gradients of outputs, and what it raises."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._torch.dispatch import disable_autocast, without_anomaly_mode
+from ..._torch.histories import have_hooks, lead_to
+from ..._torch.tensors import is_usable, is_view
+from ...errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
+from ..heap.inplace_detach import keeps_history
+from ..heap.records import is_unlinked
+from ..recorder.backward_writes import Run
+from ..tape.gradient_paths import other_leaves, reached_from
+from ..tape.origin import user_line
+from .dead_ends import raise_behind
+
+if TYPE_CHECKING:
+    from ..heap.records import InputRecord
+    from ..inputs.inputs import Inputs
+    from ..inputs.lifting import Lifting
+    from ..recorder.recorder import Recorder
+    from ..tape.tape import Entry
+
+__all__ = ["Backward", "InnerGradients", "takes_gradient"]
+
+
+def takes_gradient(record: InputRecord) -> bool:
+    """Whether gradients arrive at an input by itself, not through the tensor that it is a view of."""
+    leaf = record.leaf
+    if leaf is None or not leaf.requires_grad or not is_usable(leaf):
+        return False
+    # A view of a view made under no_grad has a history that ends there.
+    return leaf.is_leaf or (is_view(leaf) and leaf is record.stand_in and not keeps_history(leaf))
+
+
+def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> Any:
+    """`torch.autograd.grad`; autocast belongs to the forward: eager's backward usually runs outside its region."""
+    with disable_autocast(), without_anomaly_mode:
+        return torch.autograd.grad(outputs, leaves, tangents, allow_unused=True, retain_graph=keep)
+
+
+def _gradients_of(
+    outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor], *, keep: bool
+) -> tuple[Sequence[Any], dict[int, Exception]]:
+    """The gradients, and what eager raises for some of the outputs: then they are those of the others.
+
+    Raises what eager raises for all.
+    """
+    try:
+        return _run_backward(outputs, leaves, tangents, keep=keep or len(outputs) > 1), {}
+    except ForegradError:
+        raise
+    except RuntimeError:
+        failing = _failing(outputs, leaves, tangents) if len(outputs) > 1 else {}
+        if len(failing) in (0, len(outputs)):
+            raise
+    good = [i for i in range(len(outputs)) if i not in failing]
+    return _run_backward([outputs[i] for i in good], leaves, [tangents[i] for i in good], keep=keep), failing
+
+
+def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any]) -> dict[int, Exception]:
+    failing: dict[int, Exception] = {}
+    for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):
+        try:
+            _run_backward([output], leaves, [tangent], keep=True)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            failing[position] = error
+    return failing
+
+
+def _named(error: Exception, *, has_moved: bool) -> Exception:
+    """A failure of PyTorch's own checks says nothing to anybody, and eager, which sees other tensors, may do without.
+
+    `has_moved`: tensors were given other sizes or memory in place.
+    """
+    text = str(error)
+    if "INTERNAL ASSERT FAILED" in text:
+        cause = (
+            "One cause is an operator on lists (`torch._foreach_...`) that writes to a tensor twice, or to one in "
+            "whose memory another argument is; write to them one by one, or to a copy."
+        )
+    elif has_moved and "invalid gradient at index" in text:
+        cause = (
+            "One cause is a view that was given other sizes in place (`set_`, `.data = ...`); use a tensor of its own."
+        )
+    else:
+        return error
+    return UnsupportedError(f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} {cause}")
+
+
+class Backward:
+    """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
+
+    `error`: no output has a backward. `failing`: some outputs, by position, have none. `raising`: by graph output,
+    raised on a way that leads to no input, which eager runs all the same.
+    """
+
+    def __init__(self, recorder: Recorder, lifting: Lifting, inputs: Inputs) -> None:
+        self.recorder, self.lifting, self.inputs = recorder, lifting, inputs
+        self.error: Exception | None = None
+        self.failing: dict[int, Exception] = {}
+        self.raising: dict[int, Exception] = {}
+        self.run = Run()  # what it did besides
+
+    def gradients(
+        self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
+    ) -> dict[int, Entry]:
+        """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
+        found: dict[int, Entry] = {}
+        leaves = [record.leaf for record in sinks]
+        unlinked = [record for record in sinks if is_unlinked(record)]
+        has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
+        try:
+            others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
+            with self._recording(tangents):
+                results, self.failing = _gradients_of(
+                    outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
+                )
+                for record, gradient in zip(sinks, results, strict=False):
+                    if gradient is not None:  # a view, as a transposed weight's is, is taken only here
+                        found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
+                self.run = self.recorder.late.finish()
+            if others and self.run.has_effects:
+                self._check_hooks(outputs, leaves, tangents)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            self.error = self._named(error)
+        self.failing = {position: self._named(error) for position, error in self.failing.items()}
+        if self.failing and self.run.has_effects:
+            raise UnsupportedMutationError(
+                f"the backward of {self._line_of(outputs[next(iter(self.failing))])} raises, and that of other outputs "
+                "writes to tensors, or checks values. Detach that output."
+            )
+        if has_asides and self.error is None and not self.failing:
+            self._check_aside(outputs, sinks, tangents)
+        if self.error is not None or self.failing:
+            self.inputs.see_as_views(unlinked)
+        return found
+
+    def _check_hooks(self, outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor]) -> None:
+        """Raise where `backward()` does more than `torch.autograd.grad`, by hooks of leaves that the function made."""
+        with self._recording(tangents):
+            _run_backward(outputs, leaves, tangents, keep=True)
+            run = self.recorder.late.finish()
+        if any(len(getattr(run, name)) != len(getattr(self.run, name)) for name in ("updates", "checks", "written")):
+            raise UnsupportedMutationError(
+                f"a hook on a leaf that the function makes, before {self._line_of(outputs[0])}, writes to tensors or "
+                "checks values: it runs in some backwards and not in others. Put it on a result of an operator."
+            )
+
+    def _named(self, error: Exception) -> Exception:
+        return _named(error, has_moved=bool(self.recorder.writes.metadata_log))
+
+    def _has_unlinked(self) -> bool:
+        """Whether views were made under no_grad of what requires grad, and something was written to in place."""
+        values = self.recorder.values.values()
+        made = [v.fake for v in values if v.view is not None and not v.view.grad_enabled and v.fake is not None]
+        if not any(is_view(fake) and fake.requires_grad for fake in made):
+            return False
+        return any(v.fake is not None and v._storage is not None and v._storage.clock for v in values)
+
+    def _check_aside(
+        self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
+    ) -> None:
+        """Raise where `torch.autograd.grad` answers and `backward()` does not: that runs what leads nowhere too."""
+        leaves = [record.leaf for record in sinks]
+        for output, tangent in zip(outputs, tangents, strict=True):
+            if not any(reach.outputs for reach in reached_from([output], leaves)):
+                continue  # see `to_nowhere`
+            try:
+                self._run_whole(output, tangent)
+            except ForegradError:
+                raise
+            except RuntimeError as error:
+                raise UnsupportedAliasError(
+                    f"the backward of {self._line_of(output)} raises ({str(error).splitlines()[0]}) on a way that "
+                    "leads to no input, by a view made under no_grad: detach that view."
+                ) from None
+
+    def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> bool:
+        """The backward of an output, to wherever it leads; `.grad` of inputs stays what it is. Whether it has effects
+        besides.
+        """
+        pairs = [(r.leaf, r.stand_in) for r in self.inputs.records]  # an argument may be made a leaf of its own
+        leaves = [t for pair in pairs for t in pair if t is not None and is_usable(t) and t.is_leaf]
+        grads = [leaf.grad for leaf in leaves]
+        try:
+            with self._recording([tangent]):
+                torch.autograd.backward([output], [tangent], retain_graph=True)
+                return self.recorder.late.finish().has_effects
+        finally:
+            for leaf, grad in zip(leaves, grads, strict=True):
+                leaf.grad = grad
+
+    def _line_of(self, output: torch.Tensor) -> str:
+        """The user's line that made it what it is."""
+        return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
+
+    def to_nowhere(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
+        """Run the backward of outputs, by their numbers, that lead to no input, to see whether it raises."""
+        for (number, output), tangent in zip(outputs.items(), tangents, strict=True):
+            effects = False
+            try:
+                effects = self._run_whole(output, tangent)
+            except ForegradError:
+                pass
+            except RuntimeError as error:
+                self.raising[number] = error
+            if effects:
+                raise UnsupportedMutationError(
+                    f"the backward of {self._line_of(output)} leads to no input, and writes to tensors or checks "
+                    "values. Let its gradient reach an input, or call that part outside the compiled function."
+                )
+
+    def on_dead_ends(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
+        """The same for outputs that lead to inputs, and to where a function may be differentiated but once."""
+        looked_at = raise_behind([*outputs.values()])
+        numbers = [*outputs]
+        picked = {numbers[k]: outputs[numbers[k]] for k in looked_at}
+        self.to_nowhere(picked, [tangents[k] for k in looked_at])
+
+    @contextlib.contextmanager
+    def _recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+        """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
+        recorder = self.recorder
+        recorder.in_backward = True
+        recorder.late.begin(tangents)
+        try:
+            with self.lifting, recorder:
+                yield
+        finally:
+            recorder.in_backward = False
+            recorder.late.finish()
+
+
+class InnerGradients:
+    """Which inputs a function takes gradients by, and the inputs that what it differentiates depends on.
+
+    Such a gradient goes through what the function does and no further. Eager's goes on: from one argument, through
+    what was computed outside, to another one.
+    """
+
+    def __init__(self, inputs: Inputs, recorder: Recorder, name: str) -> None:
+        self.inputs, self.recorder, self.name = inputs, recorder, name
+        self.found: list[tuple[list[InputRecord], list[InputRecord], str]] = []
+        self.was_asked = False
+
+    def note(self, outputs: Any, inputs: Any, **_: Any) -> None:
+        """A call of `torch.autograd.grad` on stand-ins. Raises where eager would leave the function."""
+        if self.recorder.in_backward:
+            return  # that of the function itself
+        self.was_asked = True
+        by_stand_in = self.inputs.by_stand_in
+        outputs = [t for t in _flat(outputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        targets = [by_stand_in[id(t)] for t in _flat(inputs) if id(t) in by_stand_in]
+        targets = [r for r in targets if r.real.requires_grad]
+        if not outputs or not targets:
+            return
+        rest = [r for r in self.inputs.records if r.real.requires_grad and r not in targets and takes_gradient(r)]
+        reached = reached_from(outputs, [r.leaf for r in rest])
+        others = [r for r, reach in zip(rest, reached, strict=True) if reach.outputs]
+        others += targets if len(targets) > 1 else []
+        where = user_line(self.recorder.origins.here())
+        slots, also = (", ".join(str(r.slot) for r in group) for group in (targets, others))
+        said = (
+            f"`{self.name}` takes a gradient by {slots} at {where}. There are hooks on that, or another input "
+            f"({also or 'none as yet'}) was computed from it outside: in eager the gradient goes through these too. "
+            "Compute it inside the compiled function, or detach it."
+        )
+        reals = [r.real for r in targets]
+        if have_hooks(reals) or lead_to([r.real for r in others], reals):
+            raise UnsupportedError(said)
+        self.found.append((targets, others, said))
+
+    def apart(self, number: Mapping[int, int]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]:
+        """What the signature says of it."""
+        return tuple(
+            (tuple(number[id(r)] for r in targets), tuple(number[id(r)] for r in others), said)
+            for targets, others, said in self.found
+        )
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]

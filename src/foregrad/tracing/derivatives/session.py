@@ -1,0 +1,156 @@
+"""What is kept of a capture so that it can go on later: to differentiate the function once more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import (
+    clear_autocast_cache,
+    disable_autocast,
+    force_view_tracking,
+    no_saved_tensors_hooks,
+    single_threaded_backward,
+    without_anomaly_mode,
+)
+from ..._torch.fakes import FakeTensor, new_fake
+from ..._torch.patches import Hooks, patched
+from ...errors import UnsupportedError, UnsupportedMutationError
+from ...graph.meta import TensorSpec, contiguous_strides
+from ...locks import make_lock
+from ..heap.alias import Value
+from ..inputs.lifting import Lifting
+from ..recorder.checkpoint_regions import NoRegions
+from ..recorder.recorder import Recorder
+from ..tape.numbering import Numbering
+from ..tape.tape import Entry
+from ..values.residual_decisions import KnownDecisions
+
+__all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
+
+
+class Session:
+    """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
+
+    `known`: for the id of each real tensor that the function used, a weak reference to it and its stand-in.
+    `has_hooks`: the function put hooks on its own tensors; not being linear, they are to see each gradient whole.
+    """
+
+    def __init__(
+        self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]], *, has_hooks: bool
+    ) -> None:
+        self.name = name
+        self.lock = make_lock()  # held to go on with the capture
+        self.has_hooks = has_hooks
+        self.recorder = recorder
+        self.known = known
+        self.numbering = Numbering(recorder.tape)
+        self.lifting = Lifting(
+            self._adopt,
+            lambda _marked: None,
+            lambda _detached: None,
+            recorder.taken_as_data,
+            recorder.replaced_by,
+            lambda: f"the backward of `{name}`",
+            recorder.decisions.numbers.ours,
+        )
+        self.decisions = recorder.decisions = KnownDecisions(recorder.decisions, self.numbering)
+        self.hooks = Hooks(
+            lambda module: None,
+            lambda: None,
+            self.lifting.swap,
+            NoRegions(),
+            engine=self.lifting.in_engine,
+        )
+        recorder.adopt = self._adopt
+        recorder.late.on_missing = self._refuse_write
+        self.lifting.on_check = recorder.checks.note
+        recorder.writes.past_the_edges = lambda _root: None
+        recorder.writes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
+        recorder.origins.root = run_engine.__code__
+
+    def _adopt(self, real: torch.Tensor) -> torch.Tensor:
+        if isinstance(real, FakeTensor):
+            return real
+        reference, stand_in = self.known.get(id(real), (None, None))
+        if reference is None or reference() is not real or stand_in is None:
+            raise UnsupportedError(
+                f"the backward of `{self.name}` uses a tensor {TensorSpec.of(real)} that its forward did not use, so "
+                "it can't be differentiated again. Use that tensor in the forward and ctx.save_for_backward."
+            )
+        return stand_in
+
+    def _refuse_write(self, root: Value, where: str) -> None:
+        raise UnsupportedMutationError(
+            f"{where}, where the backward of `{self.name}` is differentiated or runs in part, writes to a tensor "
+            f"{root.spec} that its usual backward leaves alone. Write to it there as well, or not at all."
+        )
+
+    @contextlib.contextmanager
+    def recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+        """Context: what runs on fakes goes on the tape, as part of a backward. `recorder.late.finish()` ends it."""
+        recorder = self.recorder
+        recorder.recompute = None
+        recorder.in_backward = True
+        recorder.late.begin(tangents)
+        recorder.phases.clear()  # each run of a node checks anew
+        try:
+            # Autocast belongs to the forward: eager's backward usually runs outside its region.
+            with (
+                patched(self.hooks),
+                force_view_tracking(),
+                no_saved_tensors_hooks(),
+                single_threaded_backward(),
+                fresh_autocast_cache(),
+                disable_autocast(),
+                without_anomaly_mode,  # nothing can be nan here
+                self.lifting,
+                recorder,
+            ):
+                yield
+        except BaseException:
+            recorder.late.finish()
+            raise
+        finally:
+            recorder.in_backward = False
+
+    def tangent(self, spec: TensorSpec, *, requires_grad: bool = False) -> tuple[torch.Tensor, Entry]:
+        """A new fake gradient for an output of this spec, and its entry."""
+        fake, entry = make_tangent(self.recorder, spec)
+        return fake.requires_grad_(requires_grad), entry
+
+
+def run_engine(
+    outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any], *, create_graph: bool
+) -> Sequence[torch.Tensor | None]:
+    """Gradients of fakes, which can be asked for again. The frame of this function ends the user's part of a stack."""
+    if not outputs or not leaves:
+        return [None] * len(leaves)
+    found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        outputs, leaves, tangents, allow_unused=True, retain_graph=True, create_graph=create_graph
+    )
+    return found
+
+
+def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, Entry]:
+    """A fake that comes in from outside, laid out as `spec` is, or contiguously where that has gaps or overlaps."""
+    stride = spec.stride if spec.is_dense else contiguous_strides(spec.shape)
+    spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
+    fake = new_fake(recorder.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
+    entry = Entry(None, spec=spec)
+    recorder.tape.append(entry)
+    recorder.values[id(fake)] = Value(fake, entry, spec)
+    return fake, entry
+
+
+@contextlib.contextmanager
+def fresh_autocast_cache() -> Iterator[None]:
+    """Autocast remembers casts of parameters: keep the fakes' and the real ones' apart."""
+    clear_autocast_cache()
+    try:
+        yield
+    finally:
+        clear_autocast_cache()

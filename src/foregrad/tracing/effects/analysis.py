@@ -1,0 +1,79 @@
+"""What is found out about a function once it has run: its graph outputs, and what a call makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..._torch.tensors import history_of
+from ...graph.effects import CheckInfo, Given, Result
+from ...graph.meta import TensorSpec
+from ...graph.signature import DecisionInfo, MetadataWrite, OutputInfo, Replacement, Update
+from ...graph.slots import Checked, Decision, Slot
+from ..heap.records import InputRecord
+from ..kernels.checks import Check
+from ..tape.tape import Entry
+from ..values.decisions import Decided
+
+__all__ = ["Analysis"]
+
+
+@dataclasses.dataclass(slots=True)
+class Analysis:
+    """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients."""
+
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+    specs: list[TensorSpec] = dataclasses.field(default_factory=list)
+    fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
+    updates: list[Update] = dataclasses.field(default_factory=list)
+    whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
+    metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
+    replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
+    replacements: list[Replacement] = dataclasses.field(default_factory=list)
+    counted: list[int] = dataclasses.field(default_factory=list)
+    counted_along: list[int] = dataclasses.field(default_factory=list)
+    outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
+    aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
+    decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
+    checks: list[CheckInfo] = dataclasses.field(default_factory=list)
+    inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
+    by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
+
+    def carrying_gradients(self) -> list[int]:
+        """The graph outputs that autograd has a history of."""
+        return [i for i, fake in enumerate(self.fakes) if fake is not None]
+
+    def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
+        """One more graph output."""
+        self.slots.append(slot)
+        self.entries.append(entry)
+        self.specs.append(spec)
+        self.fakes.append(fake if fake is not None and _carries_gradients(fake) else None)
+        if fake is not None:
+            self.by_fake[id(fake)] = len(self.slots) - 1
+        return len(self.slots) - 1
+
+    def add_decisions(self, made: list[Decided]) -> None:
+        """Values that the program read become graph outputs, behind all others."""
+        for decided in made:
+            out = self.add(Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
+            info = DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol)
+            self.decisions.append(info)
+
+    def add_checks(self, made: list[Check], records: list[InputRecord]) -> None:
+        """What operators without results are given becomes graph outputs, unless it is an input or one of them."""
+        known: dict[int, Given | Result] = {id(entry): Result(i) for i, entry in enumerate(self.entries)}
+        known |= {id(record.entry): Given(i) for i, record in enumerate(records)}
+        for check in made:
+            if not check.in_backward:
+                for entry in check.entries():
+                    if id(entry) not in known:
+                        out = self.add(Checked(check.where), entry, entry.spec, None)  # type: ignore[arg-type]
+                        known[id(entry)] = Result(out)
+                self.checks.append(check.info(lambda entry: known[id(entry)]))
+
+
+def _carries_gradients(fake: torch.Tensor) -> bool:
+    return fake.requires_grad and history_of(fake) is not None

@@ -1,0 +1,194 @@
+"""What a program asks a tensor among its inputs besides values: whether it is a leaf, its `.grad`, its version, ...
+
+What stands for the tensor in the capture would answer for itself. Here the real tensor's answer is given where the two
+may differ, and each answer is a fact that a later call has to agree with: an expression of the input, and its value.
+What no later call could agree with (an address) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import FakeTensor
+from ..._torch.plain_attributes import own_attributes
+from ...errors import UnsupportedError
+from ...frontend.reads import ABSENT
+from ...frontend.sources import Source
+from ...graph.slots import Closure
+from ...graph.spelling import key_text
+from ..heap.records import InputRecord
+from ..inputs.inputs import Inputs
+
+__all__ = ["Facts"]
+
+_TENSOR: Any = torch.Tensor
+_ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
+_OURS = {"_is_param", "_dynamo_dynamic_indices", "_dynamo_static_input_type"}
+
+
+class Facts:
+    """Those of one capture. `where()` is the user's line."""
+
+    def __init__(self, inputs: Inputs, where: Callable[[], str]) -> None:
+        self.inputs = inputs
+        self.where = where
+        # By the input's record, the question and the attribute that it is for: see `note`.
+        self.made: dict[tuple[int, str, str | None], tuple[InputRecord, Any]] = {}
+
+    def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer, or NotImplemented when it may be had from what stands for the tensor."""
+        rule = _RULES.get(func)
+        if rule is None or not args or not isinstance(args[0], torch.Tensor):
+            return NotImplemented
+        record = self._record(args[0])
+        return NotImplemented if record is None else rule(self, record, func)
+
+    def missing(self, tensor: torch.Tensor, name: str) -> None:
+        """The program, or PyTorch's C++ in its place, asked for an attribute that the tensor does not have.
+
+        PyTorch asks so about the tensors that it makes of numbers, which are no inputs.
+        """
+        inputs = self.inputs
+        if not isinstance(tensor, FakeTensor) and id(tensor) not in inputs.by_real and not inputs.known_source(tensor):
+            return
+        record = self._record(tensor)
+        if record is not None:
+            self.note(record, _ATTRIBUTE, ABSENT, name)
+
+    def table(self, stand_in: torch.Tensor) -> None:
+        """All attributes of a stand-in are asked for: the tensor is to have no others."""
+        record = self.inputs.by_stand_in.get(id(stand_in))
+        if record is not None:
+            self.note(record, "tuple({}.__dict__)", tuple(record.real.__dict__))
+
+    def note(self, record: InputRecord, question: str, value: Any, attribute: str | None = None) -> None:
+        """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
+        self.made.setdefault((id(record), question, attribute), (record, value))
+
+    def attributes(self, names: set[str] | None) -> None:
+        """What the user hung onto tensors, as far as code names it; `None`: code makes names up."""
+        for record in self.inputs.records:
+            there = record.real.__dict__
+            for name in (there.keys() if names is None else names & there.keys()) - _OURS:
+                self.note(record, _ATTRIBUTE, there[name], name)
+
+    def attribute_set(self) -> str | None:
+        """An attribute that the function set on an argument, which no compiled call would do."""
+        for record in self.inputs.records:
+            ours, theirs = own_attributes(record.stand_in), record.real.__dict__
+            for name in (ours.keys() | theirs.keys()) - _OURS:
+                if ours.get(name, ABSENT) is not theirs.get(name, ABSENT):
+                    return f"{record.slot}.{name if str(name).isidentifier() else key_text(name)}"
+        return None
+
+    def _record(self, tensor: torch.Tensor) -> InputRecord | None:
+        inputs = self.inputs
+        found = inputs.by_stand_in.get(id(tensor)) or inputs.by_real.get(id(tensor))
+        if found is None and not isinstance(tensor, FakeTensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            inputs.adopt(tensor)
+            found = inputs.by_real.get(id(tensor))
+        return found
+
+    # ---------------------------------------------------------------- one answer each
+
+    def _is_leaf(self, record: InputRecord, func: Any) -> Any:
+        self.note(record, "{}.is_leaf", record.real.is_leaf)
+        return func(record.stand_in)
+
+    def _grad_fn(self, record: InputRecord, func: Any) -> Any:
+        real = record.real
+        self.note(record, "type({}.grad_fn)", type(real.grad_fn))
+        node = func(record.stand_in)
+        unwritten = real.is_inference() or record.stand_in._version == record.start_version
+        return real.grad_fn if node is not None and unwritten else node
+
+    def _version(self, record: InputRecord, func: Any) -> Any:
+        version = record.real._version
+        self.note(record, "{}._version", version)
+        return version + func(record.stand_in) - record.start_version
+
+    def _base(self, record: InputRecord, func: Any) -> Any:
+        self._is_view(record, func)
+        if record.real._base is None:
+            return None
+        raise UnsupportedError(
+            f"the base of `{record.slot}` is asked for at {self.where()}: pass that tensor as an argument instead."
+        )
+
+    def _is_view(self, record: InputRecord, func: Any) -> Any:
+        self.note(record, "{}._base is None", record.real._base is None)
+        return record.real._base is not None
+
+    def _offset(self, record: InputRecord, func: Any) -> Any:
+        self.note(record, "{}.storage_offset()", record.real.storage_offset())
+        return NotImplemented
+
+    def _storage(self, record: InputRecord, func: Any) -> Any:
+        size = record.real.untyped_storage().nbytes()
+        self.note(record, "{}.untyped_storage().nbytes()", size)
+        if record.stand_in.untyped_storage().nbytes() != size:
+            raise UnsupportedError(
+                f"the memory behind `{record.slot}` is asked for at {self.where()}, and is larger than the tensor: "
+                "pass a tensor of its own (`.clone()`)."
+            )
+        return NotImplemented
+
+    def _hooks(self, record: InputRecord, func: Any) -> Any:
+        self.note(record, "{}._backward_hooks is None", record.real._backward_hooks is None)
+        return func(record.real)
+
+    def _retains(self, record: InputRecord, func: Any) -> Any:
+        self.note(record, "{}.retains_grad", record.real.retains_grad)
+        return record.real.retains_grad or func(record.stand_in)
+
+    def _shared(self, record: InputRecord, func: Any) -> Any:
+        shared = record.real.is_shared()
+        self.note(record, "{}.is_shared()", shared)
+        return shared
+
+    def _pinned(self, record: InputRecord, func: Any) -> Any:
+        pinned = record.real.is_pinned()
+        self.note(record, "{}.is_pinned()", pinned)
+        return pinned
+
+    def _address(self, record: InputRecord, func: Any) -> Any:
+        raise UnsupportedError(
+            f"the address of `{record.slot}` is asked for at {self.where()}: it is another one at every call."
+        )
+
+    def _grad(self, record: InputRecord, func: Any) -> Any:
+        real, stand_in = record.real, record.stand_in
+        if not real.is_leaf and not real.retains_grad:
+            return None
+        grad = real.grad
+        if grad is None:
+            self.note(record, "{}.grad is None", True)
+            return func(stand_in) if stand_in.is_leaf else None
+        source = record.source
+        if not isinstance(source, Source):
+            raise UnsupportedError(
+                f"`.grad` of `{record.slot}` is read at {self.where()}: pass that gradient as an argument instead."
+            )
+        steps = (*source.steps, ("attr", "grad"))
+        self.inputs.add_source(grad, Source(Closure(f"{record.slot}.grad"), source.root, steps))
+        return grad
+
+
+_RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
+    _TENSOR.is_leaf.__get__: Facts._is_leaf,
+    _TENSOR.grad_fn.__get__: Facts._grad_fn,
+    _TENSOR._version.__get__: Facts._version,
+    _TENSOR._base.__get__: Facts._base,
+    _TENSOR._is_view: Facts._is_view,
+    _TENSOR.storage_offset: Facts._offset,
+    _TENSOR.untyped_storage: Facts._storage,
+    _TENSOR._backward_hooks.__get__: Facts._hooks,
+    _TENSOR.retains_grad.__get__: Facts._retains,
+    _TENSOR.is_shared: Facts._shared,
+    _TENSOR.is_pinned: Facts._pinned,
+    _TENSOR.data_ptr: Facts._address,
+    _TENSOR.grad.__get__: Facts._grad,
+}

@@ -1,0 +1,486 @@
+"""How each output of the function is given back: from the graph, as an input, or as a view taken afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import FakeTensor
+from ..._torch.tensors import (
+    allows_writes,
+    base_of,
+    history_of,
+    is_marked,
+    is_usable,
+    is_view,
+    leads_to,
+    leads_to_base,
+    share_counters,
+)
+from ...errors import UnsupportedAliasError
+from ...graph.signature import (
+    AliasOutput,
+    ConstantOutput,
+    GraphOutput,
+    InputOutput,
+    OutputInfo,
+    ViewStep,
+    When,
+)
+from ...graph.slots import Output, Updated
+from ..heap.alias import Value
+from ..heap.records import InputRecord
+from ..heap.view_chain import chain_of, is_from_custom_function
+from ..inputs.inputs import Inputs
+from ..recorder.recorder import Recorder
+from ..tape.gradient_paths import is_barred, nodes_behind
+from ..tape.opinfo import CUTS
+from ..tape.origin import user_line
+from ..tape.tape import Entry
+from .analysis import Analysis
+from .output_alias_sets import (
+    BaseOutput,
+    as_it_was,
+    bases_of,
+    has_been_another,
+    is_barred_tensor,
+    tensor_outputs,
+)
+from .steps import steps_between
+from .storage_swap import in_order, replacement_of
+from .updates import (
+    WRITTEN_BY_LISTS,
+    add_counted,
+    add_metadata_writes,
+    add_updates,
+    check_histories,
+    check_resized,
+    written_through_bases,
+)
+
+__all__ = ["analyze"]
+
+aten = torch.ops.aten
+# Views that autograd takes again by their operator alone.
+_OF_ANOTHER_KIND = {
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+    aten.view.dtype,
+    aten._conj.default,
+    aten._neg_view.default,
+}
+
+
+def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
+    """Decide for every written input and every output leaf how the runtime rebuilds it."""
+    found = Analysis()
+    views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
+    recorder.detached.check_stale(views, inputs.by_stand_in)
+    through_bases = written_through_bases(inputs)
+    for index, record in enumerate(inputs.records):
+        if id(record) in through_bases:
+            check_resized(recorder, record)
+            add_metadata_writes(recorder, found, index, record)
+        else:
+            add_updates(recorder, found, index, record, id(record) in through_bases.values())
+    add_counted(recorder, found, inputs.records)
+    for whole, _ in inputs.memory:
+        if whole.initial.storage.is_written_outside:
+            out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
+            found.whole_updates.append((whole, out))
+    stand_ins = [inputs.records[i].stand_in for i in found.replaced]
+    tensors = tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
+    bases = bases_of(recorder, inputs, found, tensors)
+    for key, group in tensors.items():
+        first = group[0].tensor
+        found.inference[bases[key].output if key in bases else found.by_fake[id(first)]] = first.is_inference()
+    number = {id(r): i for i, r in enumerate(inputs.records)}
+    for leaf, path in zip(leaves, paths, strict=True):
+        found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
+        if isinstance(found.outputs[-1], AliasOutput):
+            found.aliases.append((len(found.outputs) - 1, leaf))
+        if recorder.writes.replaced and isinstance(leaf, FakeTensor):
+            _check_counter(recorder, inputs, found.outputs[-1], leaf)
+    for index, stand_in in zip(found.replaced, stand_ins, strict=True):
+        info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
+        found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
+    found.replacements = in_order(found.replacements)
+    check_histories(found, inputs, through_bases, recorder.writes)
+    recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
+    return found
+
+
+# -------------------------------------------------------------------- outputs
+
+
+def _output(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, BaseOutput],
+    leaf: Any,
+    path: str,
+) -> OutputInfo:
+    if isinstance(leaf, torch.SymFloat):
+        number = recorder.decisions.numbers.entry_of(leaf)
+        if isinstance(number, Entry):
+            return GraphOutput(path, found.add(Output(path), number, None, None))
+        leaf = number
+    if not isinstance(leaf, torch.Tensor):
+        return ConstantOutput(path, leaf)
+    record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
+    if record is None and not isinstance(leaf, FakeTensor):
+        inputs.adopt(leaf)
+        record = inputs.by_real[id(leaf)]
+        number[id(record)] = len(inputs.records) - 1
+    if record is not None:
+        return InputOutput(path, number[id(record)])
+    info = _tensor_output(recorder, inputs, found, number, bases, leaf, path)
+    if isinstance(info, AliasOutput) and info.input is not None and info.history is None:
+        given = inputs.records[info.input]
+        is_late = info.input in found.replaced or (info.steps and info.steps[0].when is When.AT_LAST)
+        if is_late or not (given.real.requires_grad or given.stand_in.requires_grad):
+            _check_detached(recorder, given, leaf, path, info.steps)
+        above = inputs.by_real.get(id(base_of(given.real)))
+        is_first = bool(info.steps) and info.steps[0].when is When.AT_FIRST
+        if above is not None and (is_first or not (above.real.requires_grad or above.stand_in.requires_grad)):
+            _check_detached(recorder, above, leaf, path, info.steps)
+    return info
+
+
+def _tensor_output(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> OutputInfo:
+    old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
+    if old is None and recorder.writes.replaced and is_view(leaf):
+        _check_memory(recorder, inputs, found, bases, leaf, path)
+    if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
+        if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.clock or not allows_writes(leaf)):
+            raise UnsupportedAliasError(
+                f"the output {path} is a view that was given other memory (`.data = ...` or `set_`) at "
+                f"{recorder.writes.where(leaf)}, while what it was a view of is written, or which is one of several "
+                "views made at once: return a copy."
+            )
+        if is_set and leaf.requires_grad and not is_barred_tensor(leaf) and any(map(is_barred, nodes_behind([leaf]))):
+            raise UnsupportedAliasError(
+                f"the output {path} is given other memory by `set_` with gradients, which has no derivative, at "
+                f"{recorder.writes.where(leaf)}, and is written to with gradients then: detach it before."
+            )
+        alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
+        if alias is None:
+            info = _memory(recorder, inputs, found, number, bases, leaf, path)
+            given = inputs.records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
+            if given is not None and is_set and is_barred_tensor(leaf) and not given.real.requires_grad:
+                raise UnsupportedAliasError(
+                    f"the output {path} is given the memory of {given.slot} by `set_` with gradients at "
+                    f"{recorder.writes.where_set()}, and can't be differentiated then: detach it before."
+                )
+            return info
+        is_cut = any(step.op in CUTS for step in alias.steps) and not (is_marked(leaf) or is_barred_tensor(leaf))
+        if leaf.requires_grad and is_cut:
+            raise UnsupportedAliasError(
+                f"the output {path} is detached memory that was written to with gradients, and is given other memory "
+                f"(`.data = ...`, `set_`) at {recorder.writes.where(leaf)}: return a copy."
+            )
+        memory = _memory(recorder, inputs, found, number, bases, leaf, path)
+        return dataclasses.replace(
+            alias,
+            leaf=is_marked(leaf),
+            memory=memory,
+            memory_is_set=is_set,
+            memory_is_barred=is_set and is_barred_tensor(leaf),
+        )
+    return _memory(recorder, inputs, found, number, bases, leaf, path)
+
+
+def _what_it_was(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, BaseOutput],
+    old: Value,
+    path: str,
+) -> AliasOutput | None:
+    """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
+    if old.storage.is_input:
+        return _input_alias(recorder, inputs, found, number, old, path)
+    index, above = _replaced_above(recorder, inputs, found, old)
+    if above is not None:
+        return AliasOutput(path, index, None, steps_between(old, above), after_replacement=True)
+    base = bases.get(id(old.storage))
+    if base is None:
+        return None
+    return AliasOutput(
+        path, None, base.output, (*base.back, *steps_between(old, base.value)), of_detached=base.detached
+    )
+
+
+def _replaced_above(recorder: Recorder, inputs: Inputs, found: Analysis, value: Value) -> tuple[int, Value | None]:
+    """The input that is another tensor by now and that `value` is a view of, and what it is."""
+    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
+    for above in chain_of(value)[1:] if replaced else ():
+        if id(above) in replaced:
+            return replaced[id(above)], above
+    return -1, None
+
+
+def _memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    bases: dict[int, BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> OutputInfo:
+    """The output, whatever it was before it took another tensor's memory over."""
+    value = recorder.value_of(leaf)
+    is_input = id(leaf) in inputs.by_stand_in
+    if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
+        _check_view(recorder, leaf, path)
+    index, above = _replaced_above(recorder, inputs, found, value)
+    if above is not None:
+        alias = AliasOutput(path, index, None, steps_between(value, above), after_replacement=True)
+        return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
+    if value.storage.is_input:
+        alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
+        return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
+    existing = found.by_fake.get(id(leaf))
+    if existing is not None:
+        return GraphOutput(path, existing, leaf=is_marked(leaf))
+    base = bases[id(value.storage)]
+    steps = (*base.back, *steps_between(value, base.value, marked=base.leaf))
+    before_detach = base.detached and leaf.requires_grad
+    alias = AliasOutput(
+        path, None, base.output, steps, leaf=inputs.is_own_leaf(leaf), leaf_base=base.leaf, of_detached=before_detach
+    )
+    if before_detach:
+        return alias
+    _check_copy(recorder, leaf, found.fakes[base.output], steps, path)
+    alias = _with_own_history(recorder, inputs, found, alias, leaf, value)
+    has_history = alias.history is not None or alias.leaf or base.leaf or found.fakes[base.output] is not None
+    if not has_history and leaf.requires_grad:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view with the history of a tensor whose memory was replaced in place "
+            "(`.data = ...`, `set_`): return a copy."
+        )
+    return alias
+
+
+def _check_copy(
+    recorder: Recorder, leaf: torch.Tensor, base: torch.Tensor | None, steps: tuple[ViewStep, ...], path: str
+) -> None:
+    """What `reshape` copied is to autograd no view of the copy: once written, it has a history of its own."""
+    if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
+        return
+    if any(step.op is aten._unsafe_view.default for step in steps) and not leads_to(leaf, base):
+        raise UnsupportedAliasError(
+            f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose sizes "
+            f"were changed in place at {recorder.writes.where(leaf)}, and another output is in its memory: return a "
+            "copy."
+        )
+
+
+def _check_memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    bases: dict[int, BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> None:
+    """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
+    base = base_of(leaf)
+    assert base is not None
+    if leaf.requires_grad and id(base) in recorder.writes.replaced and id(base) in recorder.detached.twins:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
+            f"in place, last at {recorder.writes.where(base)}: return a copy."
+        )
+    if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
+        return
+    storage = recorder.value_of(leaf).storage
+    is_former = recorder.value_of(base).storage is not storage and id(base) in recorder.writes.replaced
+    if not storage.is_input and is_former and id(base) in inputs.by_stand_in:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of {inputs.by_stand_in[id(base)].slot} as it was between two assignments to "
+            f"its `.data`, the last at {recorder.writes.where(base)}: return a copy."
+        )
+    above = {id(value) for value in chain_of(recorder.value_of(leaf))}
+    for key, (old, _) in recorder.writes.replaced.items():
+        is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
+        if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
+                f"`set_`) at {user_line(recorder.writes.changed_at.get(key))}, while autograd takes it for a view of "
+                "what is in the memory that this had: return a copy."
+            )
+
+
+def _check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
+    """What is taken of a view that `.data = ...` gave other memory counts its writes with what this was a view of."""
+    is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
+    is_known = id(leaf) in recorder.writes.replaced and isinstance(info, AliasOutput)
+    if is_of_input or is_known or leaf.is_inference():
+        return
+    storage = recorder.value_of(leaf).storage
+    for record in inputs.records:
+        stand_in = record.stand_in
+        if stand_in.is_inference() or recorder.value_of(stand_in).storage is storage:
+            continue
+        if share_counters(leaf, stand_in):
+            where = recorder.writes.changed_at.get(next(reversed(recorder.writes.replaced)))
+            raise UnsupportedAliasError(
+                f"the output {info.path} is taken of a view of {record.slot} that was given other memory (`.data = "
+                f"...`) at {user_line(where)}: a write to it counts as one to {record.slot}. Return a copy."
+            )
+
+
+def _check_detached(
+    recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str, steps: tuple[ViewStep, ...]
+) -> None:
+    """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
+    if record.detached_at is None:
+        return
+    too_early = bool(steps) and steps[0].when is When.AT_FIRST and recorder.value_of(leaf).born > record.detached_at
+    is_cut = not (leaf.is_floating_point() or leaf.is_complex()) or any(step.op in CUTS for step in steps)
+    keeps = leaf.requires_grad and not (is_usable(leaf) and leaf.is_leaf)
+    keeps |= recorder.value_of(leaf).of_differentiable  # autograd, once asked again, may have forgotten
+    gains = record.stand_in.requires_grad and not is_cut and not keeps
+    if gains or keeps or too_early:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of {record.slot}, which `detach_` is called on, last at "
+            f"{recorder.writes.where(record.stand_in)}: its history can't be given back. Return a copy."
+        )
+
+
+def _check_marks(recorder: Recorder, inputs: Inputs, value: Value, path: str) -> None:
+    """A view of a view that the function makes a leaf of has its history begin there, where no output may be."""
+    for above in chain_of(value)[1:]:
+        fake = above.fake
+        if fake is None or id(fake) not in inputs.marked:
+            continue
+        if recorder.values.get(id(fake)) is above:
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of a tensor in an input's memory that the function calls "
+                f"`requires_grad_` on at {user_line(inputs.marked[id(fake)])}: return a copy, or call it on the input."
+            )
+
+
+def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
+    """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
+    base = base_of(leaf)
+    if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
+        raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
+
+
+def _check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: torch.Tensor) -> None:
+    """Views made under no_grad, or several at once, after `set_`, which moves a version: not to be taken before."""
+    base = base_of(leaf) if is_view(leaf) else None
+    if base is None or all(step.grad_enabled and step.index is None for step in alias.steps):
+        return
+    keys = [key for key, (_, is_set) in recorder.writes.replaced.items() if is_set and key in inputs.by_stand_in]
+    for record in (inputs.by_stand_in[key] for key in keys):
+        if record.stand_in is base or share_counters(record.stand_in, base):
+            raise UnsupportedAliasError(
+                f"the output {alias.path} is a view, made under no_grad or one of several made at once, of "
+                f"{record.slot}, or of what that was detached from, and the function calls `set_` on {record.slot} at "
+                f"{recorder.writes.where(record.stand_in)}: return a copy."
+            )
+
+
+def _with_own_history(
+    recorder: Recorder, inputs: Inputs, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
+) -> AliasOutput:
+    """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
+    if not leaf.requires_grad:
+        return alias
+    _check_set(recorder, inputs, alias, leaf)
+    if not is_usable(leaf):
+        _check_marks(recorder, inputs, value, alias.path)
+        if any(step.op in CUTS for step in alias.steps):
+            raise UnsupportedAliasError(
+                f"the output {alias.path} is a view of detached memory that was written to with gradients, and again "
+                f"since it was taken, at {user_line(value.taken_at)}: PyTorch lets nobody use it. Return a copy."
+            )
+        return alias
+    if leaf.is_leaf:
+        base = base_of(leaf) if is_view(leaf) else None
+        if base is not None and base.requires_grad and value.storage.is_input:
+            _check_marks(recorder, inputs, value, alias.path)
+        is_cut = any(step.op in CUTS for step in alias.steps)  # its base, taken again, does not require grad
+        return dataclasses.replace(alias, leaf=is_cut or inputs.is_own_leaf(leaf))
+    if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
+        cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
+        alias = dataclasses.replace(
+            alias, steps=(cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
+        )
+        own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
+        return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
+    cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
+    if alias.input is not None:
+        _check_marks(recorder, inputs, value, alias.path)
+    owner = base_of(leaf) if is_view(leaf) else leaf
+    if not cuts or is_barred(history_of(owner) if owner is not None else None):
+        return alias
+    current = recorder.values.get(id(owner))
+    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
+        owner, current = leaf, value
+    at = len(alias.steps) - chain_of(value).index(current)
+    if at <= cuts[-1]:
+        owner, current, at = leaf, value, len(alias.steps)
+    output = found.by_fake.get(id(owner))
+    if output is None:
+        output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
+    steps = (*alias.steps[:at], *(dataclasses.replace(step, when=When.AT_LAST) for step in alias.steps[at:]))
+    return dataclasses.replace(alias, steps=steps, history=output, history_at=at)
+
+
+def _input_alias(
+    recorder: Recorder,
+    inputs: Inputs,
+    found: Analysis,
+    number: dict[int, int],
+    value: Value,
+    path: str,
+    *,
+    at_last: bool = False,
+) -> AliasOutput:
+    """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
+    starts: dict[int, tuple[InputRecord, bool]] = {}
+    for record in inputs.records:
+        current = recorder.values[id(record.stand_in)]
+        starts.setdefault(id(record.initial), (record, current is record.initial))
+        if current.storage is record.initial.storage and number[id(record)] not in found.replaced:
+            starts[id(current)] = (record, True)
+    at: Value | None = value
+    while at is not None and id(at) not in starts:
+        at = at.parent
+    if at is None:
+        raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
+    record, is_current = starts[id(at)]
+    steps = steps_between(value, at, record)
+    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
+    moved = number[id(record)] not in found.replaced and (at_last or (steps and steps[0].when > When.BEFORE_WRITES))
+    if not is_current and (moved or not steps):
+        if steps and steps[0].op in _OF_ANOTHER_KIND and record.real.requires_grad:
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of another dtype of {record.slot}, or conjugated, which was written "
+                f"before and is given other sizes in place later, at {recorder.writes.where(record.stand_in)}: return "
+                "a copy."
+            )
+        steps = (as_it_was(at), *steps)
+    elif is_current and at is not record.initial and steps and steps[0].when <= When.BEFORE_WRITES:
+        # Taken before the real one's sizes are changed.
+        steps = (dataclasses.replace(as_it_was(at), when=steps[0].when), *steps)
+    return AliasOutput(path, number[id(record)], None, steps)

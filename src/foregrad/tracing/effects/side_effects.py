@@ -1,0 +1,110 @@
+"""What a function did besides computing, that a compiled call would not repeat: found after its run, and refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.settings import unfinished
+from ..._torch.tensors import gradient_of, is_usable
+from ...errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
+from ...frontend.call import FlatCall
+from ...frontend.reads import Reads
+from ...frontend.tree import flatten
+from ..heap.records import InputRecord
+from .attribute_guards import Facts
+
+__all__ = ["check_finished", "check_gradients", "check_left_behind", "check_results", "check_run", "check_tensors"]
+
+
+def check_run(
+    name: str,
+    call: FlatCall,
+    arguments: tuple[Any, Any],
+    leaves: list[Any],
+    reads: Reads,
+) -> None:
+    """A run left the containers among its arguments and what can be used up as they were."""
+    _check_containers(name, call, arguments, leaves)
+    _check_used_up(name, reads)
+
+
+def _check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any]) -> None:
+    """The containers among the arguments are as they were."""
+    after, tree = flatten(arguments)
+    if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
+        raise UnsupportedSideEffectError(
+            f"`{name}` changed a container among its arguments (added, removed or replaced an item), which a "
+            "compiled call would not repeat. Return the new values instead."
+        )
+
+
+def _check_used_up(name: str, reads: Reads) -> None:
+    """No iterator, and no random generator but PyTorch's, was drawn from."""
+    spent = reads.spent()
+    if spent is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` takes from {spent}, which gives something else each time; a compiled call would not. "
+            "Take from it before the call and pass what it gave (for random numbers, torch's own functions work)."
+        )
+
+
+def check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:
+    """Nothing was hung onto a tensor among the inputs, its gradient included."""
+    attribute = facts.attribute_set()
+    if attribute is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` sets {attribute}, an attribute of a tensor, which a compiled call would not repeat. Return the "
+            "value instead."
+        )
+    check_gradients(name, records, accumulated_at)
+
+
+def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
+    """`.grad` of no input was written to. `where`: the line that last did so to some tensor, if one did."""
+    for record in records:
+        for stand_in in (record.stand_in, record.leaf):
+            if stand_in is not None and is_usable(stand_in) and stand_in.is_leaf and stand_in.grad is not None:
+                stand_in.grad = None
+                raise UnsupportedSideEffectError(
+                    f"`{name}` writes to `.grad` of {record.slot}{' at ' + where if where else ''}, which a compiled "
+                    "call can't repeat; use torch.autograd.grad, or do it outside."
+                )
+
+
+def check_finished(name: str, was_inference: bool) -> None:
+    """No context was entered that the function has not left, where a compiled call can't enter it as well."""
+    context = unfinished(was_inference)
+    if context is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` enters {context} and does not leave it. Leave it in the function, or enter it outside."
+        )
+
+
+def check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]) -> None:
+    """No result but an input (by its id among those `known`) has a `.grad`."""
+    for result, path in zip(results, paths, strict=True):
+        if isinstance(result, torch.Tensor) and id(result) not in known and gradient_of(result) is not None:
+            raise UnsupportedSideEffectError(
+                f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
+            )
+
+
+def check_left_behind(name: str, looked_at: list[str], written: list[str]) -> None:
+    """No tensor was left where the function looks; where it does not, a warning says so."""
+    if looked_at:
+        raise LeftBehindError(
+            f"`{name}` leaves a tensor that it made in {', '.join(looked_at)}, where it had looked before. A compiled "
+            "call would not do so. Fill caches before the first call, keep a state in a buffer and write to that in "
+            "place, or return the tensor."
+        )
+    if written:
+        warnings.warn(
+            f"`{name}` sets {', '.join(dict.fromkeys(written))} to tensors that it made; compiled calls do not. Return "
+            "them instead.",
+            ForegradWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,278 @@
+"""Inputs that take another tensor's memory over: `set_`, and assignments to `.data`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
+from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ...graph.meta import TensorSpec
+from ...graph.signature import AliasOutput, OutputInfo, Replacement, When
+from ...graph.slots import Updated
+from ..heap.records import InputRecord, is_moved, is_unlinked
+from ..recorder.recorder import Recorder
+from ..tape.gradient_paths import is_barred, nodes_behind
+from ..tape.origin import Origin, user_line
+
+if TYPE_CHECKING:
+    from .analysis import Analysis
+
+__all__ = [
+    "check_marked",
+    "check_overlapping",
+    "check_sizes",
+    "in_order",
+    "is_set_again",
+    "is_written_with_history",
+    "replacement_of",
+    "views_of_written",
+]
+
+aten = torch.ops.aten
+_RESIZES = {aten.resize_.default, aten.resize_as_.default}
+
+
+def replacement_of(
+    recorder: Recorder, found: Analysis, index: int, records: list[InputRecord], info: OutputInfo
+) -> Replacement:
+    record = records[index]
+    stand_in = record.stand_in
+    is_set = is_set_again(recorder, record)
+    barred = is_set and is_barred(history_of(stand_in))
+    value = recorder.value_of(stand_in)
+    source = records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
+    if source is not None and source.detached_at is not None and stand_in.requires_grad:
+        raise UnsupportedMutationError(
+            f"{record.slot} takes over the memory of {source.slot} at {recorder.writes.where(stand_in)}, which "
+            f"`detach_` is called on, last at {recorder.writes.where(source.stand_in)}: its history would be lost. "
+            "Detach before, or out of place."
+        )
+    is_of_it = source is not None and (source is record or base_of(source.real) is record.real)
+    is_marked_view = is_of_it or (source is not None and not source.stand_in.requires_grad)
+    if barred and not record.real.requires_grad and is_marked_view:
+        raise UnsupportedMutationError(
+            f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view that the function "
+            "made require grad: detach it before, or use torch.no_grad()."
+        )
+    base = None if source is None else base_of(source.real)
+    ends = source is not None and base is not None and base.requires_grad and not leads_to_base(source.real)
+    if is_set and source is not None and ends and (value.storage.is_written or source.is_called):
+        raise UnsupportedMutationError(
+            f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view made under no_grad, "
+            "or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
+        )
+    history = None
+    if is_written_with_history(record) and not barred:
+        takes_view = source is not None and base_of(source.real) is record.real and is_unlinked(source)
+        has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
+        if is_view(stand_in) or is_view(record.real) or takes_view or has_views:
+            raise UnsupportedMutationError(
+                f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
+                "with gradients flowing through; write to a copy and return it instead."
+            )
+        history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+    is_elsewhere = not is_set and is_view(record.real) and stand_in.storage_offset() != record.spec.offset
+    if is_elsewhere and record.real.requires_grad and is_moved(record):
+        raise UnsupportedMutationError(
+            f"{record.slot}, a view, is given other memory (`.data = ...`) at {recorder.writes.where(stand_in)}, and "
+            "what it is a view of is written to: its gradient would be another. Write to a copy instead."
+        )
+    return Replacement(index, info, is_set, barred, history)
+
+
+def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
+    """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
+    resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
+    marked = {write.input for write in found.metadata_writes if not records[write.input].real.requires_grad}
+    outputs = [fake for fake in found.fakes if fake is not None]
+    for index in {*found.replaced, *resized, *marked}:
+        record = records[index]
+        _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
+        is_parted = is_set and record.real.is_leaf and gradients[index] is None
+        if is_parted and _leads_to(outputs, record.leaf):
+            raise UnsupportedMutationError(
+                f"`set_` at {recorder.writes.where_set()} gives {record.slot} another tensor's memory after it was "
+                "used with gradients: they still flow to it in `backward()`, but not in `torch.autograd.grad`. Use "
+                "`.data = ...`, or `set_` before it is used."
+            )
+        if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
+            raise UnsupportedMutationError(
+                f"{record.slot} is detached in place and resized, last at {recorder.writes.where(record.stand_in)}, "
+                "and then made to require grad; compute with a tensor of its own instead."
+            )
+        other_size = index in resized or record.stand_in.shape != record.spec.shape
+        # A view that was taken of it before has its gradients flow there by itself.
+        views = [
+            o for o in found.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
+        ]
+        flows = gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
+        of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
+        other_layout = other_size or record.stand_in.stride() != record.spec.stride
+        if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
+            raise UnsupportedMutationError(
+                f"{record.slot} takes on another size or layout in place (`resize_`, `squeeze_`, `set_`, "
+                f"`.data = ...`), last changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing "
+                "to it; compute with a tensor of its own instead."
+            )
+
+
+def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
+    """Of a leaf that has several elements in one place, eager's views give other gradients once it is written."""
+    written = {
+        id(r.stand_in): r
+        for r in records
+        if r.spec.overlaps_itself and r.real.requires_grad and r.real.is_leaf and is_moved(r)
+    }
+    for value in list(recorder.values.values()) if written else ():
+        fake = value.fake
+        if fake is None or value.born == value.storage.clock or not (is_view(fake) and fake.requires_grad):
+            continue
+        record = written.get(id(base_of(fake)))
+        if record is not None and fake.numel() and not is_marked(fake):
+            raise UnsupportedAliasError(
+                f"{record.slot} has several elements in one place (`expand`) and is written to after a view of it was "
+                f"taken at {user_line(value.taken_at)}: the view's gradient is another then. Take the view after the "
+                "write, or pass a copy."
+            )
+
+
+def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
+    """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next.
+
+    So are views of a view that `set_` leaves without a derivative, and views made several at once.
+    """
+    inputs = {id(record.stand_in) for record in records}
+    replaced = recorder.writes.replaced.items()
+    moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
+    set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
+    moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
+    marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
+    barred = {r.input: is_view(records[r.input].real) for r in found.replacements if r.is_set and r.grad_enabled}
+    bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
+    barred |= {i: False for i, r in enumerate(records) if bases & {id(r.real), id(base_of(r.real))} and i not in barred}
+    for at, leaf in found.aliases if moved or barred or set_again else ():
+        info = found.outputs[at]
+        if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
+            continue
+        record = records[info.input]
+        storage = id(record.initial.storage)
+        is_of_barred = info.input in barred and leaf.requires_grad and not info.after_replacement
+        is_of_barred &= barred.get(info.input, False) or any(step.index is not None for step in info.steps)
+        is_many = leaf.requires_grad and any(step.index is not None for step in info.steps)
+        is_of_written = storage in moved and is_many and record.initial.storage.is_written
+        # `set_` moves the version that the view was taken at.
+        is_early = any(step.when < When.AT_LAST for step in info.steps)
+        is_before_set = is_early and storage in set_again and storage in marked
+        if is_of_barred or is_of_written or is_before_set or (storage in moved and storage in marked):
+            key = id(record.stand_in) if is_of_barred else {**set_again, **moved}[storage]
+            raise UnsupportedAliasError(
+                f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
+                "grad or calls `set_` on, and where a tensor is resized or given other memory at "
+                f"{user_line(recorder.writes.changed_at.get(key))}: return a copy."
+            )
+
+
+def _leads_to(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
+    """Whether gradients flow to what the leaf was: `set_` parts it from its accumulator."""
+    return leaf is not None and any(getattr(node, "variable", None) is leaf for node in nodes_behind(outputs))
+
+
+def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
+    """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
+    found: set[int] = set()
+    for whole, members in memory:
+        gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
+        storage = whole.initial.storage
+        detached = recorder.detached.storages[id(storage)]
+        if storage.clock > detached:  # views of what is only detached stay what they are
+            everyone = any(r.detached_at is not None and is_moved(r) for r in members)
+            known = members if everyone else _known_as_written(members)
+            views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
+            changed = recorder.writes.changed_at
+            resized = [changed[id(r.stand_in)] for r in members if id(r.stand_in) in changed]
+            _check_views(views, next(iter(resized), whole.initial.read(recorder.emit).origin))
+            found |= {id(r.real) for r in views}
+    return found
+
+
+def _check_views(records: list[InputRecord], origin: Origin | None) -> None:
+    """Views are taken again by strides, and by those gradients go alike to all elements that are in one place."""
+    for record in records:
+        base = base_of(record.real)
+        if base is not None and base.requires_grad and _spreads_otherwise(record.real, base):
+            raise UnsupportedAliasError(
+                f"{record.slot} is a view of a tensor that has several elements in one place (`expand`), or is "
+                f"`as_strided` of a view, and that memory is written to at {user_line(origin)}: its gradient can't be "
+                "captured. Pass a view of a copy."
+            )
+
+
+def _spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a gradient of the view goes to other elements of the base than by the strides of the two."""
+    steps: list[Any] = []
+    node = history_of(view)
+    while node is not None and node is not history_of(base) and not hasattr(node, "variable"):
+        steps.append(node)
+        node = node.next_functions[0][0] if node.next_functions else None
+    by_strides = [step.name().startswith("AsStrided") for step in steps]
+    if TensorSpec.of(base).overlaps_itself and by_strides != [True]:
+        return True
+    inner_ones = [inner for outer, inner in zip(by_strides, steps[1:], strict=False) if outer]
+    whole = base.numel() * base.itemsize // view.itemsize  # in elements of the view's dtype
+    return any(_overlaps(inner) or _numel(inner) < whole for inner in inner_ones)
+
+
+def _numel(step: Any) -> int:
+    """How many elements the view that this node is of has."""
+    return math.prod(step._input_metadata[0].shape)
+
+
+def _overlaps(step: Any) -> bool:
+    """Whether the view that this node is of has several elements in one place."""
+    if not step.name().startswith("AsStrided"):
+        return bool(step.name().startswith(("Expand", "Unfold")))
+    size, stride = step._saved_size, step._saved_stride
+    return TensorSpec(tuple(size), tuple(stride), torch.uint8, torch.device("cpu")).overlaps_itself
+
+
+def in_order(replacements: list[Replacement]) -> list[Replacement]:
+    """What comes to view an input that is replaced itself comes after that one."""
+    done: list[Replacement] = []
+    waiting = list(replacements)
+    while waiting:
+        pending = {r.input for r in waiting}
+        ready = [r for r in waiting if not (isinstance(r.value, AliasOutput) and r.value.after_replacement)]
+        ready += [r for r in waiting if r not in ready and getattr(r.value, "input", None) not in pending]
+        done += ready or waiting[:1]
+        waiting = [r for r in waiting if r not in done]
+    return done
+
+
+def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
+    _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
+    stand_in = record.stand_in
+    return is_set and not is_marked(stand_in)
+
+
+def is_written_with_history(record: InputRecord) -> bool:
+    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
+    stand_in = record.stand_in
+    if not stand_in.requires_grad or not allows_writes(stand_in):
+        return False
+    tracked = base_of(stand_in) if is_view(stand_in) else stand_in
+    assert tracked is not None
+    if tracked.grad_fn is None:
+        return False
+    return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
+
+
+def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
+    """Those whose version counter was moved, by a write to them or to another one that shares it."""
+    usual = [record for record in records if not record.real.is_inference()]
+    moved = [record.real for record in usual if is_moved(record)]
+    return [record for record in usual if any(share_counters(record.real, real) for real in moved)]

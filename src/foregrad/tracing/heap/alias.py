@@ -1,0 +1,412 @@
+"""Functionalization: which entry holds the current value of each tensor, through views and mutations.
+
+Every fake tensor the user's function touches has a `Value`. Values over one memory share a `Storage`; all but its
+root are views, each remembering the view operator and the value it is a view of. A write to any of them is
+written back, view by view, into the root (`views.write_back`) and moves the storage's generation; a value from
+an older generation replays its view from the root when it is next read. So the tape stays free of mutation, and
+a view nobody reads again costs nothing.
+
+The entry of a root always has eager's own strides (a functional result laid out otherwise is copied into
+them), so that replayed views are valid wherever eager's were.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ...graph.meta import TensorSpec
+from ..tape.opinfo import IDENTITIES
+from ..tape.origin import Made, Origin
+from ..tape.tape import Entry
+from .aliased_kernels import CallInMemory, Place, place_of
+from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
+
+__all__ = ["PAST_THE_EDGES", "Storage", "Value", "View", "member_of"]
+
+aten = torch.ops.aten
+
+
+PAST_THE_EDGES = (
+    "a view that goes past the memory of the tensor it is a view of, once that was replaced or resized in place "
+    "(`.data = ...`, `set_`, `resize_`), can't be captured; take it of a copy instead."
+)
+
+
+class View:
+    """A view operator applied to a value: `op(source, *args)`, output `index` of several when not None."""
+
+    __slots__ = ("args", "call", "grad_enabled", "index", "is_member", "kwargs", "made", "op")
+
+    def __init__(
+        self,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        index: int | None,
+        call: object,
+        grad_enabled: bool,
+        *,
+        is_member: bool = False,
+        made: Made | None = None,
+    ) -> None:
+        self.op = op
+        self.args = args  # without the source
+        self.kwargs = kwargs
+        self.index = index
+        self.call = call  # one object for all outputs of one call
+        self.grad_enabled = grad_enabled
+        self.is_member = is_member  # an input's place in a memory that inputs share
+        self.made = made  # where the user's program made it, its autograd sequence number, what was decomposed into it
+
+
+class Storage:
+    """The memory that some values share. `generation` counts the writes; `root` is the value it was made as.
+
+    `clock` counts what autograd can tell apart: also writes of no elements, and changes of sizes.
+    """
+
+    __slots__ = (
+        "clock",
+        "generation",
+        "is_input",
+        "is_touched",
+        "is_written_anywhere",
+        "is_written_outside",
+        "last_scatter",
+        "root",
+    )
+
+    def __init__(self, root: Value, *, is_input: bool = False) -> None:
+        self.root = root
+        self.generation = self.clock = 0
+        self.is_input = is_input
+        self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
+        self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
+        self.is_written_outside = False  # the same of the inputs in a memory that inputs share
+        self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
+
+    @property
+    def is_written(self) -> bool:
+        return self.generation > 0 or self.is_touched
+
+
+class Value:
+    """What one fake tensor holds. `entry` is right while `generation` is the storage's.
+
+    `became`: what that tensor holds since its sizes were changed in place.
+    """
+
+    __slots__ = (
+        "_storage",
+        "became",
+        "born",
+        "entry",
+        "fake",
+        "generation",
+        "is_written_through",
+        "of_differentiable",
+        "original",
+        "parent",
+        "spec",
+        "view",
+    )
+
+    def __init__(
+        self,
+        fake: torch.Tensor | None,
+        entry: Entry | None,
+        spec: TensorSpec,
+        parent: Value | None = None,
+        view: View | None = None,
+    ) -> None:
+        self.fake = fake
+        self.entry = entry
+        self.spec = spec
+        self.parent = parent
+        self.view = view
+        self.original = entry
+        self.is_written_through = False  # some write went to this value or to a view of it
+        self._storage: Storage | None = None if parent is None else parent.storage
+        self.generation = 0 if self._storage is None else self._storage.generation
+        self.born = 0 if self._storage is None else self._storage.clock
+        self.became: Value | None = None
+        self.of_differentiable = False  # a view of a tensor that required grad when it was taken
+
+    @property
+    def storage(self) -> Storage:
+        """The memory this value lives in; most values never share theirs, so it is made on first use."""
+        if self._storage is None:
+            self._storage = Storage(self)
+        return self._storage
+
+    @property
+    def root(self) -> Value:
+        return self if self.parent is None else self.storage.root
+
+    @property
+    def taken_at(self) -> Origin | None:
+        """Where the user's program took the view that this is."""
+        return None if self.view is None or self.view.made is None else self.view.made[0]
+
+    @property
+    def is_by_layout(self) -> bool:
+        """Whether this is a view by strides, which may go past the edges of what it was taken of."""
+        return self.view is not None and self.view.op is aten.as_strided.default and not self.view.is_member
+
+    def read(self, emit: Emit) -> Entry:
+        """The entry that holds the current value, replaying views where the memory was written to since."""
+        storage = self._storage
+        if self.entry is not None and (storage is None or self.generation == storage.generation):
+            return self.entry
+        assert storage is not None
+        assert self.parent is not None, "the root of a storage is always current"
+        source = self._seen()
+        self.entry = entry = self._replay(emit, source)
+        self.generation = storage.generation
+        made = None if self.view is None else self.view.made
+        if made is not None and entry is not source.entry:
+            entry.origin, entry.original = made[0], made[2]
+            if made[0] is None or not entry.is_backward:
+                entry.sequence_nr = made[1]
+        return entry
+
+    def separate(self, emit: Emit) -> None:
+        """A copy in place of what was another tensor's value too: the root's own memory."""
+        entry = self.entry
+        assert entry is not None
+        starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and self.spec.is_dense
+        again = (
+            (entry,) if starts_late else (entry, entry)
+        )  # unlike clone, `copy` keeps the strides, and the offset too
+        spec = moved(self.spec, 0) if starts_late else self.spec
+        self.entry = emit(aten.clone.default if starts_late else aten.copy.default, *again, spec=spec)
+        self.storage.generation += 1
+        self.generation = self.storage.generation
+        self.storage.last_scatter = None
+
+    def _seen(self) -> Value:
+        """What this is a view of; for one by strides, the nearest that has all of its elements."""
+        parent = self.parent
+        assert parent is not None
+        if self.is_by_layout and self.spec.is_static:
+            while not parent.spec.holds(self.spec):
+                above = parent.parent
+                if above is None or above.spec.dtype is not parent.spec.dtype:
+                    break
+                parent = above
+        if parent is self.parent or parent.parent is None or parent.spec.holds(self.spec):
+            return parent
+        return self.parent  # type: ignore[return-value]
+
+    def _replay(self, emit: Emit, parent: Value) -> Entry:
+        assert self.view is not None
+        view, source = self.view, parent.read(emit)
+        if view.op in IDENTITIES:
+            return source
+        assert isinstance(source.spec, TensorSpec)
+        shift = source.spec.offset - parent.spec.offset
+        spec, args = self.spec, view.args
+        if shift:
+            step = shift * parent.spec.dtype.itemsize // spec.dtype.itemsize
+            spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + step, spec.conj, spec.neg)
+        if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
+            args = (args[0], args[1], args[2] + shift)
+            if spec.is_static and args[2] < 0:
+                raise UnsupportedAliasError(
+                    "`as_strided` of a view of another dtype goes back past the beginning of the tensor that this is a "
+                    "view of; take it of that tensor instead."
+                )
+        if view.op is aten.as_strided.default and _bits(spec) != _bits(parent.spec):  # not read from its own parent
+            return _with_bits(emit, emit(view.op, source, *args, spec=without_bits(spec)), spec, parent.spec)
+        if view.index is None:
+            return emit(view.op, source, *args, kwargs=view.kwargs, spec=spec)
+        single = _single_output(view, parent.spec)
+        if single is not None:
+            return emit(single[0], source, *single[1], spec=spec)
+        many = emit(view.op, source, *args, kwargs=view.kwargs)
+        return emit(operator.getitem, many, view.index, spec=spec)
+
+    def write(self, emit: Emit, new: Entry) -> None:
+        """This value becomes `new`, and with it everything that shares its memory."""
+        storage = self.storage
+        storage.clock += 1
+        self.is_written_through = True
+        if self.spec.numel == 0:
+            storage.is_touched = True
+            self.mark_written()
+            if storage.is_input and storage.generation == 0 and storage.root.entry is not None:
+                storage.root.separate(emit)  # what it was may be saved, and counts no write
+            return
+        if self.parent is None:
+            new = self._laid_out(emit, new)
+        else:
+            self._write_parent(emit, new)
+        if self.parent is None:
+            storage.generation += 1
+            storage.last_scatter = None
+        assert isinstance(new.spec, TensorSpec)
+        if self.parent is not None and self.spec.overlaps_itself:
+            self.generation = -1  # other elements of it may have changed with those written
+        elif self.parent is None or _is_like(new.spec, self.spec):
+            self.entry = new
+            self.generation = storage.generation
+
+    def _went_anywhere(self, at: Value) -> None:
+        """Note a write through `at`, which is a view by strides."""
+        storage = self.storage
+        storage.is_written_anywhere = True
+        source: Value | None = at
+        while source is not None and not (source.view is not None and source.view.is_member):
+            source = source.parent
+        if source is None or not source.spec.holds(at.spec):
+            storage.is_written_outside = True
+
+    def mark_written(self) -> None:
+        """Note a write to this value that is not written back view by view."""
+        at: Value | None = self
+        while at is not None:
+            at.is_written_through = True
+            if at.is_by_layout and self.spec.numel:
+                self._went_anywhere(at)
+            at = at.parent
+
+    def _write_parent(self, emit: Emit, new: Entry) -> None:
+        parent, view, storage = self.parent, self.view, self.storage
+        assert parent is not None
+        assert view is not None
+        if self.is_by_layout:
+            self._went_anywhere(self)
+        if (self.is_by_layout and not parent.spec.holds(self.spec)) or (
+            parent.spec.overlaps_itself and not is_bijection(view.op)
+        ):
+            self._write_past(emit, parent, new)
+            return
+        base = parent.read(emit)
+        last = storage.last_scatter
+        if last is not None and last[0] is base and last[1] is parent and _same_view(last[2], view):
+            base = last[3]  # the last write to this view is overwritten whole
+        scattered = write_back(emit, view.op, (None, *view.args), view.index, base, parent.spec, self.spec, new)
+        parent.write(emit, scattered)
+        if parent.entry is scattered and scattered.args and scattered.args[0] is base:
+            storage.last_scatter = (scattered, parent, view, base)
+
+    def _write_past(self, emit: Emit, parent: Value, new: Entry) -> None:
+        """Write to the nearest tensor up the chain that holds these elements, each in a place of its own."""
+        parent.is_written_through = True
+        if parent.is_by_layout:
+            parent._went_anywhere(parent)
+        above = parent.parent
+        if above is not None:
+            parent.generation = -1
+        if above is None or above.spec.dtype is not self.spec.dtype:
+            self.mark_written()
+            self._write_in_memory(emit, new)
+            return
+        if not above.spec.holds(self.spec):
+            self._write_past(emit, above, new)
+            return
+        new = _with_bits(emit, new, self.spec, above.spec)
+        above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
+
+    def _write_in_memory(self, emit: Emit, new: Entry) -> None:
+        place = place_of(self, 0)
+        if place is None:
+            raise UnsupportedMutationError(
+                f"a write to a tensor {self.spec} that goes past the memory of the tensor it is a view of, or whose "
+                "sizes vary, can't be captured; write to a contiguous copy instead."
+            )
+        root, spec = self.root, self.spec
+        if 0 in spec.stride:  # all of these are in one place, and alike
+            once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
+            row = TensorSpec(once, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
+            place = Place(0, row, place.start)
+            for dim in range(len(once)):
+                new = emit(aten.slice.Tensor, new, dim, 0, once[dim])
+        after = TensorSpec(
+            root.spec.shape, root.spec.stride, root.spec.dtype, root.spec.device, 0, root.spec.conj, root.spec.neg
+        )
+        call = CallInMemory(aten.copy_.default, (root.spec,), {(0, None): place})
+        done = emit(call, root.read(emit), None, new, spec=(after,))  # type: ignore[arg-type]
+        root.write(emit, emit(operator.getitem, done, 0, spec=after))
+
+    def _laid_out(self, emit: Emit, new: Entry) -> Entry:
+        spec = new.spec
+        assert isinstance(spec, TensorSpec)
+        if spec.same_layout(self.spec) and (spec.conj, spec.neg) == (self.spec.conj, self.spec.neg):
+            return new
+        assert self.original is not None
+        plain = without_bits(self.spec)  # which is what a copy is
+        return _with_bits(
+            emit,
+            emit(aten.copy.default, self.original, _with_bits(emit, new, self.spec, plain), spec=plain),
+            self.spec,
+            plain,
+        )
+
+
+def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
+    """Whether views of the one are those of the other."""
+    bits = (spec.conj, spec.neg) == (other.conj, other.neg)
+    return bits and spec.stride == other.stride and spec.shape == other.shape
+
+
+def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) -> Value:
+    """An input's tensor as a view of the whole memory that it shares; `entry` stands for it until a write."""
+    parent = whole
+    call = object()
+    if spec.dtype is not whole.spec.dtype:
+        size = whole.spec.shape[0] // spec.dtype.itemsize
+        cut = size * spec.dtype.itemsize
+        if cut != whole.spec.shape[0]:
+            cut_spec = TensorSpec((cut,), (1,), whole.spec.dtype, spec.device)
+            parent = Value(None, None, cut_spec, parent, View(aten.slice.Tensor, (0, 0, cut), {}, None, call, False))
+            parent.generation = -1
+        typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
+        parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
+        parent.generation = -1
+    layout = (list(spec.shape), list(spec.stride), spec.offset)
+    view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
+    value = Value(fake, entry, without_bits(spec), parent, view)
+    for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
+        if bit:
+            value.entry, value.generation = None, -1
+            so_far = TensorSpec(
+                spec.shape, spec.stride, spec.dtype, spec.device, spec.offset, spec.conj, op is aten._neg_view.default
+            )
+            value = Value(fake, entry, so_far, value, View(op, (), {}, None, call, False))
+    return value
+
+
+def _bits(spec: TensorSpec) -> tuple[bool, bool]:
+    return spec.conj, spec.neg
+
+
+def _with_bits(emit: Emit, entry: Entry, one: TensorSpec, other: TensorSpec) -> Entry:
+    """The entry conjugated or negated where just one of the two is."""
+    for differs, op in ((one.conj != other.conj, aten._conj.default), (one.neg != other.neg, aten._neg_view.default)):
+        entry = emit(op, entry) if differs else entry
+    return entry
+
+
+def _same_view(a: View, b: View) -> bool:
+    return a.op is b.op and a.args == b.args and a.index == b.index and a.kwargs == b.kwargs
+
+
+def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]] | None:
+    """A one-output operator for one output of unbind or split."""
+    index = view.index
+    assert index is not None
+    if view.op is aten.unbind.int:
+        return aten.select.int, (view.args[0] if view.args else 0, index)
+    if view.op is aten.split.Tensor:
+        size, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
+        return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, source.shape[dim]))
+    if view.op is aten.split_with_sizes.default:
+        sizes, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
+        start = sum(sizes[:index])
+        return aten.slice.Tensor, (dim, start, start + sizes[index])
+    return None

@@ -1,0 +1,170 @@
+"""Errors that only kernels raise: writes into memory that overlaps or to a dtype too small, views without strides.
+
+Fake tensors take shortcuts past these checks. Where one might be due, the kernel itself is asked, on zeros laid out
+like the fakes: the answer depends on sizes and strides alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..._torch.generators import drawing_from
+from ..._torch.symbols import has_symbolic
+from ..._torch.tensors import is_view, storage_key
+from ...errors import UnsupportedAliasError
+from ..tape.origin import Origins, user_line
+
+__all__ = [
+    "ask_kernel",
+    "check_cast",
+    "check_lists",
+    "check_view",
+    "check_write",
+    "is_symbolic_tensor",
+    "tensors_in",
+]
+
+_LIMIT_BYTES = 1 << 26
+
+
+def check_view(source: torch.Tensor, size: Any) -> None:
+    """Raise what `source.view(size)` raises for a tensor of these strides."""
+    if not source.is_contiguous() and not is_symbolic_tensor(source) and not has_symbolic(size):
+        torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
+
+
+def check_lists(targets: list[torch.Tensor], origins: Origins, *, moved: bool) -> None:
+    """Refuse an operator on lists that writes to one view twice, with gradients.
+
+    `moved`: tensors were given other memory; then to one tensor of any kind.
+    """
+    tensors = [id(tensor) for tensor in targets if tensor.requires_grad and (moved or is_view(tensor))]
+    if len(set(tensors)) < len(tensors):
+        raise UnsupportedAliasError(
+            f"the `_foreach_` operator at {user_line(origins.here())} writes to a tensor twice, with gradients: it "
+            "gets gradients of one of the writes only. Write to it twice, or to a copy."
+        )
+
+
+def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
+    """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
+    if not _is_suspicious(func, targets, args) or any(map(is_symbolic_tensor, (*targets, *tensors_in(args)))):
+        return
+    try:
+        ask_kernel(func, args, kwargs)
+    except RuntimeError as error:
+        if any(words in str(error) for words in ("unsupported operation", "can't be cast", "dtypes match")):
+            raise
+    except Exception:  # noqa: S110
+        pass  # zeros don't suit it: about places it has nothing to say
+
+
+def check_cast(source: torch.dtype, target: torch.dtype) -> None:
+    """Raise what kernels raise where a result does not go into the tensor that it is to be written to."""
+    if not torch.can_cast(source, target):
+        raise RuntimeError(
+            f"result type {_type_name(source)} can't be cast to the desired output type {_type_name(target)}"
+        )
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    """What C++ calls it in messages: `Float`, `Long`."""
+    return _TYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
+_TYPE_NAMES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
+    if func is torch.ops.aten.index_put_.default and args[0].dtype is not args[2].dtype:
+        return True
+    for target in targets:
+        if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
+            return True
+        for other in tensors_in(args):
+            if other is not target and storage_key(other) == storage_key(target):
+                return True
+        if torch.Tag.pointwise not in func.tags and sum(other is target for other in tensors_in(args)) > 1:
+            return True
+    return False
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments, and in lists among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def is_symbolic_tensor(value: Any) -> bool:
+    """Whether it is a tensor with a symbolic size or stride."""
+    return isinstance(value, torch.Tensor) and has_symbolic((*value.size(), *value.stride()))
+
+
+def ask_kernel(op: Any, args: Any, kwargs: Any) -> Any:
+    """What the operator's kernel returns on zeros laid out like the fakes among the arguments, or raises.
+
+    NotImplemented where they would take too much memory, or random numbers that other threads draw too.
+    """
+    replicas = _Replicas()
+    args, kwargs = replicas.of(args), replicas.of(kwargs)
+    if replicas.nbytes > _LIMIT_BYTES:
+        return NotImplemented
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        op = drawing_from(op, torch.Generator())
+        if op is None:
+            return NotImplemented
+    with torch.no_grad():
+        return op(*args, **kwargs)
+
+
+class _Replicas:
+    """Zeros laid out like fakes, one for each, sharing memory as they do. `nbytes` counts what they would take."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.made: dict[int, torch.Tensor] = {}
+        self.memory: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            made = self.made.get(id(value))
+            if made is None:
+                made = self.made[id(value)] = self._tensor(value)
+            return made
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.of(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self.of(item) for key, item in value.items()}
+        return value
+
+    def _tensor(self, fake: torch.Tensor) -> torch.Tensor:
+        key = storage_key(fake)
+        memory = self.memory.get(key)
+        if memory is None:
+            size = fake.untyped_storage().nbytes()
+            self.nbytes += size
+            small = size if self.nbytes <= _LIMIT_BYTES else 0
+            memory = self.memory[key] = torch.zeros(small, dtype=torch.uint8).untyped_storage()
+        empty = torch.empty(0, dtype=fake.dtype)
+        if self.nbytes > _LIMIT_BYTES:
+            return empty
+        return empty.set_(memory, fake.storage_offset(), fake.size(), fake.stride())

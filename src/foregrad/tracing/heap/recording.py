@@ -1,0 +1,67 @@
+"""What the parts of a capture may ask of the recorder that they belong to.
+
+The recorder hands itself to its parts, which live in rooms below its own: this is all that they know of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from ..._torch.fakes import FakeTensor, FakeTensorMode
+from ...graph.meta import TensorSpec
+from ..tape.origin import Made, Origins
+from ..tape.tape import Entry, Tape
+from .alias import Value
+
+__all__ = ["Recording"]
+
+
+class Recording(Protocol):
+    """See `Recorder`, which is the only one."""
+
+    fake_mode: FakeTensorMode
+    origins: Origins
+    tape: Tape
+    values: dict[int, Value]
+    kept: list[torch.Tensor]
+    phases: dict[int, torch.Tensor]
+    reshaped: list[tuple[torch.Tensor, int, str]]
+    in_backward: bool
+    is_symbolic: bool
+    recompute: Any
+    # Other parts of the same recorder.
+    writes: Any
+    detached: Any
+    checks: Any
+    decisions: Any
+    late: Any
+
+    def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry: ...
+
+    def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry: ...
+
+    def made(self) -> Made: ...
+
+    def where(self) -> str: ...
+
+    def to_entries(self, value: Any) -> Any: ...
+
+    def tensor_entry(self, value: Any) -> Entry: ...
+
+    def value_of(self, tensor: torch.Tensor) -> Value: ...
+
+    def contents(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    def spec_of(self, tensor: torch.Tensor) -> TensorSpec: ...
+
+    def specs_of(self, out: Any) -> Any: ...
+
+    def fake_of(self, spec: TensorSpec) -> FakeTensor: ...
+
+    def pure(self, plan: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def kernels(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any: ...

@@ -1,0 +1,86 @@
+"""What a capture knows of each of its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import fake_device
+from ..._torch.tensors import base_of, is_marked, kind_of, version_of
+from ...graph.meta import TensorSpec
+from ...graph.slots import Slot
+from ..tape.tape import Entry
+from .alias import Value
+
+__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_of_another_kind", "is_unlinked"]
+
+
+class InputRecord:
+    """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and what is on the tape."""
+
+    __slots__ = (
+        "argument",
+        "detached_at",
+        "entry",
+        "initial",
+        "is_called",
+        "is_marked",
+        "leaf",
+        "real",
+        "slot",
+        "source",
+        "spec",
+        "stand_in",
+        "start_sequence_nr",
+        "start_version",
+    )
+
+    def __init__(self, real: torch.Tensor, slot: Slot, argument: int | None, source: Any) -> None:
+        self.real = real
+        self.slot = slot
+        self.argument = argument
+        self.source = source  # a Source, or the record this is the base of
+        self.spec = TensorSpec.of(real, fake_device(real))
+        self.entry = Entry(None, spec=self.spec)
+        self.stand_in: torch.Tensor
+        self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
+        self.initial: Value
+        self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
+        self.is_called = False  # `requires_grad_` was called on it
+        self.is_marked = False  # a view that required grad through its base is to require it by itself
+        self.start_version = 0
+        self.start_sequence_nr: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NumberRecord:
+    """An argument that is a number and may be another: a symbolic integer, or a float, which is read off a tensor."""
+
+    entry: Entry
+    argument: int
+    slot: Slot
+    number: Any
+    real: torch.Tensor | None = None  # the float's tensor
+
+    @property
+    def type(self) -> type:
+        return int if self.real is None else float
+
+
+def is_moved(record: InputRecord) -> bool:
+    """Whether the function moved its version counter."""
+    return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
+
+
+def is_unlinked(record: InputRecord) -> bool:
+    """Whether it is a view made under no_grad, marked through its base: PyTorch sends no gradients there."""
+    base = base_of(record.real)
+    return base is not None and base.requires_grad and is_marked(record.real)
+
+
+def is_of_another_kind(record: InputRecord) -> bool:
+    """Whether it is a view that autograd takes again by its operators alone: of another dtype, conjugated, negated."""
+    base = base_of(record.real)
+    return base is not None and kind_of(record.real) != kind_of(base)

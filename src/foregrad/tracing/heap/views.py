@@ -1,0 +1,273 @@
+"""For each view operator, the operator that writes a view's new value back into what it was a view of.
+
+`write_back(emit, op, args, base, new)` returns the entry of the base with the viewed elements replaced by `new`.
+Selections have scatter counterparts that keep the base's strides; rearrangements are undone by the opposite one.
+A view with no rule here is written through its memory layout with `as_strided_scatter`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ...graph.meta import TensorSpec
+from ..tape.opinfo import set_to, take_data
+from ..tape.tape import Entry
+
+__all__ = ["Emit", "is_bijection", "moved", "undone", "without_bits", "write_back", "write_memory"]
+
+aten = torch.ops.aten
+
+
+class Emit(Protocol):
+    """Appends an operator to the tape."""
+
+    def __call__(
+        self, target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None
+    ) -> Entry: ...
+
+
+Rule = Callable[[Emit, tuple[Any, ...], Entry, TensorSpec, Entry, "int | None"], Entry]
+
+
+def _argument(args: tuple[Any, ...], index: int, default: Any) -> Any:
+    return args[index] if len(args) > index else default
+
+
+def _select(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.select_scatter.default, base, new, args[1], args[2], spec=spec)
+
+
+def _slice(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    dim, start = _argument(args, 1, 0), _argument(args, 2, None)
+    end, step = _argument(args, 3, None), _argument(args, 4, 1)
+    return emit(aten.slice_scatter.default, base, new, dim, start, end, step, spec=spec)
+
+
+def _diagonal(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    offset, dim1, dim2 = _argument(args, 1, 0), _argument(args, 2, 0), _argument(args, 3, 1)
+    return emit(aten.diagonal_scatter.default, base, new, offset, dim1, dim2, spec=spec)
+
+
+def _pieces(sizes: list[int], dim: int) -> Rule:
+    def rule(emit: Emit, _args: Any, base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+        assert index is not None
+        start = sum(sizes[:index])
+        return emit(aten.slice_scatter.default, base, new, dim, start, start + sizes[index], 1, spec=spec)
+
+    return rule
+
+
+def _split(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+    dim = _argument(args, 2, 0)
+    length, size = spec.shape[dim], args[1]
+    sizes = [min(size, length - at) for at in range(0, length, size)] if size else [0]
+    return _pieces(sizes, dim)(emit, args, base, spec, new, index)
+
+
+def _split_sizes(
+    emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None
+) -> Entry:
+    return _pieces(list(args[1]), _argument(args, 2, 0))(emit, args, base, spec, new, index)
+
+
+def _unbind(emit: Emit, args: tuple[Any, ...], base: Entry, spec: TensorSpec, new: Entry, index: int | None) -> Entry:
+    return emit(aten.select_scatter.default, base, new, _argument(args, 1, 0), index, spec=spec)
+
+
+def _transpose(emit: Emit, args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.transpose.int, new, args[1], args[2])
+
+
+def _t(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.t.default, new)
+
+
+def _permute(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    rank = len(spec.shape)
+    inverse = [0] * rank
+    for to, source in enumerate(args[1]):
+        inverse[source % rank] = to
+    return emit(aten.permute.default, new, inverse)
+
+
+def _unsqueeze(emit: Emit, args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    dim = args[1] % (len(spec.shape) + 1)
+    return emit(aten.squeeze.dim, new, dim)
+
+
+def _reshape(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    """Undo view, squeeze and the like: same elements, the base's shape."""
+    assert isinstance(new.spec, TensorSpec)
+    return emit(aten.view.default, _contiguous(emit, new), list(spec.shape))
+
+
+def _contiguous(emit: Emit, new: Entry) -> Entry:
+    assert isinstance(new.spec, TensorSpec)
+    if math.prod(new.spec.shape) and not _is_contiguous(new.spec):
+        return emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
+    return new
+
+
+def _identity(_e: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return new
+
+
+def _view_dtype(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    assert isinstance(new.spec, TensorSpec)
+    if any(stride % spec.dtype.itemsize for stride in new.spec.stride[:-1]):  # of dimensions of size 1 too
+        new = emit(aten.clone.default, new, kwargs={"memory_format": torch.contiguous_format})
+    return emit(aten.view.dtype, _contiguous(emit, new), spec.dtype)
+
+
+def _as_complex(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    assert isinstance(new.spec, TensorSpec)
+    return emit(aten.view_as_real.default, emit(aten.clone.default, new) if new.spec.conj else new)
+
+
+def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return emit(aten.view_as_complex.default, _contiguous(emit, new))
+
+
+def _with_bits_of(base: TensorSpec, emit: Emit, new: Entry) -> Entry:
+    """Without the conjugate and negative bits that the base does not have: what is written comes to be the base."""
+    spec = new.spec
+    assert isinstance(spec, TensorSpec)
+    return emit(aten.clone.default, new) if (spec.conj, spec.neg) > (base.conj, base.neg) else new
+
+
+def _conj(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return _with_bits_of(spec, emit, emit(aten._conj.default, new))
+
+
+def _neg(emit: Emit, _args: tuple[Any, ...], _b: Entry, spec: TensorSpec, new: Entry, _: int | None) -> Entry:
+    return _with_bits_of(spec, emit, emit(aten._neg_view.default, new))
+
+
+def _is_contiguous(spec: TensorSpec) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+_RULES: dict[Any, Rule] = {
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.diagonal.default: _diagonal,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_sizes,
+    aten.unbind.int: _unbind,
+    aten.transpose.int: _transpose,
+    aten.t.default: _t,
+    aten.permute.default: _permute,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.default: _reshape,
+    aten.squeeze.dim: _reshape,
+    aten.squeeze.dims: _reshape,
+    aten.view.default: _reshape,
+    aten._unsafe_view.default: _reshape,
+    aten._reshape_alias.default: _reshape,
+    aten.view.dtype: _view_dtype,
+    aten.view_as_real.default: _as_real,
+    aten.view_as_complex.default: _as_complex,
+    aten._conj.default: _conj,
+    aten._neg_view.default: _neg,
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
+    aten.lift_fresh.default: _identity,
+    take_data: _identity,
+    set_to: _identity,
+}
+
+
+_SELECTIONS = {_select, _slice, _diagonal, _split, _split_sizes, _unbind}
+
+
+def is_bijection(op: Any) -> bool:
+    """Whether the view has all of the elements of what it is a view of."""
+    rule = _RULES.get(op)
+    return rule is not None and rule not in _SELECTIONS
+
+
+_LAYOUT_KEPT = {_transpose, _t, _permute, _identity, _conj, _neg}
+
+
+def undone(view: Entry, copy: Entry) -> Entry | None:
+    """What `view` was taken of, from a copy of the view; None where that is no matter of rearranging it."""
+    rule = _RULES.get(view.target)
+    base = view.args[0] if rule is not None else None
+    if rule is None or not isinstance(base, Entry) or not isinstance(base.spec, TensorSpec):
+        return None
+    if rule not in _LAYOUT_KEPT and not (rule is _reshape and _is_contiguous(base.spec)):
+        return None
+
+    def emit(target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None) -> Entry:
+        return Entry(target, args, kwargs, spec or base.spec)
+
+    return rule(emit, view.args, base, base.spec, copy, None)
+
+
+def write_back(
+    emit: Emit,
+    op: Any,
+    args: tuple[Any, ...],
+    index: int | None,
+    base: Entry,
+    base_spec: TensorSpec,
+    view_spec: TensorSpec,
+    new: Entry,
+) -> Entry:
+    """The base's entry after the view `op(*args)` of it (output `index` of several) took the value `new`."""
+    rule = _RULES.get(op)
+    if rule is None:
+        return write_memory(emit, base, base_spec, view_spec, new)
+    if isinstance(base.spec, TensorSpec):  # scatters keep the place in memory that their base has
+        base_spec = moved(base_spec, base.spec.offset)
+    if rule in _SELECTIONS and (base_spec.conj or base_spec.neg):
+        base_spec = without_bits(base_spec)  # they resolve them
+    return rule(emit, args, base, base_spec, new, index)
+
+
+def moved(spec: TensorSpec, offset: Any) -> TensorSpec:
+    """The spec at another place in memory."""
+    if spec.offset is offset or spec.offset == offset:
+        return spec
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
+
+
+def without_bits(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+
+
+def write_memory(emit: Emit, base: Entry, base_spec: TensorSpec, view_spec: TensorSpec, new: Entry) -> Entry:
+    """The base's entry after the elements at the places `view_spec` gives took the values `new`."""
+    for is_set, op in ((base_spec.conj, aten._conj.default), (base_spec.neg, aten._neg_view.default)):
+        if is_set:  # PyTorch would resolve it, in memory of another layout
+            base, new = emit(op, base, spec=moved(without_bits(base_spec), _offset(base))), emit(op, new)
+    if base_spec.conj or base_spec.neg:
+        written = write_memory(emit, base, without_bits(base_spec), without_bits(view_spec), new)
+        for is_set, op in ((base_spec.neg, aten._neg_view.default), (base_spec.conj, aten._conj.default)):
+            written = emit(op, written, spec=moved(base_spec, _offset(written))) if is_set else written
+        return written
+    shape, stride = list(view_spec.shape), list(view_spec.stride)
+    for dim in range(len(shape)):
+        if stride[dim] == 0 and shape[dim] > 1:  # all of these are in one place, and alike
+            new = emit(aten.slice.Tensor, new, dim, 0, 1)
+            shape[dim] = 1
+    if base.target is aten.view.dtype and _is_contiguous(base_spec):
+        base = emit(aten.clone.default, base)  # the kernel takes no memory that ends within an element
+    offset = _offset(base) + view_spec.offset - base_spec.offset
+    spec = moved(base_spec, _offset(base))
+    if not _is_contiguous(base_spec):
+        base = emit(aten.detach.default, base)  # the kernel takes nothing else that requires grad
+    return emit(aten.as_strided_scatter.default, base, new, shape, stride, offset, spec=spec)
+
+
+def _offset(entry: Entry) -> Any:
+    return entry.spec.offset if isinstance(entry.spec, TensorSpec) else 0

@@ -1,0 +1,490 @@
+"""Operators that write to their arguments, recorded as operators that don't.
+
+Each written argument gets a new entry (see `Value.write`); the fake itself is mutated as eager would, so that
+autograd, version counters and error checks above see what they expect.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.tensors import history_of
+from ...errors import UnsupportedMutationError
+from ...graph.meta import TensorSpec
+from ..tape.gradient_paths import is_barred
+from ..tape.opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
+from ..tape.origin import Origin, user_line
+from ..tape.tape import Entry
+from .alias import Storage, Value, View
+from .aliased_kernels import At, CallInMemory, Place, place_of
+from .overlaps import check_cast, check_lists, check_write
+from .recording import Recording
+from .views import moved, without_bits
+from .write_order import draws_in_memory_order, rounds_in_memory, tensors_at, where_order_matters
+
+__all__ = ["Writes"]
+
+aten = torch.ops.aten
+
+
+class Writes:
+    """The mutating half of a recorder.
+
+    `metadata_log` lists, in order, the size and storage changes: (id of the tensor, operator, other
+    arguments, their keywords, whether gradients were on).
+    """
+
+    def __init__(self, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.past_the_edges: Callable[[Value], None] = lambda _root: None
+        self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
+        self.outside: list[Value] = []  # views by strides that leave the view they were taken of
+        self.copied: dict[int, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
+        self.listed: set[int] = set()  # by id, tensors that some `_foreach_` operator got and that overlap
+        self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
+        self.on_resize: Callable[[], None] = lambda: None
+        self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
+        self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
+
+    # ---------------------------------------------------------------- elements
+
+    def elements(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """An operator that writes to the elements of some arguments, in place or through `out=`."""
+        rec, func = self.recorder, info.op
+        given = _by_position(info, args, kwargs)
+        targets = [t for i in info.writes for t in _tensors(given.get(i))]
+        before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
+        check_write(func, args, kwargs, targets)
+        out = rec.run_fake(func, args, kwargs)
+        if func._schema.name.startswith("aten::_foreach_"):  # their kernels count the write, no layer above them does
+            torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
+        if info.is_out:
+            self._resized_outputs(targets)
+        values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
+        beside = rounds_in_memory(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
+        if func not in _FILLS and (beside or where_order_matters(info, values)):
+            if func._schema.name.startswith("aten::_foreach_"):
+                check_lists(targets, rec.origins, moved=bool(self.replaced))
+                self.listed |= set(map(id, targets))
+                self.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
+            self._in_memory(info, before, values, targets, out)
+            return out
+        if func is aten.copy_.default:
+            new = [self._copied(targets[0], rec.tensor_entry(before[1]))]
+        elif func in _FILLS:
+            new = [self._filled(targets[0], before[0], _FILLS[func], args)]
+        elif info.functional is not None and not (
+            draws_in_memory_order(func, targets) or rounds_in_memory(func, targets)
+        ):
+            new = self._functional(info, args, kwargs, before, out)
+        else:
+            new = self._on_copies(info, given, before, info.writes, out)
+        for tensor, entry in zip(targets, new, strict=True):
+            self._write(tensor, entry, checked=func is not aten.copy_.default)
+        return out
+
+    def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
+        """Record the functional form; bind its other results; return the entries for what was written."""
+        rec, functional = self.recorder, info.functional
+        assert functional is not None
+        keep = [i for i in range(len(info.argument_names)) if not (info.is_out and i in info.writes)]
+        given = _by_position(info, args, kwargs)
+        positional: list[Any] = []
+        fake_positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        fake_keywords: dict[str, Any] = {}
+        for at, (argument, i) in enumerate(zip(functional._schema.arguments, keep, strict=True)):
+            if i not in given:
+                default = info.op._schema.arguments[i].default_value
+                if argument.has_default_value() or default is None:
+                    continue
+                given[i] = before[i] = default
+            if argument.kwarg_only or at != len(positional):
+                keywords[argument.name], fake_keywords[argument.name] = before[i], given[i]
+            else:
+                positional.append(before[i])
+                fake_positional.append(given[i])
+        entry = rec.entry(functional, positional, keywords, info.is_random)
+        result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
+        entry.spec = rec.specs_of(result)
+        results = _as_entries(rec, entry, result)
+        own = [o for o, w in zip(_as_tuple(out), info.returns_written, strict=False) if w is None]
+        for tensor, part in zip(own, results, strict=False):
+            if isinstance(tensor, torch.Tensor):
+                _bind(rec, tensor, part)
+        return _flat_entries(results[len(own) :])
+
+    def _on_copies(
+        self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: Any
+    ) -> list[Entry]:
+        rec = self.recorder
+        call = CallOnCopies(info.op, writes)
+        upto = max(given) + 1
+        defaults = [a.default_value for a in info.op._schema.arguments]
+        args = [before[i] if i in given else defaults[i] for i in range(upto)]
+        entry = rec.entry(call, args, {}, info.is_random)
+        targets = [given[i] for i in writes if given.get(i) is not None]
+        returned = _as_tuple(out)
+        entry.spec = (*(rec.specs_of(o) for o in returned), *(_at_start(rec.specs_of(t)) for t in targets))
+        parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
+        written = {id(t) for value in targets for t in _tensors(value)}
+        for tensor, part in zip(returned, parts, strict=False):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in written:
+                _bind(rec, tensor, part)
+        return _flat_entries([_split(rec, p) for p in parts[len(returned) :]])
+
+    def _in_memory(
+        self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: Any
+    ) -> None:
+        """Run the operator itself on copies of the memories that it writes to."""
+        rec = self.recorder
+        roots: dict[int, Value] = {}
+        for tensor in targets:
+            value = rec.value_of(tensor)
+            root, spec = value.root, value.root.spec
+            if value.storage.is_input and (_leaves_its_root(value) or spec.overlaps_itself or spec.conj or spec.neg):
+                self.past_the_edges(root)
+            roots[id(root)] = root
+        number = {key: i for i, key in enumerate(roots)}
+        places: dict[At, Place] = {}
+        arguments = [
+            argument.default_value if value is None else value
+            for argument, value in zip(info.op._schema.arguments, before, strict=True)
+        ]
+        for (position, index), value in values.items():
+            if id(value.root) not in roots:
+                continue
+            place = place_of(value, number[id(value.root)])
+            if place is None:
+                raise UnsupportedMutationError(
+                    f"a write at {user_line(rec.origins.here())} to a tensor that has several elements in one place, "
+                    "or overlaps another argument, can't be captured where sizes vary or where it goes past the memory "
+                    "of the tensor it is a view of; write to a copy instead."
+                )
+            places[position, index] = place
+            given: Any = arguments[position]
+            arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
+        call = CallInMemory(info.op, tuple(root.spec for root in roots.values()), places)
+        entry = rec.entry(call, [*(root.read(rec.emit) for root in roots.values()), *arguments], {}, info.is_random)
+        written = {id(tensor) for tensor in targets}
+        made = [tensor for tensor in _as_tuple(out) if isinstance(tensor, torch.Tensor) and id(tensor) not in written]
+        entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots.values()))
+        parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
+        for tensor, part in zip(made, parts, strict=False):
+            _bind(rec, tensor, part)
+        for tensor in targets:
+            rec.value_of(tensor).mark_written()
+        for root, part in zip(roots.values(), parts[len(made) :], strict=True):
+            root.write(rec.emit, part)
+
+    def _copied(self, target: torch.Tensor, source_entry: Entry) -> Entry:
+        rec = self.recorder
+        value = rec.value_of(target)
+        spec, from_spec = value.spec, source_entry.spec
+        assert isinstance(from_spec, TensorSpec)
+        same = (
+            spec.shape == from_spec.shape
+            and spec.dtype is from_spec.dtype
+            and spec.device == from_spec.device
+            and spec.conj == from_spec.conj
+            and spec.neg == from_spec.neg
+        )
+        if same and (value.parent is not None or spec.stride == from_spec.stride):
+            self.copied.setdefault(id(value.root), []).append(source_entry)
+            return source_entry
+        return rec.emit(aten.copy.default, value.read(rec.emit), source_entry, spec=_plain(spec, value))
+
+    def _filled(self, target: torch.Tensor, old: Entry, fill: Any, args: Any) -> Entry:
+        return self.recorder.emit(aten.full_like.default, old, args[1] if fill is None else fill)
+
+    def _write(self, tensor: torch.Tensor, new: Entry, *, checked: bool = False) -> None:
+        rec = self.recorder
+        value = rec.value_of(tensor)
+        spec = new.spec
+        assert isinstance(spec, TensorSpec)
+        if value.storage.is_input and (_leaves_its_root(value) or value.storage.root.spec.overlaps_itself):
+            self.past_the_edges(value.storage.root)
+        if spec.dtype is not value.spec.dtype:
+            if checked:
+                check_cast(spec.dtype, value.spec.dtype)
+            new = rec.emit(aten._to_copy.default, new, kwargs={"dtype": value.spec.dtype})
+            spec = new.spec
+            assert isinstance(spec, TensorSpec)
+        if spec.shape != value.spec.shape:
+            new = rec.emit(aten.expand.default, new, list(value.spec.shape))
+        value.write(rec.emit, new)
+
+    def check_edges(self, view: Value) -> None:
+        """A view by strides may see more of the memory than the input it is taken of."""
+        if view.storage.is_input and _leaves_its_root(view):
+            self.past_the_edges(view.storage.root)
+        source = view.parent
+        is_view_of_view = view.of_differentiable and source is not None and source.parent is not None
+        if is_view_of_view and not source.spec.holds(view.spec):  # type: ignore[union-attr]
+            self.outside.append(view)
+
+    def follows_strides(self) -> bool:
+        """Whether a view was written that only its strides tell: autograd takes it up again by those."""
+        return any(view.born < view.storage.clock for view in self.outside)
+
+    def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
+        """`out=` resizes what it is given: that tensor then is a new one."""
+        rec = self.recorder
+        for tensor in targets:
+            value = rec.value_of(tensor)
+            if tuple(tensor.shape) != value.spec.shape:
+                self._resizes(value)
+                self._require_unshared(value, "resized by out=")
+                spec = rec.spec_of(tensor)
+                entry = rec.emit(
+                    aten.empty_strided.default,
+                    list(spec.shape),
+                    list(spec.stride),
+                    kwargs={"dtype": spec.dtype, "device": spec.device},
+                    spec=spec,
+                )
+                rec.values[id(tensor)] = Value(tensor, entry, spec)
+
+    # ---------------------------------------------------------------- hidden
+
+    def happen_in_hiding(self, info: OpInfo, args: Any) -> bool:
+        """Batch norm updates its running statistics when it has them and is training."""
+        return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
+
+    def hidden(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """Operators whose schema keeps quiet about a write."""
+        rec = self.recorder
+        given = _by_position(info, args, kwargs)
+        before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
+        out = rec.run_fake(info.op, args, kwargs)
+        targets = [given[i] for i in info.hidden_writes]
+        if info.op is aten.native_batch_norm.default:
+            entry = rec.entry(aten._native_batch_norm_legit_functional.default, before, {}, False)
+            entry.spec = (*rec.specs_of(out), *(_at_start(rec.value_of(t).spec) for t in targets))
+            parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(5)]
+            for tensor, part in zip(out, parts[:3], strict=True):
+                _bind(rec, tensor, part)
+            new = parts[3:]
+        else:
+            new = self._on_copies(info, given, before, info.hidden_writes, out)
+        for tensor, part in zip(targets, new, strict=True):
+            self._write(tensor, part)
+        return out
+
+    # ---------------------------------------------------------------- metadata
+
+    def metadata(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
+        rec, func = self.recorder, info.op
+        tensor, rest = args[0], tuple(args[1:])
+        old = rec.value_of(tensor)
+        self.changed_at[id(tensor)] = rec.origins.here()
+        name = func._schema.name
+        if name == "aten::set_":
+            return self._set(info, tensor, rest, kwargs)
+        if name in ("aten::resize_", "aten::resize_as_"):
+            return self._resize(info, tensor, args, kwargs)
+        self._resizes(old)
+        out = rec.run_fake(func, args, kwargs)
+        assert info.functional is not None
+        view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
+        old.storage.clock += 1
+        self.become_view(tensor, old, view)
+        self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
+        return out
+
+    def _resizes(self, value: Value) -> None:
+        self.resized.append(value.storage)
+        self.on_resize()
+
+    def resized_with_gradients(self) -> bool:
+        """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
+        where = set(map(id, self.resized))
+        if not where:
+            return False
+        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
+        return any(fake is not None and fake.requires_grad for fake in fakes)
+
+    def where(self, tensor: torch.Tensor | None) -> str:
+        """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
+        return user_line(self.changed_at.get(id(tensor)))
+
+    def where_lists(self) -> str:
+        """The line of the last operator on lists that got tensors which overlap."""
+        return user_line(next((self.changed_at[key] for key in reversed(self.changed_at) if key in self.listed), None))
+
+    def where_set(self) -> str:
+        """The line of the last `set_`."""
+        done = [key for key, (_, is_set) in self.replaced.items() if is_set]
+        return user_line(self.changed_at.get(done[-1]) if done else None)
+
+    def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
+        self.recorder.kept.append(tensor)
+        self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
+        value.generation = -1
+        if source.fake is tensor:
+            source.fake, source.became = None, value  # its sizes are no longer those of `source`
+
+    def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
+        rec = self.recorder
+        is_tensor = len(rest) == 1 and isinstance(rest[0], torch.Tensor)
+        if not is_tensor or (tensor.is_conj(), tensor.is_neg()) != (rest[0].is_conj(), rest[0].is_neg()):
+            raise UnsupportedMutationError(
+                f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
+                "Give `set_` a plain tensor, or do it outside the compiled function."
+            )
+        differentiable = torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad)
+        out = rec.run_fake(info.op, (tensor, *rest), kwargs)
+        if rest[0] is tensor and not differentiable:
+            rec.value_of(tensor).storage.clock += 1  # nothing but its version changes
+            return out
+        self.replaced_by(tensor, rest[0], is_set=True)
+        return out
+
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
+        """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
+        rec = self.recorder
+        self.changed_at[id(tensor)] = rec.origins.here()
+        grad_enabled = torch.is_grad_enabled() or (is_set and is_barred(history_of(tensor)))
+        op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
+        view = View(op, args, {}, None, object(), grad_enabled)
+        old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
+        if not rec.value_of(source).spec.same_layout(rec.value_of(tensor).spec):
+            self._resizes(old)
+        self.replaced[id(tensor)] = old, is_set
+        old.storage.clock += is_set  # it counts as a write
+        self.become_view(tensor, rec.value_of(source), view)
+        self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
+
+    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        rec = self.recorder
+        old = rec.value_of(tensor)
+        had = old.root.spec
+        out = rec.run_fake(info.op, args, kwargs)
+        spec = rec.spec_of(tensor)
+        if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
+            return out
+        self._resizes(old)
+        self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
+        old.storage.clock += 1
+        if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
+            where = (list(spec.shape), list(spec.stride), spec.offset)
+            enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)
+            view = View(aten.as_strided.default, where, {}, None, object(), enabled)
+            self.become_view(tensor, old, view)
+            return out
+        self._require_unshared(old, "grown by resize_")
+        numel = math.prod(had.shape)
+        flat = rec.emit(
+            aten.empty_strided.default,
+            [spec.nbytes // spec.dtype.itemsize],
+            [1],
+            kwargs={"dtype": spec.dtype, "device": spec.device},
+        )
+        if numel:
+            content = rec.emit(aten.as_strided.default, old.read(rec.emit), [numel], [1])
+            flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
+        entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
+        rec.kept.append(tensor)
+        rec.values[id(tensor)] = Value(tensor, entry, spec)
+        return out
+
+    def _require_unshared(self, value: Value, what: str) -> None:
+        rec = self.recorder
+        # A new tensor reaches the program through a detach: what it was detached from is nobody's.
+        chain = [value]
+        while chain[-1].view is not None and chain[-1].view.op in IDENTITIES and chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        shared = chain[-1].parent is not None or any(
+            v not in chain and v._storage is not None and v._storage is value._storage for v in rec.values.values()
+        )
+        if shared:
+            raise UnsupportedMutationError(
+                f"a tensor {what} at {user_line(rec.origins.here())} shares its memory with another tensor. "
+                "Allocate a tensor of the final size instead."
+            )
+
+
+_FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+
+
+def _leaves_its_root(value: Value) -> bool:
+    """Whether a view by strides goes past the memory of the input it is taken of."""
+    root = value.storage.root
+    while value.parent is not None:
+        if value.view is not None and value.view.op is aten.as_strided.default and not value.view.is_member:
+            return not root.spec.holds(value.spec)
+        value = value.parent
+    return False
+
+
+def _at_start(spec: Any) -> Any:
+    """What a copy of it has, which is a memory of its own."""
+    if isinstance(spec, TensorSpec):
+        return moved(spec, 0)
+    return None if spec is None else tuple(map(_at_start, spec))
+
+
+def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
+    """What `aten.copy` gives: a tensor without bits."""
+    entry = value.entry
+    offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
+    return moved(without_bits(spec), offset)
+
+
+def _by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
+    given = dict(enumerate(args))
+    for i, name in enumerate(info.argument_names):
+        if name in kwargs:
+            given[i] = kwargs[name]
+    return given
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def _as_tuple(out: Any) -> tuple[Any, ...]:
+    if out is None:
+        return ()
+    return tuple(out) if isinstance(out, (list, tuple)) else (out,)
+
+
+def _as_entries(rec: Recording, entry: Entry, result: Any) -> list[Any]:
+    if isinstance(result, torch.Tensor):
+        return [entry]
+    parts: list[Any] = _split(rec, entry)
+    return parts
+
+
+def _split(rec: Recording, entry: Entry) -> Any:
+    """An entry of several values as one entry each, nested as they are."""
+    if not isinstance(entry.spec, tuple):
+        return entry
+    return [
+        _split(rec, rec.emit(operator.getitem, entry, i, spec=spec)) if spec is not None else None
+        for i, spec in enumerate(entry.spec)
+    ]
+
+
+def _flat_entries(values: Any) -> list[Entry]:
+    flat: list[Entry] = []
+    for value in values:
+        if isinstance(value, Entry):
+            flat.append(value)
+        elif isinstance(value, list):
+            flat.extend(_flat_entries(value))
+    return flat
+
+
+def _bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
+    rec.values[id(tensor)] = Value(tensor, entry, rec.spec_of(tensor))

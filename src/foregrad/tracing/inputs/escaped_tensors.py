@@ -1,0 +1,112 @@
+"""Tensors of a capture that the function leaves in objects that outlive the call: caches, states, results on `self`.
+
+They stand for values that are never computed. When the capture is over they are taken out again and what was there
+before is put back. Where the function looked at such a place before it wrote there (a cache to be filled, a state to be
+carried on), its first run tells nothing about its next: `LeftBehindError`. A place that is only written to is one that
+compiled calls leave alone. A place that holds the stand-in of the very tensor that was there is as it was.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import FakeTensor
+from ...frontend.opaque import is_cached_function
+from ...frontend.reads import ABSENT, Place, Reads, items_in
+
+__all__ = ["LeftBehind"]
+
+
+class LeftBehind:
+    """What one capture leaves behind, by way of what was read and of the modules that ran."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self._before: dict[int, tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = {}
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """A module runs."""
+        if id(module) not in self._before:
+            table = object.__getattribute__(module, "__dict__")
+            self._before[id(module)] = (module, dict(table), dict(table["_buffers"]))
+
+    def take_back(self, real_of: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
+        """Put back what was there; the names of places that were looked at first, and of those only written to.
+
+        `real_of(tensor)` is what a stand-in stands for.
+        """
+        looked_at: list[str] = []
+        for place in self.reads.places.values():
+            looked_at += _take_back(place, real_of)
+        written: list[str] = []
+        for module, table, buffers in self._before.values():
+            own = object.__getattribute__(module, "__dict__")
+            for now, before in ((own, table), (own["_buffers"], buffers)):
+                for name in [name for name, value in now.items() if _is_ours(value)]:
+                    _put(now, name, before.get(name, ABSENT))
+                    written.append(f"{type(module).__name__}.{name}")
+        self.reads.release()
+        return looked_at, written
+
+
+def _take_back(place: Place, real_of: Callable[[Any], Any]) -> list[str]:
+    if place.kind == "asked" and is_cached_function(place.holder):
+        if not _cache_has_ours(place.holder):
+            return []
+        place.holder.cache_clear()
+        return [f"the cache of {place.name}"]
+    if place.kind not in ("dict", "list", "object"):
+        return []
+    found = []
+    for key, expected in list(place.items.items()):
+        before, now = expected.before(), place.look(key)
+        if _is_ours(now) and not _is_ours(before):
+            put = _put_attribute if place.kind == "object" else _put
+            put(place.holder, key, before)
+            if not (isinstance(before, torch.Tensor) and real_of(now) is before):
+                found.append(place.path(key))
+    for key in sorted(place.appeared(), key=str):
+        if _is_ours(place.look(key)):
+            _put(place.holder, key, ABSENT)
+            found.append(place.path(key))
+    if place.keys is not None:
+        items = items_in(place.holder)[len(place.keys) if place.kind == "list" else 0 :]
+        added = [key for key, item in items if key not in place.items and _is_ours(item)]
+        for key in reversed(added):
+            _put(place.holder, key, ABSENT)
+        found += [place.path(key) for key in added]
+    return found
+
+
+def _put(holder: Any, key: Any, value: Any) -> None:
+    if value is ABSENT:
+        del holder[key]
+    else:
+        holder[key] = value
+
+
+def _put_attribute(holder: Any, name: str, value: Any) -> None:
+    if value is ABSENT:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, value)
+
+
+def _is_ours(value: Any, depth: int = 3) -> bool:
+    """Whether it is a tensor of a capture, or a container made in one."""
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, FakeTensor)
+    if depth and type(value) in (tuple, list, dict):
+        return any(_is_ours(item, depth - 1) for item in (value.values() if type(value) is dict else value))
+    return False
+
+
+def _cache_has_ours(cached: Callable[..., Any]) -> bool:
+    """Results are held by the function itself, or, where any number of them is kept, by a dict of its own."""
+    held = gc.get_referents(cached)
+    own = [item for item in held if type(item) is dict and item is not getattr(cached, "__dict__", None)]
+    return any(map(_is_ours, held)) or any(_is_ours(value) for table in own for value in table.values())

@@ -1,0 +1,353 @@
+"""Tensors the function reaches by itself, replaced by stand-ins the moment a torch function is given one.
+
+A torch-function mode sees each call before autograd does, so a parameter or closed-over tensor can be swapped for
+its fake without touching the module it lives in: the user's code sees its own objects throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import (
+    TorchFunctionMode,
+    dispatching_again,
+    is_function_mode_on,
+    single_threaded_backward,
+)
+from ..._torch.fakes import FakeTensor
+from ..._torch.tensors import (
+    allows_writes,
+    base_of,
+    history_of,
+    is_inside_transform,
+    is_marked,
+    is_usable,
+    is_view,
+    leads_to_base,
+    storage_key,
+)
+from ..._torch.transforms import bottom_of
+from ...errors import UnsupportedAliasError, UnsupportedOpError
+from ...graph.meta import TensorSpec
+from ...interrupts import deliver, held
+from ..kernels.checks import VALUE_CHECKS
+from ..kernels.determinant import DETERMINANTS, watch_determinant
+from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
+from ..recorder.as_objects import OBJECTS, ValuesAsked
+from ..recorder.functions import READERS
+from ..tape.gradient_paths import nodes_behind
+from .inplace_views import RESHAPERS
+
+__all__ = ["Lifting"]
+
+_TENSOR: Any = torch.Tensor
+_KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__dir__}
+_GRAD = _TENSOR.grad.__get__
+
+
+_PAST_EDGES = (
+    "`as_strided` at {} goes past the edges of a view, where its gradients end, and sizes or elements of that memory "
+    "are changed in place: take it of what that is a view of, or of a copy."
+)
+_STALE = (
+    "a view is taken at {} of a view of another dtype, or conjugated, and what that is a view of was given other sizes "
+    "in place at {}: PyTorch can't take its gradient then. Take the first view again, or change sizes out of place."
+)
+
+
+class Lifting(TorchFunctionMode):
+    """Swaps real tensors for stand-ins in the arguments of every torch function.
+
+    `adopt(tensor)` returns the stand-in. `on_mark(tensor)` is told before `tensor.requires_grad_()`, or an assignment
+    to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`,
+    `on_data_assignment(tensor, source)` after `tensor.data = source`; `on_gradient` is given the arguments of
+    `torch.autograd.grad`, `on_check` a look at values and its arguments. `views_by_strides`: autograd is told no more
+    of a view than where it lies in memory.
+    """
+
+    def __init__(
+        self,
+        adopt: Callable[[torch.Tensor], torch.Tensor],
+        on_mark: Callable[[torch.Tensor], None],
+        on_detach: Callable[[torch.Tensor], None],
+        on_data: Callable[[torch.Tensor], None],
+        on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
+        where: Callable[[], str],
+        known_number: Callable[[Any], Any],
+    ) -> None:
+        super().__init__()
+        self.adopt = adopt
+        self.on_mark = on_mark
+        self.on_detach = on_detach
+        self.on_data = on_data
+        self.on_data_assignment = on_data_assignment
+        self.where = where
+        self.known_number = known_number
+        self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
+        self.views_by_strides = False
+        self.values_asked = ValuesAsked(where)
+        self.windows: list[tuple[Any, torch.Tensor | None, str]] = []  # a history, or whose by then; where taken
+        self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
+        self.accumulated_at = ""  # where the last `backward()` is
+        self.has_hooks = False  # the function has registered some on its own tensors
+        self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
+        self.on_gradient: Callable[..., None] = lambda *_, **__: None
+        self.on_check: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None
+        self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if held.pending:
+            deliver()
+        if func in _KEEP_REAL:
+            return func(*args, **(kwargs or {}))
+        if self.ask is not None:
+            answer = self.ask(func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        if func is _GRAD:
+            return func(*args)
+        args, kwargs = self.swap(args, kwargs or {})
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        reader = READERS.get(func)
+        if reader is not None:
+            result = reader(func, args, kwargs)
+            self._check_stale(result, args)
+            return self._view(result, args) if self.views_by_strides else result
+        if self.views_by_strides:
+            if func in RESHAPERS:
+                self._check_window(args[0])
+                result = self.reshape_view(self.stale, func, args[0], args[1:], kwargs)
+                return func(*args, **kwargs) if result is NotImplemented else result
+            if func in _AS_STRIDED:
+                return self._window(func(*args, **kwargs), args)
+            result = func(*args, **kwargs)
+            self._check_stale(result, args)
+            return self._view(result, args)
+        return func(*args, **kwargs)
+
+    def in_engine(self, accumulates: bool) -> Any:
+        """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom
+        Function, and in hooks, get stand-ins too. `accumulates`: it writes gradients into `.grad`.
+        """
+        if accumulates:
+            self.accumulated_at = self.where()
+        return self._engine()
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[None]:
+        with single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
+            yield
+
+    def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
+        window = _by_strides(result, args, is_strided=True)
+        base = base_of(window)
+        is_of_view = window is not result and window.requires_grad and args[0] is not base
+        if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
+            self._note_window(window, self.where())
+        return window
+
+    def _note_window(self, window: torch.Tensor, where: str) -> None:
+        base = base_of(window)
+        self.windows.append((history_of(window), None, where))
+        if base is not None and base.dtype is not window.dtype:
+            self.windows.append((None, window, where))
+
+    def _view(self, result: Any, args: tuple[Any, ...]) -> Any:
+        """What an operator gave, views by strides; those of a window are windows."""
+        taken = _by_strides(result, args)
+        if self.windows and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
+            source = history_of(args[0])
+            where = next((where for history, _, where in self.windows if history is source), None)
+            for view in taken if type(taken) in (tuple, list) else (taken,):
+                if where is not None and type(view) is FakeTensor and is_view(view) and history_of(view) is not source:
+                    self._note_window(view, where)
+        return taken
+
+    def check_windows(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise where gradients go through a window as it was taken: in eager they end at the edges of its source.
+
+        Once its memory was written to, eager takes it up again by its place in the base's memory; of another dtype than
+        the base, by its source still.
+        """
+        behind = set(nodes_behind(outputs)) if self.windows else set()
+        for history, window, where in self.windows:
+            if (history if window is None else history_of(window)) in behind:
+                raise UnsupportedAliasError(_PAST_EDGES.format(where))
+
+    def _check_stale(self, result: Any, args: tuple[Any, ...]) -> None:
+        """Raise for a view of a view whose base has other sizes by now: its gradients do not fit those."""
+        if not self.stale:
+            return
+        first = result[0] if type(result) in (tuple, list) and result else result
+        if type(first) is not FakeTensor or not (is_view(first) and first.requires_grad):
+            return
+        for view, where in self.stale:
+            if any(arg is view for arg in args) and first is not view:
+                raise UnsupportedAliasError(_STALE.format(self.where(), where))
+
+    def _check_window(self, tensor: torch.Tensor) -> None:
+        """Raise for a window whose own sizes change: it is taken anew then."""
+        for history, _, where in self.windows:
+            if history is not None and history is history_of(tensor):
+                raise UnsupportedAliasError(_PAST_EDGES.format(where))
+
+    def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments with a stand-in for each real tensor."""
+        for arg in args:
+            if type(arg) is not FakeTensor and isinstance(arg, (torch.Tensor, list, tuple, dict)):
+                args = tuple(map(self._swapped, args))
+                break
+        if kwargs:
+            kwargs = {key: self._swapped(value) for key, value in kwargs.items()}
+        return args, kwargs
+
+    def _swapped(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            # A fake, and what a transform inside the function wraps around one, is the capture's own.
+            is_ours = isinstance(bottom_of(value) if is_inside_transform(value) else value, FakeTensor)
+            return value if is_ours else self.adopt(value)
+        cls = type(value)
+        if cls is list or cls is tuple:
+            if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):
+                return value
+            return cls(self._swapped(item) for item in value)
+        if cls is dict:
+            return {key: self._swapped(item) for key, item in value.items()}
+        return value
+
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedOpError(
+            f"the higher-order operator `{func}` at {self.where()} can't be captured yet. Write the branch or loop in "
+            "Python, or keep that part outside the compiled function."
+        )
+
+    def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedOpError(
+            f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy, whose work is in no graph. Use PyTorch's "
+            "own functions there; `.tolist()` or `.item()` where numbers are wanted."
+        )
+
+    def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.has_hooks = True
+        return func(*args, **kwargs)
+
+    def _retain(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.retained.append(args[0])
+        return func(*args, **kwargs)
+
+    def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.on_gradient(*args[:2], **kwargs)
+        return func(*args, **kwargs)
+
+    def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return OBJECTS[func](self.values_asked, *args, **kwargs)
+
+    def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
+        number = func(*args, **kwargs)
+        return self.known_number(number) if isinstance(number, torch.SymFloat) else number
+
+    def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """As a number of Python's, which a constructor such as `torch.FloatTensor` may ask for."""
+        with dispatching_again():
+            return func(*args, **kwargs)
+
+    def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.on_mark(args[0])
+        return func(*args, **kwargs)
+
+    def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with eigenvalues_only():
+            return func(*args, **kwargs)
+
+    def _checked(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given, named = tuple(map(_below_transforms, args)), {k: _below_transforms(v) for k, v in kwargs.items()}
+        self.on_check(VALUE_CHECKS[func], given, named)
+        return func(*args, **kwargs)
+
+    def _determinant(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
+        return result
+
+    def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.on_detach(args[0])
+        return func(*args, **kwargs)
+
+    def _take_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        self.on_data(result)
+        return result
+
+    def _assign_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        self.on_data_assignment(args[0], args[1])
+        return result
+
+
+def _below_transforms(value: Any) -> Any:
+    return bottom_of(value) if isinstance(value, torch.Tensor) and is_inside_transform(value) else value
+
+
+def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) -> Any:
+    """A view as eager takes it up again once its base was written: by its place in the base's memory.
+
+    Of fakes autograd remembers the operator that made the view; should the sizes of the base change in place, that
+    would give another view.
+    """
+    if type(result) is tuple or type(result) is list:
+        return type(result)(_by_strides(item, args) for item in result)
+    if type(result) is not FakeTensor or not is_view(result) or any(result is arg for arg in args):
+        return result
+    base = base_of(result)
+    if base is None or not allows_writes(result) or not torch.is_grad_enabled():
+        return result
+    is_of_leaf = args and type(args[0]) is FakeTensor and is_view(args[0]) and is_marked(args[0])
+    is_of_leaf = is_of_leaf or (result.requires_grad and is_usable(result) and not leads_to_base(result))
+    is_of_detached = result.requires_grad and not base.requires_grad
+    if is_of_leaf or is_of_detached or storage_key(base) != storage_key(result):
+        return result  # of what the base was before `.data = ...`, or `detach_`, or of a leaf that is a view itself
+    if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
+        return result
+    if base.is_complex() and result.dtype is base.dtype.to_real():
+        base = torch.view_as_real(base)
+        if TensorSpec.of(base) == TensorSpec.of(result):
+            return result  # taken again by the operator alone
+    overlaps = TensorSpec.of(base).overlaps_itself or (TensorSpec.of(result).overlaps_itself and not is_strided)
+    if base.dtype is not result.dtype or overlaps:
+        return result  # gradients of elements in one place are others then
+    return base.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+_AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
+
+# Those that trace their functions themselves: on the fakes of a capture they fail in words of their own, or worse.
+_TRACING = ("map_impl", "scan", "associative_scan", "flex_attention", "flex_attention_backward")
+
+_NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
+
+_SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
+    **{getattr(torch.ops.higher_order, name): Lifting._higher_order for name in _TRACING},
+    **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
+    **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
+    **dict.fromkeys(OBJECTS, Lifting._as_object),
+    **dict.fromkeys(DETERMINANTS, Lifting._determinant),
+    torch.Tensor.numpy: Lifting._numpy,
+    torch.Tensor.__array__: Lifting._numpy,
+    torch.autograd.grad: Lifting._gradient,
+    torch.Tensor.item: Lifting._item,
+    **dict.fromkeys(_NUMBERS, Lifting._number),
+    torch.Tensor.register_hook: Lifting._hook,
+    torch.Tensor.retain_grad: Lifting._retain,
+    torch.Tensor.detach_: Lifting._detach_in_place,
+    torch.Tensor.requires_grad_: Lifting._mark,
+    torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]
+    torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
+}

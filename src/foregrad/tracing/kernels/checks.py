@@ -1,0 +1,132 @@
+"""Operators without results: asserts on tensors, the checks behind `torch.linalg`, custom operators `-> ()`.
+
+No output needs them, so each is kept beside the tape, in program order: the runtime runs the operator itself, on the
+values that the graph found, before anything else that the call did can be seen. Some of PyTorch's composite operators
+look at values without an operator, and leave that out for fakes; those checks are functions here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.symbols import map_symbolic
+from ...graph.effects import CheckInfo
+from ..heap.recording import Recording
+from ..tape.opinfo import OpInfo
+from ..tape.tape import Entry, entries_in, map_entries
+
+__all__ = ["VALUE_CHECKS", "Check", "Checks", "check_formula"]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """One of them, with entries in the place of tensors; `after`: how many values had been decided on before."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    where: str
+    after: int
+    in_backward: bool
+
+    def info(self, place: Callable[[Entry], Any]) -> CheckInfo:
+        """What the signature says of it; `place` gives what stands for an entry."""
+        kwargs = tuple(map_entries(self.kwargs, place).items())
+        return CheckInfo(self.op, map_entries(self.args, place), kwargs, self.where, self.after)
+
+    def entries(self) -> list[Entry]:
+        return [*entries_in(self.args), *entries_in(self.kwargs)]
+
+
+class Checks:
+    """Those of one recorder, in program order."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.made: list[Check] = []
+
+    def note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep `op`, called with these tensors and values."""
+        rec = self.recorder
+        entry_args, entry_kwargs = rec.to_entries(args), rec.to_entries(kwargs)
+        numbers = rec.decisions.numbers
+        if numbers.made:
+            entry_args = map_symbolic(entry_args, numbers.entry_of)
+            entry_kwargs = map_symbolic(entry_kwargs, numbers.entry_of)
+        after = len(rec.decisions.made)
+        self.made.append(Check(op, tuple(entry_args), entry_kwargs, rec.where(), after, rec.in_backward))
+
+
+def check_formula(op: Any, info: OpInfo | None) -> Any:
+    """How the recorder treats `op` where it is such an operator; None for others."""
+    if op is _FUNCTIONAL_ASSERT:
+        return _functional_assert
+    if info is None or op._schema.returns or info.writes or info.is_metadata_write:
+        return None
+    takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
+    if op.namespace != "aten":
+        return _note
+    return _note_builtin if takes_tensors and op not in _OF_METADATA else None
+
+
+_FUNCTIONAL_ASSERT = aten._functional_assert_async.msg
+_OF_METADATA = {aten._assert_tensor_metadata.default}
+
+
+def _note(rec: Recording, plan: Any, args: Any, kwargs: Any) -> None:
+    rec.checks.note(plan.op, args, kwargs)
+
+
+def _note_builtin(rec: Recording, plan: Any, args: Any, kwargs: Any) -> None:
+    rec.kernels(plan.op, args, kwargs)  # which look at the metadata
+    rec.checks.note(plan.op, args, kwargs)
+
+
+def _functional_assert(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    rec.checks.note(aten._assert_async.msg, args[:2], {})
+    return rec.pure(plan, args, kwargs)
+
+
+# ------------------------------------------------------------------------------------------------ without an operator
+
+
+def check_classes(*args: Any, **kwargs: Any) -> None:
+    """What `one_hot` asks of its values; on other devices than the CPU its kernel does."""
+    index, *rest = (*args, *kwargs.values())
+    if index.numel() == 0 or index.device.type != "cpu":
+        return
+    if index.min().item() < 0:
+        raise RuntimeError("Class values must be non-negative.")
+    if rest and rest[0] != -1 and index.max().item() >= rest[0]:
+        raise RuntimeError("Class values must be smaller than num_classes.")
+
+
+def check_fractions(*args: Any, **kwargs: Any) -> None:
+    """What `quantile` asks of the values of `q` on the CPU."""
+    q = kwargs["q"] if "q" in kwargs else args[1]
+    if isinstance(q, torch.Tensor) and q.device.type == "cpu" and not bool(((q >= 0) & (q <= 1)).all()):
+        raise RuntimeError("quantile() q values must be in the range [0, 1]")
+
+
+def check_windows(*args: Any, **kwargs: Any) -> None:
+    """What `istft` asks of its window: a spectrogram without a batch, of zeros, shows it."""
+    given, *rest = args or (kwargs.pop("input"),)
+    torch.istft(given.new_zeros(given.shape[-2:]), *rest, **kwargs)
+
+
+# Functions that look at values by themselves, without an operator that a capture would see -> the look.
+VALUE_CHECKS: dict[Any, Callable[..., None]] = {
+    torch.nn.functional.one_hot: check_classes,
+    torch.quantile: check_fractions,
+    torch.Tensor.quantile: check_fractions,
+    torch.nanquantile: check_fractions,
+    torch.Tensor.nanquantile: check_fractions,
+    torch.istft: check_windows,
+    torch.Tensor.istft: check_windows,
+}

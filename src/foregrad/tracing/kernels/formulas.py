@@ -1,0 +1,140 @@
+"""Operators that PyTorch computes in another way while a mode is on: what it does without one, recorded instead.
+
+Several of its own formulas ask whether they run on plain tensors, and leave something out when not: a check of values,
+a cheaper kernel, the layout of a gradient. Checked on torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import current_autograd_node, sequence_nr_of
+from ..heap.alias import Value
+from ..heap.recording import Recording
+
+__all__ = ["FORMULAS", "VALUES_ONLY", "eigenvalues_only"]
+
+aten = torch.ops.aten
+
+Formula = Callable[[Recording, Any, Any, Any], Any]
+
+# ------------------------------------------------------------------------------------------------ no vectors
+
+# These need no vectors, and have none computed, where no gradient is asked for.
+VALUES_ONLY = {
+    torch.linalg.eigvalsh,
+    torch.linalg.svdvals,
+    torch.linalg.cond,
+    torch.linalg.norm,
+    torch.linalg.matrix_norm,
+    torch.linalg.matrix_rank,
+    torch.functional.norm,
+}
+
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def eigenvalues_only() -> Iterator[None]:
+    """Context: the function that runs is one of `VALUES_ONLY`."""
+    before = getattr(_active, "values_only", False)
+    _active.values_only = True
+    try:
+        yield
+    finally:
+        _active.values_only = before
+
+
+def _decomposition(default: Any) -> Formula:
+    """For an operator whose third argument says whether vectors are wanted; `default` is the second one's."""
+
+    def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+        differentiated = torch.is_grad_enabled() and args[0].requires_grad
+        if getattr(_active, "values_only", False) and not differentiated and not rec.in_backward:
+            args = (args[0], args[1] if len(args) > 1 else default, False)
+        return rec.pure(plan, args, kwargs)
+
+    return formula
+
+
+# ------------------------------------------------------------------------------------------------ free phases
+
+_PHASE_NODES = {"LinalgEigBackward0", "LinalgEighBackward0", "LinalgSvdBackward0"}
+
+
+def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> torch.Tensor:
+    """`matrix`, from which the gradient of eigen- or singular vectors is computed, if that is defined.
+
+    A complex vector stays one when multiplied by a number of size 1: a loss that notices has no gradient. `a`, `b`:
+    what must agree for that; without them, the imaginary parts of the diagonal must be zero.
+    """
+    if a is None:
+        a = matrix.diagonal(0, -2, -1).imag
+        b = torch.zeros_like(a)
+    if not torch.allclose(a, b, rtol=1e-2, atol=1e-2):
+        raise RuntimeError(
+            "the gradient of a decomposition is asked for whose complex vectors are free up to a phase, and the loss "
+            "depends on that phase: it has no gradient."
+        )
+    return matrix
+
+
+def _diagonal(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    if rec.in_backward and args[0].is_complex():
+        node = current_autograd_node()
+        if node is not None and node.name() in _PHASE_NODES and sequence_nr_of(node) not in rec.phases:
+            rec.phases[sequence_nr_of(node)] = args[0]
+            if node.name() != "LinalgSvdBackward0":
+                _require(rec, args[0])
+    return rec.pure(plan, args, kwargs)
+
+
+def _allclose(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    node = current_autograd_node() if rec.in_backward else None
+    if node is not None and node.name() == "LinalgSvdBackward0" and sequence_nr_of(node) in rec.phases:
+        _require(rec, rec.phases[sequence_nr_of(node)], *(rec.value_of(t).read(rec.emit) for t in args[:2]))
+        return True
+    return rec.pure(plan, args, kwargs)
+
+
+def _require(rec: Recording, matrix: torch.Tensor, *agreeing: Any) -> None:
+    """From here on, `matrix` is what `independent_of_phase` lets through."""
+    value = rec.value_of(matrix)
+    value.entry = rec.emit(independent_of_phase, value.read(rec.emit), *agreeing, spec=value.spec)
+    value.generation = value.storage.generation
+
+
+# ------------------------------------------------------------------------------------------------ layouts
+
+_HOUSEHOLDER = {"OrmqrBackward0": "_saved_self", "LinalgHouseholderProductBackward0": "_saved_input"}
+
+
+def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    out = rec.pure(plan, args, kwargs)
+    node = current_autograd_node() if rec.in_backward else None
+    if node is None or node.name() not in _HOUSEHOLDER:
+        return out
+    reflectors = getattr(node, _HOUSEHOLDER[node.name()])
+    if reflectors.shape != out.shape:
+        return out
+    laid_out = rec.run_fake(aten.empty_like.default, (reflectors,), {})  # its columns are written one by one
+    spec = rec.spec_of(laid_out)
+    options = {"dtype": spec.dtype, "device": spec.device}
+    empty = rec.emit(aten.empty_strided.default, list(spec.shape), list(spec.stride), kwargs=options, spec=spec)
+    entry = rec.emit(aten.copy.default, empty, rec.value_of(out).read(rec.emit), spec=spec)
+    rec.values[id(laid_out)] = Value(laid_out, entry, spec)
+    return laid_out
+
+
+FORMULAS: dict[Any, Formula] = {
+    aten._linalg_eigh.default: _decomposition("L"),
+    aten._linalg_svd.default: _decomposition(False),
+    aten.diagonal.default: _diagonal,
+    aten.allclose.default: _allclose,
+    aten.cat.default: _cat,
+}

@@ -1,0 +1,308 @@
+"""What operators make of metadata, remembered for the life of the process.
+
+A model runs the same few operators on the same few shapes hundreds of times. `Metadata.run` asks FakeTensor's kernels
+once for each operator and layout of its arguments, and keeps a recipe of the answer: which results are new tensors,
+which are views of an argument, which are an argument itself, and their layouts. From then on the result is made from
+the recipe in a few microseconds. On a miss the kernels run as they always did, errors and all; errors aren't kept.
+
+A key holds all that a result's layout may depend on: the operator, each tensor's shape, strides, offset, dtype and
+device (as one token, see `TensorSpec.token`), each plain argument with its type, the default dtype and device,
+inference mode, and the switches that choose between kernels. What can't be described so goes past the cache:
+conjugated and negated tensors, generators, operators that are not PyTorch's own, results that are numbers, and writes
+through memory that another argument shares.
+
+Symbolic sizes are described by their expressions. Those mean something within one capture only, so what operators make
+of them is forgotten with it; the guards that a kernel adds are there already when its answer is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import kernel_switches
+from ..._torch.fakes import FakeFactory, FakeTensor, FakeTensorMode, fake_device
+from ..._torch.ops import depends_on_values, is_builtin
+from ..._torch.symbols import is_symbolic, symbol_made
+from ..._torch.tensors import share_memory
+from ...graph.meta import TensorSpec
+from ...locks import make_lock
+from ..heap.strides import as_kernels_have_it
+from ..tape.opinfo import OpInfo
+from .layouts import RULES, layout_of
+
+__all__ = ["Metadata", "forget_all", "is_cacheable"]
+
+aten = torch.ops.aten
+
+# Results by key. Recipes are small; a process that makes this many is sweeping over shapes, and starts over.
+_LIMIT = 200_000
+_recipes: dict[Any, Any] = {}
+_lock = make_lock()
+
+# A recipe: a `TensorSpec` for a new tensor, `_View`, `_Symbolic`, `_Argument`, `_Nothing`, or a list or tuple of these.
+
+
+class _View:
+    """A result over the memory of an argument."""
+
+    __slots__ = ("of", "spec")
+
+    def __init__(self, of: int, spec: TensorSpec) -> None:
+        self.of = of
+        self.spec = spec
+
+
+class _Symbolic:
+    """A result with symbolic sizes, new or over the memory of an argument: `model` is a fake of its layout."""
+
+    __slots__ = ("model", "nbytes", "of", "spec")
+
+    def __init__(self, spec: TensorSpec, model: FakeTensor, of: int | None) -> None:
+        self.spec = spec
+        self.model = model
+        self.of = of
+        self.nbytes = model.untyped_storage().nbytes()
+
+
+class _Argument:
+    """A result that is one of the arguments, a tensor."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+class _Nothing:
+    """A result that is None."""
+
+    __slots__ = ()
+
+
+_NOTHING = _Nothing()
+
+
+class _Uncacheable(Exception):  # noqa: N818 - not an error: asks for the ordinary way
+    """The call can't be described by a key, or its result by a recipe."""
+
+
+def forget_all() -> None:
+    """Empty the cache: for tests and benchmarks."""
+    with _lock:
+        _recipes.clear()
+
+
+def is_cacheable(info: OpInfo) -> bool:
+    """Whether an operator's results may be remembered at all."""
+    op = info.op
+    return (
+        is_builtin(op)
+        and not info.is_metadata_write
+        and not info.is_out
+        and not (depends_on_values(op) and op is not aten.index.Tensor)
+        and op not in _NEVER
+    )
+
+
+# Lifting a real tensor is not about layouts.
+_NEVER = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
+
+# Views whose kernel is one for all devices. FakeTensor's takes a millisecond for some of them.
+_STRIDED = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten.as_strided.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.permute.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.diagonal.default,
+    aten.unfold.default,
+    aten.detach.default,
+    aten.alias.default,
+}
+
+_TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+
+class Metadata:
+    """Runs operators on the fakes of one capture.
+
+    `spec_of(id of a tensor)` gives what is known of a fake that the capture has seen, or None; `kernels` runs an
+    operator in the ordinary way.
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        known: Callable[[int], Any],
+        kernels: Callable[[Any, Any, Any], Any],
+    ) -> None:
+        self.known = known
+        self.kernels = kernels
+        self.factory = FakeFactory.of(fake_mode)
+        self._symbolic: dict[Any, Any] = {}  # the recipes with symbolic sizes
+
+    def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """(The operator's result on fakes, as its kernels would give it; the specs of it, when known.)
+
+        Specs are one `TensorSpec`, or a tuple with one for each result (None for a result that is no tensor).
+        """
+        tensors: list[Any] = []
+        key: list[Any] = [id(info.op), kernel_switches()]
+        try:
+            is_static = self._describe(args, key, tensors)
+            for name, value in kwargs.items():
+                key.append(name)
+                is_static = self._describe((value,), key, tensors) and is_static
+        except _Uncacheable:
+            return self.kernels(info.op, args, kwargs), None
+        if info.writes and len(tensors) > 1 and _shares(tensors):
+            return self.kernels(info.op, args, kwargs), None
+        whole = tuple(key)
+        recipes = _recipes if is_static else self._symbolic
+        recipe = recipes.get(whole)
+        if recipe is None:
+            if not is_static:
+                pass
+            elif info.op in _STRIDED and len(tensors) == 1:
+                recipe = self._strided(info.op, tensors[0], args, kwargs)
+            elif info.op in RULES:
+                recipe = layout_of(info.op, [self.known(id(t)).spec for t in tensors], args, kwargs)
+            if recipe is None:
+                out = self.kernels(info.op, args, kwargs)
+                try:
+                    recipe = self._recipe(out, tensors)
+                except _Uncacheable:
+                    return out, None
+                if not info.writes:
+                    specs = [self.known(id(t)).spec for t in tensors]
+                    recipe = as_kernels_have_it(recipe, info.op, specs, args, kwargs)
+            if len(_recipes) >= _LIMIT:
+                forget_all()
+            recipes[whole] = recipe
+        cls = type(recipe)
+        if cls is TensorSpec:
+            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device), recipe
+        if cls is _View:
+            return self._view(recipe, tensors), recipe.spec
+        return self._made(recipe, tensors), _specs(recipe)
+
+    def _describe(self, values: Any, key: list[Any], tensors: list[Any]) -> bool:
+        """Add tokens for the values to the key; tensors among them to `tensors`. Whether no size is symbolic."""
+        is_static = True
+        for value in values:
+            cls = type(value)
+            if cls is FakeTensor:
+                known = self.known(id(value))
+                token = None if known is None else known.spec.token
+                if token is None:
+                    token, is_static = None if known is None else _symbolic_token(known.spec), False
+                if token is None:
+                    raise _Uncacheable
+                key.append(token)
+                tensors.append(value)
+            elif value is None:
+                key.append(None)
+            elif cls in _TOKENS:
+                key.append(cls)
+                key.append(value)
+            elif cls is list or cls is tuple or cls is torch.Size:
+                key.append(list)
+                key.append(len(value))
+                is_static = self._describe(value, key, tensors) and is_static
+            elif is_symbolic(value):
+                key.append(cls)
+                key.append(symbol_made(value))
+                is_static = False
+            else:
+                raise _Uncacheable
+        return is_static
+
+    def _strided(self, op: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The recipe of a view, from the kernel that all devices have in common: it only computes strides."""
+        spec = self.known(id(tensor)).spec
+        out = self.factory.run_on_meta(op, spec, tensor, args[1:], kwargs)
+        if isinstance(out, torch.Tensor):
+            return _View(0, TensorSpec.of(out, spec.device))
+        return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
+
+    def _view(self, recipe: _View, tensors: list[Any]) -> FakeTensor:
+        spec = recipe.spec
+        return self.factory.view(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+
+    def _made(self, recipe: Any, tensors: list[Any]) -> Any:
+        cls = type(recipe)
+        if cls is TensorSpec:
+            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
+        if cls is _View:
+            return self._view(recipe, tensors)
+        if cls is _Symbolic:
+            return self.factory.like(recipe.model, None if recipe.of is None else tensors[recipe.of], recipe.nbytes)
+        if cls is _Argument:
+            return tensors[recipe.at]
+        if cls is _Nothing:
+            return None
+        return cls(self._made(item, tensors) for item in recipe)
+
+    def _recipe(self, out: Any, tensors: list[Any]) -> Any:
+        if type(out) is FakeTensor:
+            return self._recipe_of_one(out, tensors)
+        if out is None:
+            return _NOTHING
+        if isinstance(out, (list, tuple)):  # some kernels in Python give named tuples, operators never do
+            return (list if isinstance(out, list) else tuple)(self._recipe(item, tensors) for item in out)
+        raise _Uncacheable
+
+    def _recipe_of_one(self, out: FakeTensor, tensors: list[Any]) -> Any:
+        for at, tensor in enumerate(tensors):
+            if out is tensor:
+                return _Argument(at)
+        if out.layout is not torch.strided:
+            raise _Uncacheable
+        spec = TensorSpec.of(out, fake_device(out))
+        of = next((at for at, tensor in enumerate(tensors) if share_memory(out, tensor)), None)
+        if of is None and (type(spec.offset) is not int or spec.offset):
+            raise _Uncacheable
+        if spec.token is not None:
+            return spec if of is None else _View(of, spec)
+        if spec.conj or spec.neg:
+            raise _Uncacheable
+        return _Symbolic(spec, self.factory.twin(out), of)
+
+
+def _symbolic_token(spec: TensorSpec) -> Any:
+    """Like `TensorSpec.token`, of a layout with symbolic numbers, within one capture."""
+    if spec.conj or spec.neg:
+        return None
+    numbers = [n if type(n) is int else symbol_made(n) for n in (*spec.shape, *spec.stride, spec.offset)]
+    return (*numbers, spec.dtype, spec.device)
+
+
+def _specs(recipe: Any) -> Any:
+    cls = type(recipe)
+    if cls is TensorSpec:
+        return recipe
+    if cls is _View or cls is _Symbolic:
+        return recipe.spec
+    if cls is _Argument or cls is _Nothing:
+        return None
+    return tuple(map(_specs, recipe))
+
+
+def _shares(tensors: list[Any]) -> bool:
+    """Whether two of the tensors have one memory: what a write does then depends on where they lie."""
+    return any(share_memory(a, b) for i, a in enumerate(tensors) for b in tensors[i + 1 :])

@@ -1,0 +1,1 @@
+"""The dispatch mode that runs a function on fakes and writes its operators to the tape."""

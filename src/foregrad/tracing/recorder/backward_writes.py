@@ -1,0 +1,225 @@
+"""What a backward does besides giving gradients: its checks, and its writes to tensors that outlive it.
+
+A backward reads what it writes to as that is when the backward runs, which may be after other backwards: for such
+inputs the joint graph takes their value then as one more tangent (`Live`), and gives the value that they have after it.
+The fakes are put back to what they were after the forward, version counters included: the engine may run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.tensors import is_view, set_version, version_unseen
+from ...errors import UnsupportedMutationError
+from ...graph.slots import Slot
+from ..heap.alias import Value
+from ..heap.recording import Recording
+from ..heap.records import InputRecord
+from ..kernels.checks import Check
+from ..tape.opinfo import OpInfo
+from ..tape.tape import Entry
+
+__all__ = ["BackwardWrites", "LiveInput", "Run"]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LiveInput:
+    """An input that some backward writes to: its value when the forward begins, its stand-in and its slot."""
+
+    initial: Value
+    stand_in: torch.Tensor
+    slot: Slot
+
+
+@dataclasses.dataclass(slots=True)
+class Run:
+    """What one run of a backward did. `live`: for each live input what it held; `updates`: (its position, or None and
+    that of a tangent; the new value; whether the write moves a version counter).
+    """
+
+    live: list[Entry] = dataclasses.field(default_factory=list)
+    updates: list[tuple[int | None, int, Entry, bool]] = dataclasses.field(default_factory=list)
+    checks: list[Check] = dataclasses.field(default_factory=list)
+    written: list[tuple[Value, str]] = dataclasses.field(default_factory=list)  # what the forward had made; where
+    once: str = ""
+
+    def keep_tangents(self, kept: list[int]) -> None:
+        """Only the tangents at these positions are left."""
+        number = {old: new for new, old in enumerate(kept)}
+        self.updates = [
+            (live, number.get(tangent, 0), entry, counted)
+            for live, tangent, entry, counted in self.updates
+            if live is not None or tangent in number
+        ]
+
+    @property
+    def has_effects(self) -> bool:
+        return bool(self.updates or self.checks or self.once)
+
+
+class BackwardWrites:
+    """The writes of the backward that is recorded, if one is.
+
+    `live`: inputs known to be written by backwards, `ids` those of their tensors. `missing`: others that one has
+    written to, by the id of their root; `on_missing(root, where)` may raise instead.
+    """
+
+    def __init__(self, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.name = "function"
+        self.ids: set[int] = set()
+        self.live: list[LiveInput] = []
+        self.tangents: Sequence[torch.Tensor] = ()
+        self.missing: dict[int, Value] = {}
+        self.on_missing: Callable[[Value, str], None] | None = None
+        self.written: dict[int, tuple[Value, Entry, str]] = {}  # made by the forward, by root: what they were; where
+        self.touched: dict[int, tuple[torch.Tensor, int]] = {}  # by id, what was ever written; its version before
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._run = Run()
+        self._known: set[int] | None = None  # ids of the entries from before this run, where there was a backward
+        self._start = 0
+        self._first_check = 0
+
+    def met(self, record: InputRecord) -> None:
+        """One more input; the backward itself may be the first to look at it."""
+        if id(record.real) in self.ids:
+            live = LiveInput(record.initial, record.stand_in, record.slot)
+            self.live.append(live)
+            if self.recorder.in_backward:
+                self.start(live)
+
+    # ---------------------------------------------------------------- one run
+
+    def begin(self, tangents: Sequence[torch.Tensor] = ()) -> None:
+        """A backward begins: live inputs hold what they hold by then."""
+        self._run, self.tangents = Run(), tangents
+        self.written, self._versions, self._known = {}, [], None
+        self._start = len(self.recorder.tape.entries)
+        self._first_check = len(self.recorder.checks.made)
+        for live in self.live:
+            self.start(live)
+
+    def start(self, live: LiveInput) -> None:
+        """From here on in this backward, an input holds what it holds when the backward runs."""
+        entry = Entry(None, spec=live.initial.spec)
+        entry.is_backward = True
+        self.recorder.tape.append(entry)
+        self._run.live.append(entry)
+        self.written[id(live.initial)] = live.initial, _entry_of(live.initial), ""
+        self._versions.append((live.stand_in, version_unseen(live.stand_in)))
+        _hold(live.initial, entry)
+
+    def finish(self, *, restore: bool = True) -> Run:
+        """The backward is over and its results are read: what it did since it began, which is put back.
+
+        `restore`: version counters too; the backward of this backward is to find them as this leaves them.
+        """
+        rec, run = self.recorder, self._run
+        run.checks = rec.checks.made[self._first_check :]
+        del rec.checks.made[self._first_check :]
+        for position, live in enumerate(self.live):
+            if position < len(run.live) and _entry_of(live.initial) is not run.live[position]:
+                before = next(version for fake, version in self._versions if fake is live.stand_in)
+                run.updates.append((position, 0, _entry_of(live.initial), version_unseen(live.stand_in) != before))
+        for position, tangent in enumerate(self.tangents):
+            value = rec.values[id(tangent)]
+            if id(value) in self.written:
+                run.updates.append((None, position, _entry_of(value), True))
+        known = {id(live.initial) for live in self.live} | {id(rec.values[id(tangent)]) for tangent in self.tangents}
+        for key, (root, entry, where) in self.written.items():
+            if key not in known and not root.storage.is_input:
+                run.written.append((root, where))
+                run.once = (
+                    f"a second backward through one call of `{self.name}`: the first has written, at {where}, to a "
+                    "tensor of the forward's. Write to a copy of it."
+                )
+            _hold(root, entry)
+        for tensor, version in reversed(self._versions):
+            self.touched.setdefault(id(tensor), (tensor, version))
+            if restore:
+                set_version(tensor, version)
+        self.written, self._versions, self.tangents, self._run = {}, [], (), Run()
+        return run
+
+    def versions(self) -> dict[int, int]:
+        """The version counters, as they are, of what backwards have written to."""
+        return {key: version_unseen(tensor) for key, (tensor, _) in self.touched.items()}
+
+    def restore(self, versions: Mapping[int, int]) -> None:
+        """Put them back to those; to what the forward left where nothing was known of them by then."""
+        for key, (tensor, version) in self.touched.items():
+            set_version(tensor, versions.get(key, version))
+
+    # ---------------------------------------------------------------- a write
+
+    def note(self, info: OpInfo, args: Any, kwargs: Any) -> None:
+        """An operator of the backward that writes, or may do so in hiding, is about to run."""
+        if info.hidden_writes and not self.recorder.writes.happen_in_hiding(info, args):
+            return
+        given = {**dict(zip(info.argument_names, args, strict=False)), **kwargs}
+        targets = [given.get(info.argument_names[i]) for i in (*info.writes, *info.hidden_writes)]
+        self.note_targets(_tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
+
+    def note_targets(self, targets: Sequence[torch.Tensor], arguments: Any, *, is_metadata: bool = False) -> None:
+        """A write to these tensors, by an operator with these arguments."""
+        rec = self.recorder
+        for tensor in targets:
+            value = rec.value_of(tensor)
+            root = value.root
+            if self._is_new(root):
+                continue
+            where = rec.where()
+            if is_metadata:
+                raise UnsupportedMutationError(
+                    f"{where} changes the sizes, or the memory, of a tensor of the forward's; write to its elements."
+                )
+            keeps_history = not root.storage.is_input or is_view(tensor) or rec.values[id(tensor)] is root
+            differentiable = any(t.requires_grad for t in [tensor, *_tensors_in(arguments)])
+            differentiable |= not root.storage.is_input  # what is saved of it would be what it is by then
+            if keeps_history and differentiable and torch.is_grad_enabled():
+                raise UnsupportedMutationError(
+                    f"{where} writes, with gradients on, to a tensor that outlives it, whose history can't be given "
+                    "back. Write under torch.no_grad(), or what is detached; to a copy, where it is the forward's own."
+                )
+            self._versions.append((tensor, version_unseen(tensor)))
+            if root.storage.is_input and id(root) not in self.written:
+                if self.on_missing is not None:
+                    self.on_missing(root, where)
+                self.missing[id(root)] = root
+            self.written.setdefault(id(root), (root, _entry_of(root), where))
+
+    def _is_new(self, root: Value) -> bool:
+        """Whether this backward has made the memory itself."""
+        original = root.original
+        if original is None or not original.is_backward:
+            return False
+        if self._known is None:
+            self._known = {id(entry) for entry in self.recorder.tape.entries[: self._start] if entry.is_backward}
+        return id(original) not in self._known
+
+
+def _entry_of(root: Value) -> Entry:
+    assert root.entry is not None, "the root of a storage is always current"
+    return root.entry
+
+
+def _hold(root: Value, entry: Entry) -> None:
+    """From here on `root` holds what `entry` is; nobody has written to it."""
+    storage = root.storage
+    storage.generation += 1
+    root.entry, root.generation = entry, storage.generation
+    storage.last_scatter = None
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return _tensors_in(list(value.values())) if isinstance(value, dict) else []

@@ -1,0 +1,117 @@
+"""Checkpointed regions: what is recorded in one is tagged with the user's policy for it, for the partitioners.
+
+A checkpoint inside another one is part of that: its own policy is asked when the outer one is computed again, and
+decides nothing of what the forward saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ...errors import UnsupportedMutationError, UnsupportedOpError
+from ..heap.recording import Recording
+from ..heap.view_chain import memory_root
+from ..tape.opinfo import op_info
+from ..tape.origin import user_line
+from ..tape.tape import Entry, entries_in
+
+__all__ = ["NoRegions", "Regions"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Region:
+    """The tag of a checkpointed region, or of an operator in it for which the user chose another policy."""
+
+    region: int
+    policy: CheckpointPolicy
+
+
+class Regions:
+    """The checkpointed regions of one capture."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.numbers = itertools.count(1)
+        self.depth = 0
+        self.must: list[Entry] = []  # what a policy says to compute again, whatever that takes
+
+    @contextlib.contextmanager
+    def region(self) -> Iterator[None]:
+        """Context: what is recorded is in a checkpointed region."""
+        before = self.recorder.recompute
+        self.depth += 1
+        self.recorder.recompute = before or _Region(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            self.recorder.recompute = before
+
+    def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
+        """What an operator gives. `run()` also says what the user's policy for it is, which was set at `depth`."""
+        entries, tag = self.recorder.tape.entries, self.recorder.recompute
+        start = len(entries)
+        result, policy = run()
+        if depth == 1 and tag is not None and policy is not None:
+            if isinstance(policy, bool):
+                policy = CheckpointPolicy.MUST_SAVE if policy else CheckpointPolicy.PREFER_RECOMPUTE
+            for entry in entries[start:]:
+                entry.recompute = _Region(tag.region, policy)
+                if policy is CheckpointPolicy.MUST_RECOMPUTE:
+                    self._must_run_again(entry)
+        return result
+
+    def named(self, tensor: torch.Tensor, name: str) -> None:
+        """The user names what `tensor` holds now. A view is kept with the memory it looks at, so that has the name."""
+        recorder = self.recorder
+        value = recorder.values.get(id(tensor))
+        if value is not None:  # else a tensor that the function brought along: there before the call
+            entry = value.root.read(recorder.emit)
+            names = recorder.tape.checkpoint_names.get(id(entry), ())
+            if name not in names:
+                recorder.tape.checkpoint_names[id(entry)] = (*names, name)
+
+    def _must_run_again(self, entry: Entry) -> None:
+        self.must.append(entry)
+        if entry.has_effect:
+            raise UnsupportedOpError(
+                f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}, which "
+                "draws random numbers: a compiled call draws each once, and saves it. Let the policy say "
+                "PREFER_RECOMPUTE or MUST_SAVE for it."
+            )
+
+    def check(self, updates: Mapping[int, str]) -> None:
+        """Nothing that must be computed again reads an input that the call overwrites; these by the id of their entry,
+        with their names.
+        """
+        for entry in self.must if updates else ():
+            name = next((updates[id(r)] for r in map(memory_root, entries_in(entry.args)) if id(r) in updates), None)
+            is_view = hasattr(entry.target, "_schema") and op_info(entry.target).is_view
+            if name is not None and not is_view:
+                raise UnsupportedMutationError(
+                    f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}, "
+                    f"which reads {name}, and the function overwrites that: its value is gone by then. Write to a "
+                    "copy, or let the policy say PREFER_RECOMPUTE."
+                )
+
+
+class NoRegions:
+    """Where everything is part of a backward, nothing is tagged."""
+
+    depth = 0
+
+    def region(self) -> Any:
+        return contextlib.nullcontext()
+
+    def chosen(self, _depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
+        return run()[0]
+
+    def named(self, tensor: torch.Tensor, name: str) -> None:
+        pass

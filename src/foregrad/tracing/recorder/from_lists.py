@@ -1,0 +1,98 @@
+"""Tensors made of lists that hold tensors: `torch.tensor([loss, 1.0])` and its like.
+
+PyTorch reads the numbers in C++, where no operator is seen, and a fake tensor has none to read. Here the tensors are
+cast, stacked and put in their places by operators instead, so that no value becomes a part of the program. Shape, type,
+device and errors are those of the same function on real zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import plain_execution
+from ..._torch.fakes import FakeTensor, fake_device
+
+__all__ = ["MAKERS"]
+
+Path = tuple[int, ...]
+
+
+def _tensors_at(data: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    for index, item in enumerate(data):
+        if isinstance(item, (list, tuple)):
+            yield from _tensors_at(item, (*path, index))
+        elif isinstance(item, torch.Tensor):
+            yield (*path, index), item
+
+
+def _on_zeros(data: Any) -> Any:
+    """The same nested list with a real zero for each tensor."""
+    if isinstance(data, (list, tuple)):
+        return [_on_zeros(item) for item in data]
+    if isinstance(data, torch.Tensor):
+        device = fake_device(data) if isinstance(data, FakeTensor) else data.device
+        return torch.zeros((), dtype=data.dtype, device=device).expand(tuple(map(int, data.shape)))
+    return data
+
+
+def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
+    """What `make(data)` gives; None where the list `data` holds no tensor."""
+    places = list(_tensors_at(data))
+    if not places:
+        return None
+    with plain_execution():
+        zeros = make(_on_zeros(data))
+        like: dict[str, Any] = {"dtype": zeros.dtype, "device": zeros.device}
+        numbers, shape, strides = zeros.tolist(), tuple(zeros.shape), zeros.contiguous().stride()
+    with torch.no_grad():
+        values = torch.stack([tensor.detach().reshape(()).to(**like) for _, tensor in places])
+        if len(places) == zeros.numel():
+            return values.reshape(shape)
+        flat = [sum(i * step for i, step in zip(path, strides, strict=True)) for path, _ in places]
+        whole = torch.tensor(numbers, **like).reshape(-1)
+        return whole.index_put((torch.tensor(flat, device=zeros.device),), values).reshape(shape)
+
+
+def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.tensor`, `as_tensor`, `asarray`: of a list, a new tensor each, without a history."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if not isinstance(data, (list, tuple)):
+        return func(*args, **kwargs)
+    rest = {key: value for key, value in kwargs.items() if key not in ("data", "obj", "requires_grad")}
+    made = _made(data, lambda zeros: func(zeros, *args[1:], **rest))
+    if made is None:
+        return func(*args, **kwargs)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
+    data = args[1] if len(args) > 1 else kwargs.get("data")
+    if not isinstance(data, (list, tuple)):
+        return func(*args, **kwargs)
+    like = {"dtype": args[0].dtype, "device": args[0].device}
+    given = {key: value for key, value in kwargs.items() if key in like and value is not None}
+    made = _made(data, lambda zeros: torch.tensor(zeros, **{**like, **given}))
+    if made is None:
+        return func(*args, **kwargs)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _new(func: Any, args: Any, kwargs: Any) -> Any:
+    """`x.new(data)`: as `new_tensor`, where it is given a list."""
+    given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
+    if len(given) != 1 or not isinstance(given[0], (list, tuple)) or isinstance(given[0], torch.Size):
+        return func(*args, **kwargs)
+    made = _made(given[0], lambda zeros: torch.tensor(zeros, dtype=args[0].dtype, device=args[0].device))
+    return func(*args, **kwargs) if made is None else made
+
+
+MAKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.asarray: _tensor,
+    torch.Tensor.new_tensor: _new_tensor,
+    torch.Tensor.new: _new,
+}

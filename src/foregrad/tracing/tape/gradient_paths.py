@@ -1,0 +1,261 @@
+"""Which outputs have a path of autograd nodes to which inputs.
+
+When only some outputs are differentiated, eager gives None for an input that none of them leads to, and a tensor
+(of zeros, it may be) for every other: the joint graph alone can't tell the two apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.histories import keeps_tensors
+from ..._torch.tensors import history_of
+from ...graph.signature import Reach
+
+__all__ = ["cut_at", "is_barred", "nodes_behind", "other_leaves", "passed_through", "reached_from", "saving_nodes"]
+
+
+# PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
+_GIVE_ZEROS = {"TriangularSolveBackward0"}
+
+
+@contextlib.contextmanager
+def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Context: gradients that arrive at those of the tensors that are results of operators go no further."""
+    handles = []
+    for tensor in tensors:
+        if tensor.grad_fn is not None:
+            position = tensor.output_nr
+            handles.append(tensor.grad_fn.register_prehook(functools.partial(_without, position)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without(position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if i == position else gradient for i, gradient in enumerate(gradients))
+
+
+def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[Reach]:
+    """How outputs lead to each leaf. One walk over the autograd graph; a leaf may be a result where it is cut."""
+    roots: list[Any] = [output.grad_fn for output in outputs]
+    order = _consumers_first(roots)
+    masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    through_custom: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    for position, root in enumerate(roots):
+        masks[id(root)] |= 1 << position
+    of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
+    histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
+    cuts = {(history, leaf.output_nr): leaf for leaf, history in histories if history is not None}
+    has_statistics = False
+    for node in order:
+        mask, custom = masks[id(node)], through_custom[id(node)]
+        name = node.name()
+        has_statistics |= name in _WITH_STATISTICS
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or name in _GIVE_ZEROS or _is_empty(node, name):
+            custom = mask
+        for following, number in node.next_functions:
+            cut = cuts.get((following, number))
+            if cut is not None:
+                all_of_leaf, custom_of_leaf = of_leaf[id(cut)]
+                of_leaf[id(cut)] = all_of_leaf | mask, custom_of_leaf | custom
+            elif following is not None:
+                masks[id(following)] |= mask
+                through_custom[id(following)] |= custom
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in of_leaf:
+            all_of_leaf, custom_of_leaf = of_leaf[id(leaf)]
+            of_leaf[id(leaf)] = all_of_leaf | mask, custom_of_leaf | custom
+    nothing = Reach(frozenset(), frozenset())
+    found = [
+        nothing
+        if leaf is None
+        else Reach(_positions(of_leaf[id(leaf)][0], len(roots)), _positions(of_leaf[id(leaf)][1], len(roots)))
+        for leaf in leaves
+    ]
+    return _with_pairs(order, outputs, leaves, cuts, found) if has_statistics else found
+
+
+def _is_empty(node: Any, name: str) -> bool:
+    """Whether it is that of a view by strides without elements, whose gradient is zeros whatever comes in."""
+    if name != "AsStridedBackward0":
+        return False
+    return any(type(size) is int and size == 0 for size in node._input_metadata[0].shape)
+
+
+# Nodes whose second and third outputs, statistics, send a gradient on where none comes in for the first: to the first
+# input alone, and only both together.
+_WITH_STATISTICS = {"NativeGroupNormBackward0"}
+
+
+def _with_pairs(
+    order: list[Any], outputs: Sequence[torch.Tensor], leaves: Sequence[Any], cuts: dict[Any, Any], found: list[Reach]
+) -> list[Reach]:
+    """The same with what leads to the leaves by pairs of statistics: a second walk."""
+    by_output: dict[Any, int] = {}  # (node, its output) -> the outputs that lead there by no pair
+    pairs: dict[int, set[tuple[int, int]]] = {id(node): set() for node in order}
+    of_leaf: dict[int, tuple[int, set[tuple[int, int]]]] = {id(leaf): (0, set()) for leaf in leaves if leaf is not None}
+    for position, output in enumerate(outputs):
+        key = output.grad_fn, output.output_nr
+        by_output[key] = by_output.get(key, 0) | 1 << position
+    arriving: dict[int, list[int]] = {id(node): [] for node in order}
+    for node, number in by_output:
+        arriving[id(node)].append(number)
+    for node in order:
+        masks = {number: by_output[node, number] for number in arriving[id(node)]}
+        sure = functools.reduce(operator.or_, masks.values(), 0)
+        is_norm = node.name() in _WITH_STATISTICS
+        edges = [*node.next_functions]
+        leaf = getattr(node, "variable", None)
+        for at, (following, number) in enumerate([*edges, (leaf, None)]):
+            going, through = (masks.get(0, 0), set()) if is_norm else (sure, pairs[id(node)])
+            if is_norm and at == 0:
+                through = pairs[id(node)] | ({(masks[1], masks[2])} if masks.get(1) and masks.get(2) else set())
+            target = following if number is None else cuts.get((following, number))
+            if target is not None and id(target) in of_leaf:
+                before, known = of_leaf[id(target)]
+                of_leaf[id(target)] = before | going, known | through
+            elif number is not None and following is not None:
+                if (following, number) not in by_output:
+                    arriving[id(following)].append(number)
+                by_output[following, number] = by_output.get((following, number), 0) | going
+                pairs[id(following)] |= through
+    result = []
+    for leaf, reach in zip(leaves, found, strict=True):
+        if leaf is not None:
+            sure, through = of_leaf[id(leaf)]
+            sets = tuple((_positions(a, len(outputs)), _positions(b, len(outputs))) for a, b in sorted(through))
+            reach = dataclasses.replace(reach, pairs=sets, paired=reach.outputs - _positions(sure, len(outputs)))
+        result.append(reach)
+    return result
+
+
+def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> tuple[tuple[int, int], ...]:
+    """Of the autograd nodes that keep tensors: the outputs that lead there, and the leaves that they lead to, as bits.
+
+    Where all run whenever one does, there is one entry for them; where none keeps any, no entry.
+    """
+    sinks = {id(leaf): 1 << i for i, leaf in enumerate(leaves) if leaf is not None}
+    if len(outputs) < 2 and len(sinks) < 2:
+        return ((1, -1),) if any(map(keeps_tensors, _behind(outputs))) else ()
+    histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
+    cuts = {(history, leaf.output_nr): sinks[id(leaf)] for leaf, history in histories if history is not None}
+    order = nodes_behind(outputs)
+    edges = [node.next_functions for node in order]
+    is_simple = len(outputs) == 1 and not cuts  # one output leads to all of them
+    masks = dict.fromkeys(map(id, order), int(is_simple))
+    if not is_simple:
+        for position, output in enumerate(outputs):
+            masks[id(history_of(output))] |= 1 << position
+        for node, following in zip(order, edges, strict=True):
+            mask = masks[id(node)]
+            for edge in following:
+                if edge[0] is not None and edge not in cuts:
+                    masks[id(edge[0])] |= mask
+    reached: dict[int, int] = {}
+    found: dict[tuple[int, int], None] = {}
+    for node, following in zip(reversed(order), reversed(edges), strict=True):
+        leads_to = 0 if following else sinks.get(id(getattr(node, "variable", None)), 0)
+        for edge in following:
+            if edge[0] is not None:
+                leads_to |= (cuts.get(edge) if cuts else None) or reached[id(edge[0])]
+        reached[id(node)] = leads_to
+        key = masks[id(node)], leads_to
+        if key not in found and keeps_tensors(node):
+            found[key] = None
+    return tuple(found)
+
+
+Passed = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def passed_through(
+    outputs: Sequence[torch.Tensor], aliases: Sequence[tuple[int, torch.Tensor]] = ()
+) -> tuple[Passed, Passed]:
+    """(position of an output that others were computed from, the positions of these), and the same for `aliases`:
+    tensors that are given with a number, which stands for the position.
+    """
+    aliases = [(i, tensor) for i, tensor in aliases if tensor.requires_grad and history_of(tensor) is not None]
+    if len(outputs) + len(aliases) < 2:
+        return (), ()
+    targets = [*outputs, *(tensor for _, tensor in aliases)]
+    edges = [(history_of(tensor), tensor.output_nr) for tensor in targets]
+    after = dict.fromkeys(edges, 0)  # the outputs whose gradients arrive there
+    roots: list[Any] = [output.grad_fn for output in outputs]
+    order = _consumers_first(roots)
+    masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    for position, root in enumerate(roots):
+        masks[id(root)] |= 1 << position
+    for node in order:
+        mask = masks[id(node)]
+        for edge in node.next_functions:
+            if edge[0] is not None:
+                masks[id(edge[0])] |= mask
+                if edge in after:
+                    after[edge] |= mask
+    found = [tuple(sorted(_positions(after[edge], len(outputs)))) for edge in edges]
+    numbers = [*range(len(outputs)), *(i for i, _ in aliases)]
+    passed = list(zip(numbers, found, strict=True))
+    of_outputs, of_aliases = passed[: len(outputs)], passed[len(outputs) :]
+    return tuple(p for p in of_outputs if p[1]), tuple(p for p in of_aliases if p[1])
+
+
+def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    """The leaves that gradients of `outputs` reach, apart from those known."""
+    leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
+    ids = set(map(id, known))
+    return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
+
+
+def _behind(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """The autograd nodes behind outputs, one after the other, for a search that may soon end."""
+    waiting = [history_of(output) for output in outputs]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [following for following, _ in node.next_functions]
+
+
+def nodes_behind(outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """The autograd nodes that gradients of `outputs` go through."""
+    histories = [history_of(output) for output in outputs]
+    return _consumers_first([history for history in histories if history is not None])
+
+
+def _positions(mask: int, count: int) -> frozenset[int]:
+    return frozenset(i for i in range(count) if mask >> i & 1)
+
+
+def _consumers_first(roots: Sequence[Any]) -> list[Any]:
+    """Every node that can be reached, each before those that it passes gradients on to."""
+    order: list[Any] = []
+    seen: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(root, False) for root in roots]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((following, False) for following, _ in node.next_functions if following is not None)
+    order.reverse()
+    return order
+
+
+def is_barred(history: Any) -> bool:
+    """Whether `set_` left it behind between tensors that require grad: it can't be differentiated."""
+    return history is not None and history.name().endswith("NotImplemented")

@@ -1,0 +1,203 @@
+"""The tape's live entries as an fx graph with PyTorch's conventions for joint graphs."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..._torch.fakes import FakeTensorMode, new_fake
+from ..._torch.graphs import GraphWriter
+from ..._torch.modules import make_graph_module
+from ..._torch.symbols import map_symbolic
+from ...graph.meta import NodeMeta, TensorSpec
+from .symbols import SizeNodes
+from .tape import Entry, Tape, map_entries
+
+__all__ = ["build_module", "fake_of"]
+
+
+def build_module(
+    tape: Tape,
+    primals: Sequence[Entry],
+    tangents: Sequence[Entry],
+    outputs: Sequence[Entry | None],
+    fake_mode: FakeTensorMode,
+    name: str,
+    symbolic: bool = False,
+    numbers: Mapping[int, Any] | None = None,
+) -> fx.GraphModule:
+    """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need.
+
+    `symbolic`: there may be symbolic sizes. `numbers`: the symbolic numbers that entries are, by the entry's id.
+    """
+    return _Builder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
+
+
+class _Builder:
+    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[int, Any]) -> None:
+        self.numbers = numbers
+        self.symbolic = symbolic
+        self.sizes: SizeNodes | None = None
+        self.tape = tape
+        self.fake_mode = fake_mode
+        self.writer = GraphWriter()
+        self.graph = self.writer.graph
+        self.root = torch.nn.Module()
+        self.nodes: dict[int, fx.Node] = {}
+        self.constants = 0
+        self.generators: dict[torch.Generator, fx.Node] = {}
+
+    def build(
+        self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
+    ) -> fx.GraphModule:
+        for prefix, entries in (("primals", primals), ("tangents", tangents)):
+            for number, entry in enumerate(entries, 1):
+                name = self.writer.name(f"{prefix}_{number}")
+                self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
+                entry.name = name
+        if self.symbolic:
+            self.sizes = SizeNodes(self.graph, primals, self.nodes, self.numbers)
+        for entry in self.tape.live(outputs):
+            if id(entry) not in self.nodes:
+                self._add(entry)
+        self.graph.output([None if e is None else self.nodes[id(e)] for e in outputs])
+        return make_graph_module(self.root, self.graph, name)
+
+    def _add(self, entry: Entry) -> None:
+        if entry.target is None:
+            assert entry.constant is not None, "an input that was not declared"
+            attribute = f"_tensor_constant{self.constants}"
+            self.constants += 1
+            self.root.register_buffer(attribute, entry.constant, persistent=False)
+            node = self.graph.get_attr(attribute)
+            node.meta = self._meta(entry)
+        else:
+            args = map_entries(entry.args, self._node)
+            kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
+            if self.sizes is not None:
+                args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
+            if _takes_generator(entry.target):
+                args, kwargs = self._with_generators(args), self._with_generators(kwargs)
+            name = self.writer.name(_name(entry.target))
+            node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
+        entry.name = node.name
+        self.nodes[id(entry)] = node
+        number = self.numbers.get(id(entry))
+        if self.sizes is not None and isinstance(number, torch.SymInt):
+            self.sizes.define(number, node)
+
+    def _with_generators(self, arguments: Any) -> Any:
+        """Arguments with random generators read from the module: as objects they have no spelling in its code."""
+        values = arguments.values() if isinstance(arguments, dict) else arguments
+        if torch.Generator not in map(type, values):
+            return arguments
+        if isinstance(arguments, dict):
+            return {key: self._generator(value) for key, value in arguments.items()}
+        return tuple(map(self._generator, arguments))
+
+    def _generator(self, value: Any) -> Any:
+        if type(value) is not torch.Generator:
+            return value
+        node = self.generators.get(value)
+        if node is None:
+            attribute = f"_generator{len(self.generators)}"
+            setattr(self.root, attribute, value)
+            node = self.generators[value] = self.graph.get_attr(attribute)
+            node.meta = NodeMeta({"val": value})
+        return node
+
+    def _node(self, entry: Entry) -> fx.Node:
+        return self.nodes[id(entry)]
+
+    def _meta(self, entry: Entry) -> NodeMeta:
+        fake_mode, spec = self.fake_mode, entry.spec
+        late: dict[str, Callable[[], Any]] = {"val": lambda: fake_of(fake_mode, spec)}
+        meta = NodeMeta({"spec": spec}, late=late)
+        if id(entry) in self.numbers:
+            meta["val"] = self.numbers[id(entry)]
+        if entry.target is None:
+            return meta
+        meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
+        if entry.target is operator.getitem:
+            late["original_aten"] = lambda: _original(entry)
+        else:
+            meta["original_aten"] = entry.original or entry.target
+        forward = ""
+        if entry.is_backward:
+            meta["autograd_backward"] = True
+            forward = "fwd_"
+        if entry.sequence_nr is not None:
+            meta["seq_nr"] = entry.sequence_nr
+        if entry.recompute is not None:
+            meta["recompute"], meta["ac_graph_id"] = entry.recompute.policy, entry.recompute.region
+        if self.tape.checkpoint_names and id(entry) in self.tape.checkpoint_names:
+            meta["checkpoint_names"] = self.tape.checkpoint_names[id(entry)]
+        origin = entry.origin
+        if origin is None and entry.sequence_nr is not None:
+            origin = self.tape.origins.get(entry.sequence_nr)
+        if origin is not None:
+            prefix = ""
+            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
+                prefix = "Gradient accumulation (a value is used more than once), or backward of:\n"
+                meta["is_gradient_acc"] = True
+            text = origin.text
+            late["stack_trace"] = lambda: prefix + text()
+            if not prefix and not origin.frames:
+                del late["stack_trace"]
+            if origin.metadata is not None:
+                meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
+            elif origin.modules:
+                modules = origin.modules
+                late[f"{forward}nn_module_stack"] = lambda: {str(i): item for i, item in enumerate(modules)}
+        return meta
+
+
+_EVERYWHERE = {"from_node", "custom"}
+
+
+@functools.cache
+def _takes_generator(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any("Generator" in str(argument.type) for argument in schema.arguments)
+
+
+def _original(entry: Entry) -> Any:
+    """The operator that an entry comes from, before decompositions."""
+    if entry.target is operator.getitem and isinstance(entry.args[0], Entry):
+        return _original(entry.args[0])
+    return entry.original or entry.target
+
+
+def _tensor_args(entry: Entry) -> list[Entry]:
+    return [a for a in entry.args if isinstance(a, Entry)]
+
+
+def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
+    """A fake tensor of this layout; a tuple of them for several."""
+    if isinstance(spec, TensorSpec):
+        fake: Any = new_fake(mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        if spec.conj:
+            fake = mode.dispatch(torch.ops.aten._conj.default, (), (fake,), {})
+        if spec.neg:
+            fake = mode.dispatch(torch.ops.aten._neg_view.default, (), (fake,), {})
+        return fake
+    if isinstance(spec, (tuple, list)):
+        return tuple(fake_of(mode, item) for item in spec)
+    return None
+
+
+_NAMES: dict[Any, str] = {operator.getitem: "getitem"}
+
+
+def _name(target: Any) -> str:
+    name = _NAMES.get(target)
+    if name is None:
+        packet = getattr(target, "overloadpacket", None)
+        raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
+        name = _NAMES[target] = str(raw).strip("_") or "op"
+    return name

@@ -1,0 +1,178 @@
+"""Value numbers: equal for entries of a tape, or nodes of a graph made from it, that hold the same value.
+
+A tape has no mutation, so the same operator on the same values gives the same value (Cocke's value numbering, in one
+pass). Random operators are each a value of their own. Transposes of transposes are one: compilers rewrite those, and
+the values that their graphs save are to be found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..._torch.symbols import is_symbolic, symbol_made
+from ...graph.meta import TensorSpec
+from .tape import Entry, Tape
+
+__all__ = ["Numbering"]
+
+
+class Numbering:
+    """Numbers of the entries of `tape`; call `extend` after entries were added."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.first: list[Entry] = []  # by number: the entry it was first seen at
+        self._positions: list[int] = []  # by number: where on the tape that is
+        self._by_key: dict[Any, int] = {}
+        self._by_entry: dict[int, int] = {}
+        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
+        self._done = 0
+
+    def extend(self) -> None:
+        entries = self.tape.entries
+        for position in range(self._done, len(entries)):
+            entry = entries[position]
+            number = self._number(entry)
+            if number == len(self.first):
+                self.first.append(entry)
+                self._positions.append(position)
+            self._by_entry[id(entry)] = number
+        self._done = len(entries)
+
+    def renumber(self, entry: Entry) -> None:
+        """The number of an entry whose operator was changed since it was last numbered; nobody uses it yet."""
+        number = self._number(entry)
+        if number == len(self.first):
+            self.first.append(entry)
+            self._positions.append(next(i for i in reversed(range(self._done)) if self.tape.entries[i] is entry))
+        self._by_entry[id(entry)] = number
+
+    def _number(self, entry: Entry) -> int:
+        """The entry's number; that of the next new value, if it is one."""
+        found = self._permuted(entry.target, entry.args, self._by_entry)
+        if found is None:
+            return self._by_key.setdefault(_entry_key(entry, self._by_entry), len(self.first))
+        base, order = found
+        if order == tuple(range(len(order))):
+            return base
+        number = self._by_key.setdefault(found, len(self.first))
+        self._orders[number] = found
+        return number
+
+    def _permuted(self, target: Any, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
+        """For a transpose: the number of the value, itself none, that it is one of, and the order of dimensions."""
+        if target not in _PERMUTES:
+            return None
+        argument: Entry | fx.Node = args[0]
+        spec = argument.spec if isinstance(argument, Entry) else dict.get(argument.meta, "spec")
+        if not isinstance(spec, TensorSpec):
+            return None
+        order = _order(target, args, len(spec.shape))
+        number = numbers[id(argument) if isinstance(argument, Entry) else argument]
+        base, before = self._orders.get(number, (number, None))
+        return base, order if before is None else tuple(before[i] for i in order)
+
+    def of(self, entry: Entry) -> int:
+        return self._by_entry[id(entry)]
+
+    def key(self, args: Any) -> Any:
+        """Something hashable, equal for arguments of the same values."""
+        return _frozen(args, self._by_entry)
+
+    def position(self, number: int) -> int:
+        """Where on the tape a value was first made."""
+        return self._positions[number]
+
+    def of_nodes(
+        self, module: fx.GraphModule, primals: Sequence[Entry], random: Mapping[str, Entry]
+    ) -> dict[fx.Node, int]:
+        """The numbers of a module's nodes, where they have one. `primals`: what its placeholders are, in order;
+        `random`: entries by the name of the node that was made of them.
+        """
+        numbers: dict[fx.Node, int] = {}
+        placeholders = iter(primals)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                number = self._by_entry.get(id(next(placeholders)))  # sizes are not on the tape
+            elif node.op == "get_attr":
+                number = self._by_key.get(("constant", id(getattr(module, node.target, None))))
+            elif node.op == "call_function":
+                number = self._of_call(node, numbers, random)
+            else:
+                continue
+            if number is not None:
+                numbers[node] = number
+        return numbers
+
+    def _of_call(self, node: fx.Node, numbers: Mapping[fx.Node, int], random: Mapping[str, Entry]) -> int | None:
+        entry = random.get(node.name)
+        if entry is not None and entry.has_effect and entry.target is node.target:
+            return self.of(entry)
+        try:
+            found = self._permuted(node.target, node.args, numbers)
+            if found is not None:
+                return found[0] if found[1] == tuple(range(len(found[1]))) else self._by_key.get(found)
+            return self._by_key.get((node.target, _frozen(node.args, numbers), _frozen(node.kwargs, numbers)))
+        except KeyError:
+            return None  # made from something that is not on the tape
+
+
+_PERMUTES = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default}
+
+
+def _order(target: Any, args: Sequence[Any], rank: int) -> tuple[int, ...]:
+    """Which dimension of its argument each dimension of a transpose is."""
+    dims = list(range(rank))
+    if target is torch.ops.aten.permute.default:
+        return tuple(dims[i] for i in args[1])
+    first, second = args[1:3] if target is torch.ops.aten.transpose.int else (0, -1)
+    if rank:
+        dims[first], dims[second] = dims[second], dims[first]
+    return tuple(dims)
+
+
+def _entry_key(entry: Entry, numbers: Mapping[int, int]) -> Any:
+    if entry.constant is not None:
+        return "constant", id(entry.constant)
+    if entry.target is None or entry.has_effect:
+        return "own", id(entry)
+    return entry.target, _frozen(entry.args, numbers), _frozen(entry.kwargs, numbers)
+
+
+def _frozen(value: Any, numbers: Any) -> Any:
+    """Something hashable, equal for equal arguments; entries and nodes become their numbers."""
+    if isinstance(value, Entry):
+        return "#", numbers[id(value)]
+    if isinstance(value, fx.Node):
+        # A size that an operator found is on the tape too; what is computed with it names the size.
+        size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
+        if size is None and value not in numbers:
+            size = value.meta.get("val")
+        if isinstance(size, torch.SymInt) or (is_symbolic(size) and value not in numbers):
+            return _size(size)
+        return "#", numbers[value]
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item, numbers) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _frozen(item, numbers)) for key, item in value.items())
+    if is_symbolic(value):
+        return _size(value)
+    if isinstance(value, float):
+        return float, value.hex()  # 0.0 is not -0.0, and nan is nan
+    if isinstance(value, complex):
+        return complex, value.real.hex(), value.imag.hex()
+    if isinstance(value, slice):
+        return slice, value.start, value.stop, value.step
+    try:
+        hash(value)
+    except TypeError:
+        return "object", id(value)
+    return type(value), value
+
+
+def _size(number: Any) -> Any:
+    return "size", number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)

@@ -1,0 +1,157 @@
+"""Where in the user's program an operator comes from: source lines and module path."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Made", "Origin", "Origins", "line_of", "stands_for", "user_line"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+# All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
+_OURS = [os.path.join(_PACKAGE, part) for part in ("tracing", "_torch", "aot.py", "api.py", "dynamo.py", "dispatch")]
+_NOT_THE_USERS = (torch.__path__[0], *_OURS, "<frozen")
+
+
+class _Place(NamedTuple):
+    """A function that is known by its name and file only."""
+
+    co_filename: str
+    co_name: str
+
+
+class Origin:
+    """The stack of user frames, innermost first, and the path of modules that were running.
+
+    `metadata` is of the node that the innermost line stands for, in code that was made of another graph.
+    """
+
+    __slots__ = ("frames", "metadata", "modules")
+
+    def __init__(
+        self,
+        frames: tuple[tuple[CodeType | _Place, int], ...],
+        modules: tuple[tuple[str, str], ...],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.frames = frames
+        self.modules = modules
+        self.metadata = metadata
+
+    def text(self) -> str:
+        """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
+        lines = []
+        for code, line in reversed(self.frames):
+            lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}')
+            source = linecache.getline(code.co_filename, line).strip()
+            if source:
+                lines.append(f"    {source}")
+        return "\n".join(lines)
+
+
+Made = tuple[Origin | None, int | None, Any]  # see `Recorder.made`
+
+
+class Origins:
+    """Finds the current origin; one per capture. `root` is the code object where the user's program ends."""
+
+    def __init__(self, root: CodeType) -> None:
+        self.root = root
+        self.modules: list[tuple[str, str]] = []
+        self._last: tuple[Any, int, Origin] | None = None
+
+    def here(self) -> Origin:
+        frame: Any = sys._getframe(1)
+        root, is_user, modules = self.root, _IS_USER, self.modules
+        first: Any = None
+        metadata: Mapping[str, Any] | None = None
+        frames: list[tuple[CodeType | _Place, int]] = []
+        while frame is not None:
+            code = frame.f_code
+            if code is root:
+                break
+            known_code = is_user.get(id(code))
+            if known_code is None:
+                known_code = is_user[id(code)] = (not code.co_filename.startswith(_NOT_THE_USERS), code)
+            user = known_code[0]
+            if user:
+                line = frame.f_lineno
+                if first is None:
+                    # Several operators come from one line: while its frame is there, those below are where they were.
+                    first, last = frame, self._last
+                    if last is not None and last[0] is frame and last[1] == line:
+                        return last[2]
+                if user is True:
+                    frames.append((code, line))
+                elif (known := user.get(line)) is not None:
+                    frames += known.frames
+                    metadata = metadata or known.metadata
+            frame = frame.f_back
+        origin = Origin(tuple(frames), tuple(modules), metadata)
+        if first is not None:
+            self._last = (first, first.f_lineno, origin)
+        return origin
+
+    def enter(self, name: str, kind: str) -> None:
+        """A module's call begins; one line may call several, so what was found for the line no longer holds."""
+        self.modules.append((name, kind))
+        self._last = None
+
+    def leave(self) -> None:
+        self.modules.pop()
+        self._last = None
+
+    def forget(self) -> None:
+        """Let go of the last frame, and with it of its variables."""
+        self._last = None
+
+
+# Whether a code object is the user's, and the code object itself, which keeps its id its own; bounded by the number of
+# functions in the program. By id: the hash of code is that of all its constants, worked out anew each time. For code
+# that was made of the user's: what each of its lines stands for, innermost frame first.
+_IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
+
+
+def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
+    """Say that `code` was made of the user's: the stack (as in a traceback) that each of its lines comes from, and
+    what is known of the node that it is.
+    """
+    origins = {
+        line: Origin(
+            tuple((_Place(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))),
+            (),
+            metadata,
+        )
+        for line, (trace, metadata) in lines.items()
+    }
+    _IS_USER[id(code)] = (origins, code)
+
+
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)')
+
+
+def line_of(error: BaseException) -> str:
+    """`user_line` of where the user's program was when `error` was raised."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_USERS):
+            found = Origin(((code, trace.tb_lineno),), ())
+        trace = trace.tb_next
+    return user_line(found)
+
+
+def user_line(origin: Origin | None) -> str:
+    """`file:line in function` of the innermost user frame, for error messages."""
+    if origin is None or not origin.frames:
+        return "<unknown line>"
+    code, line = origin.frames[0]
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_filename}:{line} in {code.co_name}" + (f": {source}" if source else "")

@@ -1,0 +1,132 @@
+"""The tape: what the recorder writes, one `Entry` per operator, before anything is turned into an fx graph.
+
+An fx node costs about 20 us to make and most tapes hold entries nobody needs (replayed views, overwritten
+values), so the graph is built once, at the end, from the entries that matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ...graph.meta import TensorSpec
+
+__all__ = ["Entry", "Tape", "entries_in", "map_entries"]
+
+
+class Entry:
+    """One value on the tape: an operator and its arguments, or an input (`target` is None) or a constant.
+
+    `spec` is as in `NodeMeta`. `origin` is whatever `Origins.here()` returned. `is_backward` says which half it was
+    recorded in; `sequence_nr` links a backward entry to the forward operator it differentiates.
+    """
+
+    __slots__ = (
+        "args",
+        "constant",
+        "has_effect",
+        "is_backward",
+        "kwargs",
+        "name",
+        "origin",
+        "original",
+        "recompute",
+        "sequence_nr",
+        "spec",
+        "target",
+        "value",
+    )
+
+    def __init__(
+        self,
+        target: Callable[..., Any] | None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        spec: Any = None,
+    ) -> None:
+        self.target = target
+        self.args = args
+        self.kwargs: dict[str, Any] = kwargs or {}
+        self.spec: TensorSpec | tuple[Any, ...] | None = spec
+        self.name: str | None = None
+        self.origin: Any = None
+        self.original: Any = None  # the operator that the user's program called, when this is part of its decomposition
+        self.sequence_nr: int | None = None
+        self.is_backward = False
+        self.has_effect = False
+        self.recompute: Any = None
+        self.constant: Any = None  # the real tensor, when this is a constant
+        self.value: Any = None  # its value, once evaluated ahead of time (see constants.py)
+
+    def __repr__(self) -> str:
+        return f"Entry({self.name or self.target})"
+
+
+def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
+    """`value` with `fn` applied to every entry in it, through lists, tuples, dicts and slices."""
+    cls = type(value)
+    if cls is Entry:
+        return fn(value)
+    if cls in _LEAVES:
+        return value
+    if isinstance(value, (list, tuple)):
+        mapped = [map_entries(item, fn) for item in value]
+        return mapped if isinstance(value, list) else tuple(mapped)
+    if isinstance(value, dict):
+        return {key: map_entries(item, fn) for key, item in value.items()}
+    return value
+
+
+def entries_in(value: Any) -> Iterator[Entry]:
+    """Every entry in `value`, in order."""
+    if isinstance(value, Entry):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from entries_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from entries_in(item)
+
+
+class Tape:
+    """An ordered list of entries."""
+
+    def __init__(self, origins: dict[int, Any] | None = None) -> None:
+        self.entries: list[Entry] = []
+        # Where each forward operator was called, by autograd sequence number.
+        self.origins: dict[int, Any] = {} if origins is None else origins
+        self.checkpoint_names: dict[int, tuple[str, ...]] = {}  # by the id of an entry, what the user calls its value
+
+    def append(self, entry: Entry) -> Entry:
+        self.entries.append(entry)
+        return entry
+
+    def forward(self) -> list[Entry]:
+        """The entries that no backward recorded."""
+        return [entry for entry in self.entries if not entry.is_backward]
+
+    def live(self, outputs: Iterable[Any]) -> list[Entry]:
+        """The entries that `outputs` or an effect (a random number drawn) need, in order."""
+        needed: set[int] = set()
+        stack: list[Any] = list(outputs)
+        stack += [entry for entry in self.entries if entry.has_effect]
+        pop, push = stack.pop, stack.extend
+        while stack:
+            value = pop()
+            cls = type(value)
+            if cls is Entry:
+                if id(value) in needed:
+                    continue
+                needed.add(id(value))
+                push(value.args)
+                if value.kwargs:
+                    push(value.kwargs.values())
+            elif cls is list or cls is tuple:
+                push(value)
+            elif cls not in _LEAVES:
+                push(entries_in(value))
+        return [entry for entry in self.entries if id(entry) in needed]
+
+
+_LEAVES = {int, float, bool, str, type(None)}

@@ -1,0 +1,1 @@
+"""What depends on values: branches, sizes, numbers, constants."""

@@ -1,0 +1,380 @@
+"""Values of the inputs that the program reads while it is captured: to branch on, to take a size from.
+
+Such a value is found by running the recorded prefix of the tape on the real arguments. The graph is then right for
+calls in which the same value comes out: it becomes a `Decision`, an output of the forward graph that the runtime
+looks at before anything the call did can be seen.
+
+Random operators of the prefix run once, in their order, on generators forked when the capture began: they draw the
+numbers that the compiled call is going to draw, and the program's own generators stay where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._torch.dispatch import default_generator, plain_execution
+from ..._torch.fakes import FakeTensor
+from ..._torch.generators import drawing_from
+from ..._torch.ops import OpOverload, depends_on_values
+from ..._torch.symbols import concrete, map_symbolic, symbol_made
+from ...errors import UnsupportedDataDependentError
+from ...graph.effects import CheckFailed
+from ...graph.meta import TensorSpec
+from ..heap.views import Emit
+from ..tape.tape import Entry, Tape, entries_in, map_entries
+from .sizes import OpenCall, SizedCall, shapes_of
+
+if TYPE_CHECKING:
+    from ..kernels.checks import Check, Checks
+    from .numbers import Numbers
+    from .sizes import OpenSizes
+
+__all__ = [
+    "Decided",
+    "Decisions",
+    "Prefix",
+    "UnknownValue",
+    "generators_drawn_from",
+    "picks_by_masks",
+    "sized_by_values",
+]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(slots=True)
+class Decided:
+    """One value that was read: `entry` computes it (a tensor of one element, unless `is_tensor` is False)."""
+
+    entry: Entry
+    value: Any
+    where: str
+    is_tensor: bool = True
+    symbol: Any = None  # of a size that is not decided on: the graph serves more than this one
+
+
+class Decisions:
+    """The values read so far in one capture.
+
+    `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input. `varied` are the
+    lines at which another number was read by an earlier capture.
+    """
+
+    def __init__(
+        self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None], varied: frozenset[str] = frozenset()
+    ) -> None:
+        self.made: list[Decided] = []
+        self.varied = varied
+        self.numbers: Numbers
+        self.sizes: OpenSizes
+        self._prefix: Prefix = Prefix(tape, real_of)
+        self._tape = tape
+        self._by_entry: dict[int, Decided] = {}
+        self._contents: dict[int, torch.Tensor] = {}
+
+    def check_before(self, checks: Checks) -> None:
+        """Make the checks, too, that come before a value that is read."""
+        self._prefix.checks = checks
+
+    def raise_failed(self) -> None:
+        """Raise for a check that failed, whoever has caught that meanwhile."""
+        if self._prefix.failed is not None:
+            raise self._prefix.failed
+
+    def item(self, entry: Entry, where: str, emit: Emit) -> Any:
+        """The number in a tensor of one element."""
+        known = self._by_entry.get(id(entry))
+        if known is None and where in self.varied:
+            value = self.value(entry, where).item()
+            if type(value) is float and math.isfinite(value):
+                return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
+        if known is None:
+            known = self._add(Decided(entry, self.value(entry, where).item(), where))
+        return known.value
+
+    def decide(self, entry: Entry, value: Any, where: str) -> Any:
+        """`value`, which a number's entry gave, from now on a part of the program."""
+        known = self._by_entry.get(id(entry))
+        return (known or self._add(Decided(entry, value, where, is_tensor=False))).value
+
+    def number(self, entry: Entry, where: str) -> Any:
+        """What an operator gives that returns no tensor."""
+        return self._add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
+
+    def contents(self, entry: Entry, where: str, emit: Emit) -> torch.Tensor:
+        """All of a tensor, read at once."""
+        if id(entry) not in self._contents:
+            value = self.value(entry, where)
+            with plain_execution():
+                real: torch.Tensor = value.clone()
+            self._contents[id(entry)] = real
+            expected = self._tape.append(Entry(None, spec=entry.spec))
+            expected.constant = expected.value = real
+            self._add(Decided(emit(aten.equal.default, entry, expected), True, where, is_tensor=False))
+        return self._contents[id(entry)]
+
+    def value(self, entry: Entry, where: str) -> Any:
+        """What `entry` is in this very call; `UnsupportedDataDependentError` when it can't be known yet."""
+        try:
+            return self._prefix.value(entry)
+        except UnknownValue as unknown:
+            raise UnsupportedDataDependentError(
+                f"the value read at {where} depends on {unknown}, which is not known while the function is captured. "
+                "Use torch.where or masking in place of the branch, or keep that part outside the compiled function."
+            ) from None
+
+    def sized(self, entry: Entry, where: str, emit: Emit) -> Any:
+        """What an operator gives whose result's size depends on values, with specs in place of tensors.
+
+        The size becomes a decision, or stays open (see sizes.py).
+        """
+        try:
+            result = self._prefix.value(entry)
+        except UnknownValue:
+            # In a backward the numbers come from outside, but the mask that picks some of them doesn't.
+            picked = self.sizes.picked(entry)
+            if picked is not None:
+                return picked
+            masks = self._masks_that_decide(entry)
+            if masks is None:
+                self.value(entry, where)
+                raise
+            result = self._picked(entry, where)
+            for mask in masks:
+                self.item(emit(aten.sum.default, mask), where, emit)
+            return result
+        opened = self.sizes.open(entry, result, where)
+        if opened is None:
+            self.sizes.remember(entry, result)
+            entry.target = SizedCall(entry.target, shapes_of(result))
+            entry.spec = _specs_of(result)
+        else:
+            entry.target, entry.spec = opened.target, opened.specs
+        self._decide_numbers(entry, result, where, emit)
+        path, first = _first_tensor(result)
+        if opened is None:
+            part = entry
+            for step in path:
+                part = emit(operator.getitem, part, step)
+            size = emit(aten.sym_numel.default, part)
+            self._add(Decided(size, first.numel(), where, is_tensor=False))
+        elif opened.is_new:
+            index, dim = opened.place
+            part = entry if index is None else emit(operator.getitem, entry, index)
+            size = emit(aten.sym_size.int, part, dim)
+            self.sizes.made[id(size)] = opened.number
+            self._add(Decided(size, first.numel(), where, is_tensor=False, symbol=symbol_made(opened.number)))
+        return _with_specs(result, entry.spec)
+
+    def _decide_numbers(self, entry: Entry, result: Any, where: str, emit: Emit) -> None:
+        """Numbers that come beside tensors, as operators of the user's may return them."""
+        if not isinstance(result, (tuple, list)):
+            return
+        for index, item in enumerate(result):
+            if isinstance(item, (bool, int, float, complex)):
+                self._add(Decided(emit(operator.getitem, entry, index), item, where, is_tensor=False))
+
+    def _masks_that_decide(self, entry: Entry) -> list[Entry] | None:
+        """For picking elements by masks: the masks."""
+        if entry.target is aten.index.Tensor:
+            found = [e for e in entries_in(entry.args[1]) if _dtype_of(e) in (torch.bool, torch.uint8)]
+        elif entry.target is aten.masked_select.default:
+            found = [entry.args[1]]
+        else:
+            return None
+        return found
+
+    def _picked(self, entry: Entry, where: str) -> torch.Tensor:
+        """The picked elements, with zeros for what they are picked from."""
+        source = entry.args[0].spec
+        indices = map_entries(entry.args[1], lambda e: self.value(e, where))
+        with plain_execution():
+            zeros = torch.empty_strided(source.shape, source.stride, dtype=source.dtype, device=source.device).zero_()
+            result: torch.Tensor = entry.target(zeros, indices)  # type: ignore[misc]
+            return result
+
+    def _add(self, decided: Decided) -> Decided:
+        self.made.append(decided)
+        self._by_entry[id(decided.entry)] = decided
+        return decided
+
+
+def picks_by_masks(entry: Entry) -> bool:
+    """Whether an entry picks elements by masks."""
+    if entry.target is aten.index.Tensor:
+        return any(_dtype_of(e) in (torch.bool, torch.uint8) for e in entries_in(entry.args[1]))
+    return entry.target is aten.masked_select.default
+
+
+def sized_by_values(entry: Entry) -> bool:
+    """Whether the size of an entry's result depends on values, as far as its operator is known to be such a one."""
+    if isinstance(entry.target, (SizedCall, OpenCall)) or picks_by_masks(entry):
+        return True
+    return isinstance(entry.target, OpOverload) and depends_on_values(entry.target)
+
+
+def _specs_of(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return TensorSpec.of(result)
+    return tuple(_specs_of(item) for item in result) if isinstance(result, (tuple, list)) else None
+
+
+def _with_specs(result: Any, specs: Any) -> Any:
+    if isinstance(result, (tuple, list)):
+        return tuple(_with_specs(item, spec) for item, spec in zip(result, specs, strict=True))
+    return specs if isinstance(result, torch.Tensor) else result
+
+
+def _first_tensor(result: Any) -> tuple[tuple[int, ...], torch.Tensor]:
+    """(where it is among the results, the first tensor)."""
+    if isinstance(result, torch.Tensor):
+        return (), result
+    return next(
+        ((i, *index), tensor)
+        for i, item in enumerate(result)
+        if isinstance(item, (torch.Tensor, list, tuple)) and len(item)
+        for index, tensor in [_first_tensor(item)]
+    )
+
+
+def _dtype_of(entry: Entry) -> torch.dtype | None:
+    return entry.spec.dtype if isinstance(entry.spec, TensorSpec) else None
+
+
+class UnknownValue(Exception):  # noqa: N818
+    """Says what is missing; never leaves `Decisions`."""
+
+
+class Prefix:
+    """The tape, run on the real arguments as far as anybody asked."""
+
+    def __init__(self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None]) -> None:
+        self.tape = tape
+        self.real_of = real_of
+        self.values: dict[int, Any] = {}
+        self.at = 0  # up to here, every random operator has run
+        self.checks: Checks | None = None
+        self.checked = 0  # up to here, every check has been made
+        self.failed: CheckFailed | None = None
+        self.forks: dict[torch.Generator, torch.Generator] = {}
+
+    def value(self, entry: Entry) -> Any:
+        with plain_execution():
+            entries = self.tape.entries
+            while self.at < len(entries):
+                if entries[self.at].has_effect:
+                    self._run(entries[self.at])
+                self.at += 1
+            if self.checks is not None:
+                self._check(self.checks.made)
+            return self._run(entry)
+
+    def _check(self, made: list[Check]) -> None:
+        """Raise where eager has raised before the value is read: what follows is none of this call's."""
+        while self.checked < len(made):
+            check = made[self.checked]
+            self.checked += 1
+            if check.in_backward or not check.info(lambda _: None).only_raises:
+                continue
+            try:
+                for entry in check.entries():
+                    self._run(entry)
+                check.op(*map_entries(check.args, self._known), **map_entries(check.kwargs, self._known))
+            except UnknownValue:
+                continue
+            except Exception as error:
+                self.failed = CheckFailed(error)
+                raise self.failed from None
+
+    def known(self, entry: Entry) -> Any:
+        """A value that need not be computed; None for others."""
+        return None
+
+    def _run(self, entry: Entry) -> Any:
+        values = self.values
+        stack: list[tuple[Entry, bool]] = [(entry, False)]
+        while stack:
+            current, ready = stack.pop()
+            if id(current) in values:
+                continue
+            found = None if ready else self.known(current)
+            if found is not None:
+                values[id(current)] = found
+            elif ready:
+                values[id(current)] = self._call(current)
+            elif current.target is None:
+                values[id(current)] = self._leaf(current)
+            else:
+                stack.append((current, True))
+                stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
+        return values[id(entry)]
+
+    def _leaf(self, entry: Entry) -> torch.Tensor:
+        if entry.constant is not None:
+            constant: torch.Tensor = entry.constant
+            return constant
+        real = self.real_of(entry)
+        if real is None:
+            raise UnknownValue("a gradient that comes in from outside (it is read in the backward)")
+        if isinstance(real, FakeTensor):
+            raise UnknownValue("the contents of a fake tensor, which has none")
+        return real
+
+    def _call(self, entry: Entry) -> Any:
+        assert entry.target is not None
+        args = map_symbolic(map_entries(entry.args, self._known), concrete)
+        kwargs = map_symbolic(map_entries(entry.kwargs, self._known), concrete)
+        if not entry.has_effect:
+            return entry.target(*args, **kwargs)
+        generators = _generators(entry)
+        if len(generators) == 1:
+            fork = self._fork_of(generators[0])
+            draw = drawing_from(entry.target, fork)
+            if draw is not None:
+                return draw(*args, **kwargs)
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:  # this operator is known to draw from no other
+            generator.set_state(self._fork_of(generator).get_state())
+        try:
+            return entry.target(*args, **kwargs)
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                self._fork_of(generator).set_state(generator.get_state())
+                generator.set_state(state)
+
+    def _fork_of(self, generator: torch.Generator) -> torch.Generator:
+        """A generator that draws what `generator` will draw in the call."""
+        fork = self.forks.get(generator)
+        if fork is None:
+            fork = self.forks[generator] = generator.clone_state()
+        return fork
+
+    def _known(self, entry: Entry) -> Any:
+        return self.values[id(entry)]
+
+
+def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
+    """The generators that the random operators among `entries` move."""
+    found = {generator: None for entry in entries if entry.has_effect for generator in _generators(entry)}
+    return tuple(found)
+
+
+def _generators(entry: Entry) -> list[torch.Generator]:
+    given = [v for v in (*entry.args, *entry.kwargs.values()) if isinstance(v, torch.Generator)]
+    if given:
+        return given
+    return [default_generator(device) for device in dict.fromkeys(_devices(entry.spec))]
+
+
+def _devices(spec: Any) -> Iterator[torch.device]:
+    if isinstance(spec, TensorSpec):
+        yield spec.device
+    elif isinstance(spec, (tuple, list)):
+        for item in spec:
+            yield from _devices(item)

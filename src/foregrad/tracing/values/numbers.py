@@ -1,0 +1,169 @@
+"""Floating-point numbers read from tensors that are another at every call: they stay numbers of the graph.
+
+The first capture takes such a number for a part of the program, as any value that is read. When it differed at the
+next, the program gets a `TracedFloat`: arithmetic on it is recorded, operator by operator, as Python does it, and an
+operator of torch takes it as it takes a number. A comparison is a decision. Whatever needs the number itself
+(`math.sqrt`, `int()`, formatting, an operator whose result depends on it) makes it one too.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, symbol_made
+from ..heap.recording import Recording
+from ..tape.tape import Entry
+
+__all__ = ["Numbers", "TracedFloat"]
+
+
+class Numbers:
+    """The numbers of one capture that the graph computes."""
+
+    def __init__(self, recorder: Recording, table: SymbolTable | None) -> None:
+        self.recorder = recorder
+        self.table = table
+        self.made: list[TracedFloat] = []
+        self.by_entry: dict[int, TracedFloat] = {}
+        self.by_symbol: dict[Any, TracedFloat] = {}
+
+    def float(self, entry: Entry, value: float, where: str) -> TracedFloat:
+        """The number that `entry` computes, `value` in this call."""
+        number = TracedFloat(self._symbols().float_node(value, f"number {len(self.made)}"))
+        number.entry, number.numbers, number.value, number.where = entry, self, value, where
+        self.made.append(number)
+        self.by_entry[id(entry)] = number
+        self.by_symbol[symbol_made(number)] = number
+        return number
+
+    def size(self, value: int, where: str) -> Any:
+        """A size that the graph computes, `value` in this call; None where that can't be a symbol."""
+        number = self._symbols().computed_symbol(value, f"a size found at {where}")
+        return number if isinstance(number, torch.SymInt) else None
+
+    def _symbols(self) -> SymbolTable:
+        if self.table is None:
+            self.table = SymbolTable()
+            self.recorder.fake_mode.shape_env = self.table.env
+            self.recorder.is_symbolic = True
+        return self.table
+
+    def known(self, number: Any) -> TracedFloat | None:
+        """The number of ours that a symbolic float is: torch wraps them anew on their way through it."""
+        return self.by_symbol.get(symbol_made(number)) if isinstance(number, torch.SymFloat) else None
+
+    def plain(self, number: Any) -> Any:
+        """A number as torch's own code is to see it."""
+        if type(number) is TracedInt:
+            return number.plain()
+        return torch.SymFloat(number.node) if type(number) is TracedFloat else number
+
+    def ours(self, number: Any) -> Any:
+        """`known`, or else the number as it is."""
+        known = self.known(number)
+        return number if known is None else known
+
+    def entry_of(self, number: Any) -> Any:
+        """What the tape writes for a symbolic float; any other number as it is.
+
+        One that torch's own code computed becomes a plain number: its arithmetic rounds otherwise than Python's.
+        """
+        if not isinstance(number, torch.SymFloat):
+            return number
+        known = self.known(number)
+        return known.entry if known is not None else torch.SymFloat.__float__(number)
+
+    def apply(self, op: Callable[..., Any], *operands: Any) -> Any:
+        """Python's operator on numbers: recorded; a result that is no float is decided on."""
+        numbers = [o for o in operands if isinstance(o, TracedFloat)]
+        value = op(*(o.value if isinstance(o, TracedFloat) else o for o in operands))
+        entries = tuple(o.entry if isinstance(o, TracedFloat) else o for o in operands)
+        entry = self.recorder.entry(op, entries, {}, is_random=False)
+        if type(value) is float and math.isfinite(value):
+            return self.float(entry, value, numbers[0].where)
+        return self.recorder.decisions.decide(entry, value, numbers[0].where)
+
+    def decide_fixed(self) -> None:
+        """Numbers that an operator asked the value of are decisions."""
+        for number in self.made:
+            if self.table is not None and self.table.is_guarded(symbol_made(number)):
+                self.recorder.decisions.decide(number.entry, number.value, number.where)
+
+
+_FLOATS_OWN = frozenset(name for name in dir(float) if not name.startswith("_"))
+
+
+class TracedFloat(TracedSymbol):
+    """A float that the graph computes. It says that it is one: `isinstance(number, float)`."""
+
+    entry: Entry
+    numbers: Numbers
+    value: float
+    where: str
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return float
+
+    def _fixed(self) -> float:
+        value: float = self.numbers.recorder.decisions.decide(self.entry, self.value, self.where)
+        return value
+
+    def __float__(self) -> float:
+        return self._fixed()
+
+    def __int__(self) -> int:
+        return int(self._fixed())
+
+    def __bool__(self) -> bool:
+        result: bool = self.numbers.apply(bool, self)
+        return result
+
+    def __hash__(self) -> int:
+        return hash(self._fixed())
+
+    def __str__(self) -> str:
+        return str(self._fixed())
+
+    def __repr__(self) -> str:
+        return repr(self._fixed())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._fixed(), spec)
+
+    def __reduce__(self) -> Any:
+        return float, (self._fixed(),)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FLOATS_OWN:
+            return getattr(self._fixed(), name)
+        raise AttributeError(f"'float' object has no attribute {name!r}")
+
+
+def _binary(op: Callable[..., Any], *, swapped: bool) -> Callable[[Any, Any], Any]:
+    def method(self: TracedFloat, other: Any) -> Any:
+        if type(other) is not TracedFloat and type(other) not in (int, float, bool):
+            return NotImplemented
+        return self.numbers.apply(op, other, self) if swapped else self.numbers.apply(op, self, other)
+
+    return method
+
+
+def _unary(op: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda self: self.numbers.apply(op, self)
+
+
+for _name in "add sub mul truediv floordiv mod pow".split():
+    setattr(TracedFloat, f"__{_name}__", _binary(getattr(operator, _name), swapped=False))
+    setattr(TracedFloat, f"__r{_name}__", _binary(getattr(operator, _name), swapped=True))
+for _name in "lt le gt ge eq ne".split():
+    setattr(TracedFloat, f"__{_name}__", _binary(getattr(operator, _name), swapped=False))
+for _name in "neg pos abs".split():
+    setattr(TracedFloat, f"__{_name}__", _unary(getattr(operator, _name)))
+for _name in "round trunc floor ceil divmod".split():
+    setattr(TracedFloat, f"__{_name}__", lambda self, *args, _name=_name: getattr(self._fixed(), f"__{_name}__")(*args))

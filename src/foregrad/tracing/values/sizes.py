@@ -1,0 +1,310 @@
+"""Sizes that the program's operators find by looking at values: nonzero, masks, unique and others.
+
+The first capture takes such a size for a part of the program (see decisions.py). When it was another at the next, the
+size becomes a symbol, whose value the graph itself computes and hands to the runtime among its outputs: what was found
+out about it while capturing is looked at there, before anything the call did can be seen. 0 and 1 never are symbols.
+
+Which dimension of which result is that size, only a table of operators can tell; any other stays a part of the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._torch.symbols import concrete, same_numbers
+from ...graph.meta import TensorSpec, contiguous_strides
+from ..tape.symbols import following_strides
+from ..tape.tape import Entry, entries_in
+
+if TYPE_CHECKING:
+    from .numbers import Numbers
+
+__all__ = ["OpenCall", "OpenSizes", "SizeDivergedError", "SizedCall", "shapes_of"]
+
+aten = torch.ops.aten
+
+Shape = tuple[Any, ...]  # with None for the size that depends on values
+
+
+class SizeDivergedError(RuntimeError):
+    """Raised inside of a graph: its sizes are not those of this call."""
+
+
+class SizedCall:
+    """An operator whose results' sizes depend on values, for a graph in which they are known: raises for others."""
+
+    def __init__(self, op: Any, shapes: tuple[Any, ...]) -> None:
+        self.op = op
+        self.shapes = shapes
+        self.__name__ = self.__qualname__ = "sized_" + str(op.overloadpacket.__name__).strip("_")
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.op(*args, **kwargs)
+        shapes = shapes_of(result)
+        if shapes != self.shapes:
+            raise SizeDivergedError(f"`{self.op}` gave sizes {shapes} where the graph was captured for {self.shapes}")
+        return result
+
+    def __repr__(self) -> str:
+        return f"sized_call({self.op}, {self.shapes})"
+
+
+class OpenCall:
+    """The same for a graph that serves every size of two and more: raises where there are fewer elements.
+
+    `layouts` has for each result the memory order of its dimensions, outermost first; None for what is no tensor.
+    """
+
+    def __init__(self, op: Any, layouts: tuple[tuple[int, ...] | None, ...], size: tuple[int | None, int]) -> None:
+        self.op = op
+        self.layouts = layouts
+        self.size = size  # which result, and dimension of it, is the size (result None: there is one)
+        self.__name__ = self.__qualname__ = "open_" + str(op.overloadpacket.__name__).strip("_")
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.op(*args, **kwargs)
+        index, dim = self.size
+        first = result if index is None else result[index]
+        if first.shape[dim] < 2:
+            raise SizeDivergedError(f"`{self.op}` gave the size {first.shape[dim]}, which has a graph of its own")
+        for value, order in zip(result if index is not None else (result,), self.layouts, strict=True):
+            if order is not None and not _is_dense(value, order):
+                raise SizeDivergedError(f"`{self.op}` gave strides {value.stride()}, in another order than at capture")
+        return result
+
+    def __repr__(self) -> str:
+        return f"open_call({self.op})"
+
+
+def shapes_of(result: Any) -> tuple[Any, ...]:
+    """The shape of each result; None for what is no tensor."""
+    values = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple(_shape_of(value) for value in values)
+
+
+def _shape_of(value: Any) -> tuple[Any, ...] | None:
+    if isinstance(value, (tuple, list)):
+        return shapes_of(value)
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions, outermost first, when the elements lie densely in that order."""
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
+    return order if _is_dense(tensor, order) else None
+
+
+def _is_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
+    step = 1
+    for dim in reversed(order):
+        if tensor.stride(dim) != step:
+            return False
+        step *= tensor.shape[dim]
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opened:
+    """A result with a size that stays open: its specs, and where the size is (result, or None for one; dimension).
+
+    `number` is the symbolic size; `is_new` that no operator before this one had it.
+    """
+
+    target: Any
+    specs: Any
+    place: tuple[int | None, int]
+    number: Any
+    is_new: bool
+
+
+class OpenSizes:
+    """The sizes of one capture that depend on values and stay open.
+
+    `seen` has, by line, the numbers of elements found there by earlier captures; a size is open where another is found.
+    None: no size is. `always`: every size is, from the beginning.
+    """
+
+    def __init__(self, numbers: Numbers, seen: Mapping[str, frozenset[int]] | None, *, always: bool = False) -> None:
+        self.numbers = numbers
+        self.seen = seen
+        self.always = always
+        self.made: dict[int, Any] = {}  # by the id of the entry that gives a size: that size
+        self.counts: dict[int, Any] = {}  # by the id of a mask's entry: how many of its elements are chosen
+
+    def are_open(self, where: str, value: int) -> bool:
+        """Whether a number of elements, found at this line of the program, may be another at the next call."""
+        if self.seen is None or value < 2:
+            return False
+        return self.always or bool(self.seen.get(where, frozenset()) - {value})
+
+    def open(self, entry: Entry, result: Any, where: str) -> Opened | None:
+        """`result`, which the operator of `entry` gave in this call, with its size open; None where it can't be."""
+        shapes = _open_shapes(entry, result)
+        if shapes is None:
+            return None
+        place, size = _find_size(shapes, result)
+        mask = mask_counted(entry)
+        known = None if mask is None else self.counts.get(id(mask))
+        if not isinstance(known, torch.SymInt):
+            known = None
+        if known is None and not self.are_open(where, _first(result).numel()):
+            return None
+        layouts = tuple(_memory_order(t) if isinstance(t, torch.Tensor) else None for t in _all(result))
+        if place is None or any(o is None for o, s in zip(layouts, shapes, strict=True) if s is not None):
+            return None
+        number = known if known is not None else self.numbers.size(size, where)
+        if number is None:
+            return None
+        if mask is not None:
+            self.counts[id(mask)] = number
+        specs = [_spec(t, s, number) for t, s in zip(_all(result), shapes, strict=True)]
+        target = OpenCall(entry.target, layouts, place)
+        one = isinstance(result, torch.Tensor)
+        return Opened(target, specs[0] if one else tuple(specs), place, number, known is None)
+
+    def remember(self, entry: Entry, result: Any) -> None:
+        """`result` has the size that a graph for this size alone has: it tells how many elements a mask chooses."""
+        mask, shapes = mask_counted(entry), _open_shapes(entry, result)
+        if mask is not None and shapes is not None:
+            self.counts.setdefault(id(mask), _find_size(shapes, result)[1])
+
+    def picked(self, entry: Entry) -> TensorSpec | None:
+        """What is picked by a mask whose chosen elements were counted before, out of what nobody knows yet."""
+        mask = mask_counted(entry)
+        number = None if mask is None else self.counts.get(id(mask))
+        source = entry.args[0].spec
+        if number is None or not isinstance(source, TensorSpec) or entry.target is aten.nonzero.default:
+            return None
+        shape = (number,) if entry.target is aten.masked_select.default else _shape_picked(entry, number)
+        if shape is None or not same_numbers(source.stride, contiguous_strides(source.shape)):
+            return None  # it is laid out as its source is
+        return TensorSpec(shape, contiguous_strides(shape), source.dtype, source.device)
+
+
+def _first(result: Any) -> torch.Tensor:
+    return next(t for t in _all(result) if isinstance(t, torch.Tensor))
+
+
+def _all(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _spec(tensor: Any, shape: Shape | None, number: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    spec = TensorSpec.of(tensor)
+    if shape is None:
+        return spec
+    sizes = tuple(number if size is None else size for size in shape)
+    return TensorSpec(sizes, following_strides(spec, sizes), spec.dtype, spec.device, spec.offset)
+
+
+def _find_size(shapes: tuple[Shape | None, ...], result: Any) -> tuple[tuple[int | None, int] | None, int]:
+    """Where the open size is first, and what it is now."""
+    for index, (shape, tensor) in enumerate(zip(shapes, _all(result), strict=True)):
+        if shape is not None and None in shape:
+            dim = shape.index(None)
+            return (None if isinstance(result, torch.Tensor) else index, dim), int(tensor.shape[dim])
+    return None, 0
+
+
+# -------------------------------------------------------------------- which dimensions depend on values
+
+
+def mask_counted(entry: Entry) -> Entry | None:
+    """The mask whose chosen elements are what the operator counts, and nothing besides."""
+    if entry.target is aten.nonzero.default:
+        mask = entry.args[0]
+    elif entry.target is aten.masked_select.default:
+        mask = entry.args[1]
+        if isinstance(mask.spec, TensorSpec) and mask.spec.shape != entry.args[0].spec.shape:
+            return None  # broadcast
+    elif entry.target is aten.index.Tensor and len(list(entries_in(entry.args[1]))) == 1:
+        (mask,) = entries_in(entry.args[1])
+    else:
+        return None
+    return mask if isinstance(mask, Entry) and mask.spec.dtype is torch.bool else None  # type: ignore[union-attr]
+
+
+def _open_shapes(entry: Entry, result: Any) -> tuple[Shape | None, ...] | None:
+    """For each result its shape with None for the size that depends on values; None for an operator not known here.
+
+    A result whose own entry is None is what it is at every call.
+    """
+    rule = _RULES.get(entry.target)
+    shapes = None if rule is None else rule(entry, result)
+    if shapes is None:
+        return None
+    for shape, tensor in zip(shapes, _all(result), strict=True):
+        if shape is not None:
+            now = [concrete(size) for size in shape]
+            if len(now) != tensor.dim() or any(a not in (None, b) for a, b in zip(now, tensor.shape, strict=True)):
+                return None
+    return tuple(shapes)
+
+
+Rule = Callable[[Entry, Any], "list[Shape | None] | None"]
+
+
+def _row(entry: Entry, result: Any) -> list[Shape | None]:
+    return [(None,)]
+
+
+def _positions(entry: Entry, result: Any) -> list[Shape | None]:
+    return [(None, result.shape[1])]
+
+
+def _picked(entry: Entry, result: Any) -> list[Shape | None] | None:
+    shape = _shape_picked(entry, None)
+    return None if shape is None else [shape]
+
+
+def _shape_picked(entry: Entry, number: Any) -> Shape | None:
+    """The shape of what one mask alone picks, with that number of elements chosen."""
+    indices = entry.args[1]
+    if len(list(entries_in(indices))) != 1:
+        return None
+    at = next(i for i, index in enumerate(indices) if index is not None)
+    source, mask = entry.args[0].spec, indices[at].spec
+    if mask.dtype is not torch.bool or not mask.shape:
+        return None
+    return (*source.shape[:at], number, *source.shape[at + len(mask.shape) :])
+
+
+def _unique(entry: Entry, result: Any) -> list[Shape | None] | None:
+    source = entry.args[0].spec
+    _, inverse, counts = result
+    return [
+        (None,),
+        tuple(source.shape) if inverse.dim() == len(source.shape) and inverse.numel() else None,
+        (None,) if counts.numel() else None,
+    ]
+
+
+def _unique_along(entry: Entry, dim: int, result: Any) -> list[Shape | None]:
+    source = entry.args[0].spec
+    dim %= len(source.shape)
+    _, inverse, counts = result
+    return [
+        (*source.shape[:dim], None, *source.shape[dim + 1 :]),
+        (source.shape[dim],) if inverse.numel() else None,
+        (None,) if counts.numel() else None,
+    ]
+
+
+_OF_ONE_ROW = (aten.masked_select.default, aten.repeat_interleave.Tensor, aten.bincount.default)
+_RULES: dict[Any, Rule] = {
+    **dict.fromkeys(_OF_ONE_ROW, _row),
+    aten.nonzero.default: _positions,
+    aten.index.Tensor: _picked,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: lambda e, r: _unique(e, r) if len(e.args) < 4 and "dim" not in e.kwargs else None,
+    aten.unique_dim.default: lambda e, r: _unique_along(e, e.args[1], r),
+}
