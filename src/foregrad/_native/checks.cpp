@@ -227,6 +227,7 @@ struct VersionCheck {
   PyObject_HEAD
   vectorcallfunc call;
   PyObject* dicts; // a tuple
+  PyObject* shapes; // a tuple of (weak reference to an object, its class, its `__dict__`)
   std::vector<uint64_t> versions;
 };
 
@@ -234,7 +235,20 @@ uint64_t version_of(PyObject* dict) {
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 }
 
-// Takes anything, and looks at its own dicts.
+// Whether an object is still of its class, and has the same `__dict__`; one that is no more is not looked at.
+bool has_shape(PyObject* shape) {
+  PyObject* object = PyWeakref_GET_OBJECT(PyTuple_GET_ITEM(shape, 0));
+  if (object == Py_None) {
+    return true;
+  }
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != PyTuple_GET_ITEM(shape, 1)) {
+    return false;
+  }
+  PyObject** dict = _PyObject_GetDictPtr(object);
+  return dict != nullptr && *dict == PyTuple_GET_ITEM(shape, 2);
+}
+
+// Takes anything, and looks at its own dicts and objects.
 PyObject* call_version_check(PyObject* self, PyObject* const*, size_t, PyObject*) {
   const auto* check = reinterpret_cast<VersionCheck*>(self);
   for (size_t i = 0; i < check->versions.size(); ++i) {
@@ -242,13 +256,25 @@ PyObject* call_version_check(PyObject* self, PyObject* const*, size_t, PyObject*
       Py_RETURN_FALSE;
     }
   }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(check->shapes); ++i) {
+    if (!has_shape(PyTuple_GET_ITEM(check->shapes, i))) {
+      Py_RETURN_FALSE;
+    }
+  }
   Py_RETURN_TRUE;
 }
 
 PyObject* new_version_check(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject* dicts;
-  if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &dicts)) {
+  PyObject *dicts, *shapes;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &dicts, &PyTuple_Type, &shapes)) {
     return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(shapes); ++i) {
+    PyObject* shape = PyTuple_GET_ITEM(shapes, i);
+    if (!PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) != 3 || !PyWeakref_CheckRef(PyTuple_GET_ITEM(shape, 0))) {
+      PyErr_SetString(PyExc_TypeError, "expected a tuple of (weak reference, class, dict)");
+      return nullptr;
+    }
   }
   std::vector<uint64_t> versions;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); ++i) {
@@ -262,6 +288,8 @@ PyObject* new_version_check(PyTypeObject* type, PyObject* args, PyObject*) {
   if (self != nullptr) {
     Py_INCREF(dicts);
     self->dicts = dicts;
+    Py_INCREF(shapes);
+    self->shapes = shapes;
     new (&self->versions) std::vector<uint64_t>(std::move(versions));
     self->call = call_version_check;
   }
@@ -270,12 +298,17 @@ PyObject* new_version_check(PyTypeObject* type, PyObject* args, PyObject*) {
 
 int traverse_version_check(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(reinterpret_cast<VersionCheck*>(self)->dicts);
+  Py_VISIT(reinterpret_cast<VersionCheck*>(self)->shapes);
   return 0;
 }
 
 int clear_version_check(PyObject* self) {
   auto* check = reinterpret_cast<VersionCheck*>(self);
   check->versions.clear();
+  PyObject* none = PyTuple_New(0); // it may be called once more
+  if (none != nullptr) {
+    Py_XSETREF(check->shapes, none);
+  }
   Py_CLEAR(check->dicts);
   return 0;
 }
@@ -284,6 +317,7 @@ void dealloc_version_check(PyObject* self) {
   PyObject_GC_UnTrack(self);
   auto* check = reinterpret_cast<VersionCheck*>(self);
   Py_XDECREF(check->dicts);
+  Py_XDECREF(check->shapes);
   std::destroy_at(&check->versions);
   Py_TYPE(self)->tp_free(self);
 }
@@ -314,7 +348,7 @@ bool add_check_types(PyObject* module) {
 #ifdef FOREGRAD_DICT_VERSIONS
   static PyTypeObject versions = {PyVarObject_HEAD_INIT(nullptr, 0)};
   versions.tp_name = "foregrad.VersionCheck";
-  versions.tp_doc = "Whether dicts have not been written to since it was made.";
+  versions.tp_doc = "Whether dicts have not been written to since it was made, and objects have kept their class and `__dict__`.";
   versions.tp_basicsize = sizeof(VersionCheck);
   versions.tp_new = new_version_check;
   versions.tp_dealloc = dealloc_version_check;

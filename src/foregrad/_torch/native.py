@@ -76,10 +76,12 @@ def make_tensor_check(
     return module.TensorCheck(tuple(tensors), tuple(map(tuple, sizes)), tuple(map(tuple, strides)), distinct)
 
 
-def make_version_check(dicts: Sequence[dict[Any, Any]]) -> Any:
-    """`check(anything)`: whether none of these dicts has been written to since now; None where it can't tell."""
+def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[Any, type, dict[str, Any]]] = ()) -> Any:
+    """`check(anything)`: whether none of these dicts has been written to since now, and each object in `shapes` (weak
+    reference, class, `__dict__`) has kept them; None where it can't tell.
+    """
     made = getattr(native(), "VersionCheck", None)
-    return None if made is None else made(tuple(dicts))
+    return None if made is None else made(tuple(dicts), tuple(shapes))
 
 
 def _is_plain(tensor: Any) -> bool:

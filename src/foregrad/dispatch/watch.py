@@ -212,11 +212,12 @@ class Watch:
     def _check_of_places(self) -> Check:
         few = _few_conditions(self.places, self._versions)
         if few is not None:
-            return few
+            return self._with_modules(few)
         unwritten = [place for place in self.places if _by_version(place)] if self.native else []
-        version_check = make_version_check([place.holder for place in unwritten]) if unwritten else None
+        holders = [place.holder for place in unwritten]
+        version_check = make_version_check(holders, self.modules) if unwritten else None
         if version_check is None:
-            return _item_check(self.places)
+            return self._with_modules(_item_check(self.places))
         places = [place for place in self.places if not _by_version(place)]
         if not places:
             return version_check  # type: ignore[no-any-return]
@@ -244,8 +245,7 @@ class Watch:
 
     def _with_shapes(self, check: Check) -> Check:
         if not self.shapes:
-            return self._with_modules(check)
-        check = self._with_modules(check)
+            return check
         shapes = [(reference, cls, table) for reference, cls, table in self.shapes if table is not None]
         others = [(reference, cls) for reference, cls, table in self.shapes if table is None]
 
