@@ -17,6 +17,7 @@ from torch import fx, nn
 from ._torch.modules import with_nested_arguments
 from ._torch.pytree import spec_of_structure
 from .aot import named_sources
+from .dispatch.pipeline import reachable
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.tree import Tree
@@ -206,7 +207,7 @@ class _Writer:
         wanted = list(self.old_outputs[: self.signature.num_forward_outputs])
         if gradients:
             wanted += [g for g, has in zip(self._gradients(), self.signature.gradients, strict=True) if has]
-        needed = self._needed(wanted)
+        needed = reachable([node for node in wanted if node is not None], self.joint)
         for node in self.joint.graph.nodes:
             if node.op in ("call_function", "get_attr") and node in needed:
                 self._copy(node)
@@ -224,21 +225,6 @@ class _Writer:
 
     def _updates(self) -> list[Any]:
         return sorted(self.signature.updates, key=lambda update: update.input)
-
-    def _needed(self, wanted: Sequence[Any]) -> set[fx.Node]:
-        random = [
-            n
-            for n in self.joint.graph.nodes
-            if n.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
-        ]
-        needed: set[fx.Node] = set()
-        stack = [node for node in (*wanted, *random) if node is not None]
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(node.all_input_nodes)
-        return needed
 
     def _copy(self, node: fx.Node) -> None:
         for operand in node.all_input_nodes:

@@ -21,6 +21,7 @@ from ..errors import GraphError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph, user_line
 from .calls import resolve
+from .results import differences, is_other
 
 __all__ = ["interpreter_compiler"]
 
@@ -120,24 +121,15 @@ def _check(node: Node, spec: Any, value: Any, part: str = "") -> None:
 
 
 def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
-    if spec.dtype is not value.dtype:
-        yield "dtype", spec.dtype, value.dtype
-    if spec.device.type != value.device.type or None is not spec.device.index != value.device.index:
-        yield "device", spec.device, value.device
-    shape = tuple(value.shape)
-    if len(shape) != len(spec.shape) or any(map(_is_other, spec.shape, shape)):
-        yield "shape", spec.shape, shape
-    elif value.numel() != 0:
-        # The stride of a dimension of one element addresses nothing, and kernels differ in what they put there.
-        for size, expected, actual in zip(shape, spec.stride, value.stride(), strict=True):
-            if size > 1 and _is_other(expected, actual):
-                yield "strides", spec.stride, value.stride()
-                return
-
-
-def _is_other(expected: Any, actual: int) -> bool:
-    # A symbolic size compared with a number would become a guard on the graph.
-    return type(expected) is int and expected != actual
+    found = [*differences(spec, value)]
+    yield from found
+    if value.numel() == 0 or any(what == "shape" for what, _, _ in found):
+        return
+    # The stride of a dimension of one element addresses nothing, and kernels differ in what they put there.
+    for size, expected, actual in zip(value.shape, spec.stride, value.stride(), strict=True):
+        if size > 1 and is_other(expected, actual):
+            yield "strides", spec.stride, value.stride()
+            return
 
 
 def _versions(node: Node, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, int, bool]]:

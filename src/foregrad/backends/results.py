@@ -28,7 +28,7 @@ from ..errors import BackendError
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 
-__all__ = ["Contract", "Result", "promised"]
+__all__ = ["Contract", "Result", "differences", "is_other", "promised"]
 
 log = logging.getLogger("foregrad")
 
@@ -128,7 +128,7 @@ class Contract:
         elif isinstance(spec, TensorSpec):
             if not isinstance(value, torch.Tensor):
                 self._fail(expected, f"a tensor {spec!r}", _shown(value))
-            for what, wanted, found in _differences(spec, value):
+            for what, wanted, found in differences(spec, value):
                 if what == "shape" and expected.is_kept and spec.numel == 0:
                     continue  # a kernel's workspace, of which a fake one knows nothing
                 self._fail(expected, f"{what} {wanted}", found)
@@ -250,17 +250,19 @@ def _looked_at(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
     return found
 
 
-def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
+    """What of dtype, device and shape is not as expected: (which, expected, found)."""
     if spec.dtype is not value.dtype:
         yield "dtype", spec.dtype, value.dtype
     if spec.device.type != value.device.type or None is not spec.device.index != value.device.index:
         yield "device", spec.device, value.device
     shape = tuple(value.shape)
-    if len(shape) != len(spec.shape) or any(map(_is_other, spec.shape, shape)):
+    if len(shape) != len(spec.shape) or any(map(is_other, spec.shape, shape)):
         yield "shape", tuple(spec.shape), shape
 
 
-def _is_other(expected: Any, actual: Any) -> bool:
+def is_other(expected: Any, actual: Any) -> bool:
+    """Whether a size or stride is another one; what is symbolic is not compared."""
     # A symbolic size compared with a number would become a guard on the graph.
     return type(expected) is int and expected != actual
 

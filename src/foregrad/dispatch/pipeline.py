@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..tracing.capture import Captured
     from ..tracing.derivatives.derivable import Derivable, Derivative
 
-__all__ = ["Pipeline", "Product"]
+__all__ = ["Pipeline", "Product", "reachable"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -273,7 +273,7 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
     graph = fx.Graph()
     count = joint.signature.num_forward_outputs
     made: dict[fx.Node, fx.Node] = {}
-    needed = _reachable([n for n in joint.outputs()[:count] if n is not None], joint)
+    needed = reachable([n for n in joint.outputs()[:count] if n is not None], joint)
     for node in joint.graph.nodes:
         if node.op == "output":
             graph.output([made[n] for n in joint.outputs()[:count]])
@@ -283,7 +283,8 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
     return make_graph_module(joint.module, graph, "Forward")
 
 
-def _reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
+def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
+    """The nodes that outputs are computed from, and all that draw random numbers."""
     random = [
         n
         for n in joint.graph.nodes
