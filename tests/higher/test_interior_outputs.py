@@ -10,6 +10,7 @@ from torch.nn import functional
 import foregrad
 from foregrad._torch.native import native
 from foregrad.errors import UnsupportedError
+from tests.higher.test_parts_of_backward import ProductAndSum
 
 
 class Cube(torch.autograd.Function):
@@ -22,18 +23,6 @@ class Cube(torch.autograd.Function):
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         return g * 3 * x * x
-
-
-class ProductAndSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return x * y, x + y
-
-    @staticmethod
-    def backward(ctx, a, b):
-        x, y = ctx.saved_tensors
-        return a * y + b, a * x + b
 
 
 PROGRAMS = {

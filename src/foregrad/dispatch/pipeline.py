@@ -213,11 +213,11 @@ class Pipeline:
         `gone`: the saved values that were given up since.
         """
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
-        from ..tracing.derivatives.higher_order import differentiate  # late: see `build`
+        from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
         with held, taken(derivable.session.lock), torch.set_grad_enabled(create_graph):
             results = list(partitioned.saved_results)
-            derivative = differentiate(
+            derivative = Differentiation(
                 derivable,
                 partitioned.forward,
                 [None if i in gone else node for i, node in enumerate(partitioned.saved_nodes)],
@@ -227,7 +227,7 @@ class Pipeline:
                 wanted,
                 at_hand,
                 create_graph=create_graph,
-            )
+            ).run()
             if config.check:
                 derivative.joint.check()
             split: Partitioned = self.split(derivative.joint)

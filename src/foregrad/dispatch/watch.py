@@ -70,7 +70,7 @@ class Watch:
             for reference, cls, table in reads.shapes.values()
         ]
         self.modules = list(reads.modules.values())
-        self._module_check, self._module_refs = self._check_of_modules()
+        self._of_modules: tuple[Check, tuple[Any, ...]] | None = None  # see `_with_modules`
         self.compared = tensors_in(self.places) if reads.compares_identity else []
         # Those tensors by id, where the function asks whether two objects are one, and where in the list each stands.
         self.found: dict[int, int] = {}
@@ -133,7 +133,7 @@ class Watch:
         self.dead = True
         self.now = (_never, (), ())
         self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
-        self.modules, self._module_check, self._module_refs = [], _never, ()
+        self.modules, self._of_modules = [], (_never, ())
 
     # ---------------------------------------------------------------- checking
 
@@ -238,10 +238,11 @@ class Watch:
         return tree.check, references
 
     def _with_modules(self, check: Check) -> Check:
-        if not self._module_refs:
-            return check
-        modules, references = self._module_check, self._module_refs
-        return lambda objects: check(objects) and modules(references)
+        """The check, and that of modules: where it does not come with that of the dicts' versions."""
+        if self._of_modules is None:
+            self._of_modules = self._check_of_modules()
+        modules, references = self._of_modules
+        return (lambda objects: check(objects) and modules(references)) if references else check
 
     def _with_shapes(self, check: Check) -> Check:
         if not self.shapes:

@@ -40,38 +40,9 @@ from .derived import AtHand, Cut
 from .derived_effects import DerivedEffects
 from .session import run_engine
 
-__all__ = ["differentiate"]
+__all__ = ["Differentiation"]
 
 aten = torch.ops.aten
-
-
-def differentiate(
-    origin: Derivable,
-    forward: fx.GraphModule,
-    saved: Sequence[fx.Node | None],
-    results: Sequence[int],
-    written: frozenset[int],
-    pattern: tuple[int, ...],
-    wanted: Collection[int] | None = None,
-    at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
-    *,
-    create_graph: bool = True,
-) -> Derivative:
-    """The backward for tangents of this `pattern` (see `graph.tangents`), with the gradients of the
-    inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
-
-    `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
-    among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
-    they were.
-    `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
-    comes what the derivative's own operators read of values.
-    Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
-    that does not exist.
-    """
-    work = _Differentiation(
-        origin, forward, saved, results, written, pattern, wanted, at_hand, create_graph=create_graph
-    )
-    return work.run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +53,19 @@ class _Output:
     slot: Slot
 
 
-class _Differentiation:
+class Differentiation:
+    """The work of making the backward of `origin`: `run` gives it, for tangents of `pattern` (see `graph.tangents`).
+
+    It gives the gradients of the inputs in `wanted` (None: all). Without `create_graph` it has no backward itself.
+    `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
+    among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
+    they were.
+    `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
+    comes what the derivative's own operators read of values.
+    Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
+    that does not exist.
+    """
+
     def __init__(
         self,
         origin: Derivable,
@@ -91,10 +74,10 @@ class _Differentiation:
         results: Sequence[int],
         written: frozenset[int],
         pattern: tuple[int, ...],
-        wanted: Collection[int] | None,
-        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
+        wanted: Collection[int] | None = None,
+        at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
         *,
-        create_graph: bool,
+        create_graph: bool = True,
     ) -> None:
         self.values = at_hand
         self.create_graph = create_graph

@@ -125,10 +125,10 @@ def _output(
     path: str,
 ) -> OutputInfo:
     if isinstance(leaf, torch.SymFloat):
-        number = recorder.decisions.numbers.entry_of(leaf)
-        if isinstance(number, Entry):
-            return GraphOutput(path, found.add(Output(path), number, None, None))
-        leaf = number
+        value = recorder.decisions.numbers.entry_of(leaf)
+        if isinstance(value, Entry):
+            return GraphOutput(path, found.add(Output(path), value, None, None))  # type: ignore[arg-type]
+        leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
     record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
