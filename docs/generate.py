@@ -19,7 +19,8 @@ from pathlib import Path
 from foregrad import config, errors
 
 DOCS = Path(__file__).parent
-PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md", "memory.md")
+sys.path.insert(0, str(DOCS.resolve().parent))  # a page may import from examples/
+PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md", "memory.md", "toy.md")
 
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",
@@ -36,8 +37,9 @@ REMEDIES = {
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
     "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
     "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
-    "LeftBehindError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills it "
-    "outside the compiled function.",
+    "ProgramOutputError": "Print or log outside the compiled function; return what it says.",
+    "EscapedTensorError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills "
+    "it outside the compiled function.",
     "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to those, or return the "
     "new values.",
     "ArtifactError": "Save the artifact again, with the versions that its reader has; the message says what is wrong "

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 
 import hypothesis
 import pytest
 import torch
 
 os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked against its rules
+os.environ.setdefault("FOREGRAD_ON_UNSUPPORTED", "raise")  # a test sees what is refused, and asks for eager calls
+os.environ["FOREGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="foregrad-tests-")  # of this process's own
+atexit.register(shutil.rmtree, os.environ["FOREGRAD_CACHE_DIR"], ignore_errors=True)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 for folder in (str(ROOT), str(ROOT / "src")):

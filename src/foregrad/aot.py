@@ -108,7 +108,7 @@ def aot_function(
         keep_inference_input_mutations,
         inference_compiler,
     )
-    return compile_function(fn, pipeline, dynamic=dynamic)
+    return compile_function(fn, pipeline, dynamic=dynamic, on_unsupported="raise")
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -128,7 +128,8 @@ def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     dynamic = settings.pop("dynamic")
     for name in ("fn", "num_params_buffers"):
         del settings[name]
-    compiled = compile_module(mod, make_pipeline(**settings, lifted=named_sources(mod)), recipe, dynamic=dynamic)
+    pipeline = make_pipeline(**settings, lifted=named_sources(mod))
+    compiled = compile_module(mod, pipeline, recipe, dynamic=dynamic, on_unsupported="raise")
     if not hasattr(mod, "orig_module"):
         type(compiled).orig_module = property(lambda _self: mod)  # type: ignore[attr-defined]
     return compiled

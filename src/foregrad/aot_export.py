@@ -119,7 +119,7 @@ def aot_export_joint_simple(
         call, str(getattr(func, "__name__", "function")), decompositions, [], dynamic=False, grad=trace_joint
     )
     signature = joint.signature
-    if signature.updates or signature.metadata_writes or signature.replacements:
+    if signature.updates or signature.reshaped or signature.replacements:
         raise RuntimeError("aot_export_joint_simple takes functions that write to none of their arguments")
     if any(not isinstance(info, (GraphOutput, ConstantOutput)) for info in signature.outputs):
         raise RuntimeError("aot_export_joint_simple takes functions that return no argument and no view of one")
@@ -151,7 +151,7 @@ def _capture(
         raise joint.error
     s = joint.signature
     for what, does in (
-        ("changes sizes of its arguments in place", s.metadata_writes or s.replacements),
+        ("changes sizes of its arguments in place", s.reshaped or s.replacements),
         ("is written to, and shares memory with another argument", s.shared_memory),
         ("branches on values of tensors", s.decisions),
         ("checks values of tensors", s.checks),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import fx
 
-from .backends.registry import get_backend
+from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
-from .dispatch.module import Recipe, make_compiled_module, make_wrapper
+from .dispatch.module import Recipe, forward_of, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .errors import PartitionError
 from .frontend.call import flatten_call
@@ -32,6 +32,9 @@ from .partitioners.merge import merge_equal
 from .partitioners.pareto import Pareto, pareto_of
 from .partitioners.policies import Policy
 from .partitioners.report import Parts
+
+if TYPE_CHECKING:
+    from .cache.keeper import Keeper
 
 __all__ = ["capture", "compile", "explain_recompiles", "pareto", "partition"]
 
@@ -75,6 +78,7 @@ def compile(
     memory_budget: int | float | str | Budget | None = None,
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    on_unsupported: str | None = None,
 ) -> Any:
     """Compile a function or module: it behaves as before, and runs as two graphs.
 
@@ -100,10 +104,15 @@ def compile(
             captures, so that a function called with many lengths compiles twice. True: all from the beginning.
             False: none but those of `mark_dynamic`.
         decompositions: operators to replace while capturing, `{operator: function}`.
+        on_unsupported: what is done with calls that can't be compiled. "eager" runs the function as it is, with one
+            warning that says why, and counts such calls in `explain_recompiles`; "raise" raises an
+            `Unsupported...Error`. None is what `foregrad.config.on_unsupported` says, "eager" unless it was set.
 
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
     """
+    if on_unsupported not in (None, "eager", "raise"):
+        raise ValueError(f"on_unsupported is 'eager' or 'raise', not {on_unsupported!r}")
     if fn_or_module is None:
         return functools.partial(
             compile,
@@ -112,6 +121,7 @@ def compile(
             memory_budget=memory_budget,
             dynamic=dynamic,
             decompositions=decompositions,
+            on_unsupported=on_unsupported,
         )
     compile_loaded = getattr(type(fn_or_module), "_foregrad_compile", None)  # an artifact is captured already
     if compile_loaded is not None:
@@ -127,9 +137,10 @@ def compile(
             memory_budget=memory_budget,
             dynamic=dynamic,
             decompositions=decompositions,
+            on_unsupported=on_unsupported,
         )
-        return compile_module(fn_or_module, pipeline, again, dynamic=dynamic)
-    return compile_function(fn_or_module, pipeline, dynamic=dynamic)
+        return compile_module(fn_or_module, pipeline, again, dynamic=dynamic, on_unsupported=on_unsupported)
+    return compile_function(fn_or_module, pipeline, dynamic=dynamic, on_unsupported=on_unsupported)
 
 
 def pipeline_for(
@@ -144,22 +155,48 @@ def pipeline_for(
     chosen = get_backend(backend)
     if inductor_settings and chosen.with_settings is not None:
         chosen = chosen.with_settings(inductor_settings)
+    split = _partition_fn(
+        partition if partition is not None or memory_budget is not None else chosen.partition, memory_budget
+    )
     return Pipeline(
         chosen.fw_compiler,
         chosen.bw_compiler,
         chosen.inference_compiler,
-        _partition_fn(
-            partition if partition is not None or memory_budget is not None else chosen.partition, memory_budget
-        ),
+        split,
         decompositions if decompositions is not None else chosen.decompositions,
         prepare_joint=chosen.prepare_joint,
         prepare_halves=chosen.prepare_halves,
+        keeper=_keeper(chosen, split, decompositions),
     )
 
 
-def compile_function(function: F, pipeline: Pipeline, *, dynamic: bool | None = False) -> F:
+def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper | None:
+    """The cache on disk, where a backend's results may be kept and some of the stages take time."""
+    key, is_quick = chosen.cache_key, split in _POLICIES.values()
+    if key is None or not config.cache or (is_quick and chosen.prepare_joint is None):
+        return None
+    from .cache.describe import UndescribedError, describe  # late: most of what it imports is for captures
+    from .cache.keeper import Keeper, store_of
+
+    settings = config.value
+    in_force = {name: value for name, value in vars(settings).items() if not name.startswith("cache")}
+
+    def options() -> Any:
+        known = key()
+        if known is None:
+            raise UndescribedError(f"the backend {chosen.name} asks for it")
+        table = decompositions() if callable(decompositions) else decompositions
+        table = {str(op): describe(function) for op, function in (table or {}).items()}
+        return [chosen.name, known, describe(split), table, in_force]
+
+    return Keeper(store_of(settings), options, reads_origins=not is_quick)
+
+
+def compile_function(
+    function: F, pipeline: Pipeline, *, dynamic: bool | None = False, on_unsupported: str | None = None
+) -> F:
     """`function` behind a dispatcher, looking like itself."""
-    dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic)
+    dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic, on_unsupported=on_unsupported)
 
     compiled: Any = functools.update_wrapper(dispatcher.entry, function)
     compiled.foregrad = dispatcher
@@ -167,20 +204,34 @@ def compile_function(function: F, pipeline: Pipeline, *, dynamic: bool | None = 
 
 
 def compile_module(
-    module: torch.nn.Module, pipeline: Pipeline, recipe: Recipe, *, dynamic: bool | None = False
+    module: torch.nn.Module,
+    pipeline: Pipeline,
+    recipe: Recipe,
+    *,
+    dynamic: bool | None = False,
+    on_unsupported: str | None = None,
 ) -> torch.nn.Module:
     """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies.
 
     `DistributedDataParallel` talks to other processes in its own forward: the module that it wraps is compiled.
     """
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        return make_wrapper(module, compile_module(module.module, pipeline, recipe, dynamic=dynamic), recipe)
-    dispatcher = Dispatcher(module.forward, pipeline, config.value, type(module).__name__, dynamic=dynamic)
+        inner = compile_module(module.module, pipeline, recipe, dynamic=dynamic, on_unsupported=on_unsupported)
+        return make_wrapper(module, inner, recipe)
+    dispatcher = Dispatcher(
+        forward_of(module),
+        pipeline,
+        config.value,
+        type(module).__name__,
+        dynamic=dynamic,
+        on_unsupported=on_unsupported,
+    )
     return make_compiled_module(module, dispatcher, recipe)
 
 
 def explain_recompiles(fn: Any) -> Recompiles:
-    """Every compilation of a compiled function or module so far, and why each was needed; `str()` of it is a report.
+    """Every compilation of a compiled function or module so far, and why each was needed, and under `.eager` the calls
+    that ran eagerly, why and how many; `str()` of it is a report.
 
     The same is logged as it happens, by the logger "foregrad.recompiles": at level INFO how a call differs from the
     graph made last, at DEBUG how it differs from each. `TypeError` for what foregrad did not compile.

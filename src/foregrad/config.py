@@ -41,9 +41,22 @@ class Config:
     """Keep what it takes to differentiate a compiled function again (create_graph=True): the fake tensors that it was
     captured with, and of inputs that are not leaves their histories."""
 
+    on_unsupported: str = "eager"
+    """What `compile` does with calls that it can't compile: "eager" runs them as they are and warns once, "raise"
+    raises the error that says why."""
+
     native: bool = True
     """Let calls go through the C++ part, where `foregrad build-native` or the installation built it. The same
     otherwise; a call costs some microseconds less."""
+
+    cache: bool = True
+    """Keep on disk what `compile` works out, where a backend's results can be kept, for the next process."""
+
+    cache_dir: str = ""
+    """The folder of the cache; by default `foregrad/compiled` in the user's folder for caches."""
+
+    cache_limit: int = 1024
+    """The most that the cache may take, in MiB. What was not used for longest goes first."""
 
 
 def _from_environment() -> Config:
@@ -54,6 +67,8 @@ def _from_environment() -> Config:
             continue
         if isinstance(field.default, bool):
             values[field.name] = text.strip().lower() in ("1", "true", "yes", "on")
+        elif isinstance(field.default, str):
+            values[field.name] = text.strip()
         else:
             values[field.name] = int(text)
     return Config(**values)

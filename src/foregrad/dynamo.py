@@ -25,7 +25,7 @@ from torch import fx
 from ._torch import dynamo, engine
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import restore_grad_mode
-from ._torch.settings import set_by
+from ._torch.settings import changes_between_operators, set_by
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
 from .api import pipeline_for
@@ -33,7 +33,7 @@ from .backends.boxed import nop
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.pipeline import Pipeline
-from .errors import BackendError
+from .errors import BackendError, UnsupportedError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
@@ -59,9 +59,11 @@ _OPTIONS = {
     "memory_budget": "the most bytes that a step may have alive: an integer, '600 MiB', or a fraction from 0.0 to 1.0",
     "decompositions": "a table {operator: function}",
     "check": "check every stage's result (slow)",
+    "on_unsupported": "'eager' runs a graph that can't be compiled as it is, and warns; 'raise' raises",
     "inductor": "settings of torch._inductor.config, in force while Inductor compiles: {name: value}",
 }
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "on_unsupported": (lambda value: value in ("eager", "raise"), "'eager' or 'raise'"),
     "check": (lambda value: isinstance(value, bool), "True or False"),
     "decompositions": (
         lambda value: callable(value) or isinstance(value, Mapping),
@@ -88,7 +90,8 @@ def foregrad_backend(
         raise BackendError(f"torch.compile passed {_quoted(others)}, which the backend `foregrad` does not take")
     settings = _options(options or {}, mode)
     check = settings.pop("check", config.check)
-    with config.override(check=check):
+    on_unsupported = settings.pop("on_unsupported", None) or config.on_unsupported
+    with config.override(check=check, on_unsupported=on_unsupported):
         return compile_graph_module(gm, example_inputs, pipeline_for(**settings))
 
 
@@ -136,6 +139,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
         function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
+        function.settings_between = changes_between_operators(gm.graph)  # type: ignore[attr-defined]
         restore_grad_mode(gm)
     lines = dynamo.source_lines(gm)
     if lines is not None:
@@ -160,6 +164,11 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         forward, product = compile_unguarded(call, pipeline, type(gm).__name__)
     except SharedInputsError:
         return dispatcher
+    except UnsupportedError as error:
+        if config.on_unsupported == "raise":
+            raise
+        dispatcher.refusals.note(tuple(example_inputs), {}, error)
+        return gm.forward
     signature = product.captured.joint.signature
     written = {signature.inputs[update.input].argument for update in signature.updates}
     may_share = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]

@@ -12,12 +12,13 @@ __all__ = [
     "AttributeAssignedError",
     "BackendError",
     "BudgetError",
+    "EscapedTensorError",
     "ForegradError",
     "ForegradWarning",
     "GraphError",
     "InternalError",
-    "LeftBehindError",
     "PartitionError",
+    "ProgramOutputError",
     "TensorTextError",
     "UnknownLeafError",
     "UnsupportedAliasError",
@@ -71,7 +72,11 @@ class UnsupportedSideEffectError(UnsupportedError):
     """An effect other than on tensors' contents that a compiled call could not repeat."""
 
 
-class LeftBehindError(UnsupportedSideEffectError):
+class ProgramOutputError(UnsupportedSideEffectError):
+    """A function prints or logs, which a compiled call would not repeat."""
+
+
+class EscapedTensorError(UnsupportedSideEffectError):
     """A function filled a cache, or changed a state, that it had looked at."""
 
 

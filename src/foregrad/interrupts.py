@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-__all__ = ["deliver", "held", "note_escaping", "runs_compiler", "runs_user_code"]
+__all__ = ["deliver", "held", "is_interrupt", "note_escaping", "runs_compiler", "runs_user_code"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,6 +143,11 @@ def note_escaping(error: BaseException) -> None:
     """The user's code has let an exception out: where it is a handler's, nothing in here may take it for an error."""
     if error is held.raised and threading.get_ident() == held.owner:
         held.has_escaped = True
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is the exception of a signal's handler, or one that is no error of a program."""
+    return not isinstance(error, Exception) or error is held.raised
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

@@ -55,7 +55,21 @@ def uneven():
     return nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 16), nn.Tanh(), nn.Linear(16, 128), nn.GELU())
 
 
-MODELS = {"chain": chain, "residual": residual, "dropping": dropping, "encoder": encoder, "uneven": uneven}
+def convolutions():
+    def block():
+        return (nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.GELU())
+
+    return nn.Sequential(nn.Unflatten(1, (2, 4, 4)), *(part for _ in range(4) for part in block()))
+
+
+MODELS = {
+    "chain": chain,
+    "residual": residual,
+    "dropping": dropping,
+    "encoder": encoder,
+    "uneven": uneven,
+    "convolutions": convolutions,
+}
 
 
 def built(name):
@@ -106,7 +120,7 @@ def test_the_measured_peak_keeps_to_each_budget_and_falls_with_it(name):
         for parameter in module.parameters():
             parameter.grad = None
         peaks.append(measured_peak(dropping_gradients))
-        assert peaks[-1] <= budget + 16  # kernels make tensors of plain numbers for themselves
+        assert peaks[-1] <= budget
     assert peaks == sorted(peaks)
 
 
@@ -152,6 +166,37 @@ def test_a_block_that_differs_in_one_constant_is_of_another_class():
     storages = Storages(index)
     blocks = find_blocks(index, storages, costs(index))
     assert len(set(find_repeats(index, storages, blocks).classes)) > 1
+
+
+@pytest.mark.parametrize("is_wide_first", [False, True])
+def test_of_too_many_waists_those_are_kept_whose_values_are_dearest(is_wide_first):
+    """A waist's value is saved, so the product that makes it does not run again: it had better be the large one."""
+
+    def small(x):
+        return x + (x @ square).tanh() @ square
+
+    def large(x):
+        return x + (x @ up).tanh() @ down
+
+    def f(x):
+        for _ in range(80):
+            x = small(large(x)) if is_wide_first else large(small(x))
+        return x.sum()
+
+    square, up, down = torch.randn(8, 8), torch.randn(8, 64), torch.randn(64, 8)
+    joint = foregrad.capture(f, torch.randn(16, 8, requires_grad=True))
+    index = JointIndex(joint.module, joint.signature.num_forward_outputs)
+    plans = frontier(index)
+    blocks = plans.space.blocks
+    assert 70 <= blocks.count <= 128
+    widths = []
+    for waist in blocks.waists[1:]:
+        (value,) = waist
+        node = index.nodes[value]
+        if node.target is torch.ops.aten.add.Tensor:
+            widths.append(node.args[1].args[0].meta["val"].shape[1])
+    assert len(widths) >= 70
+    assert widths.count(64) >= len(widths) - 1
 
 
 def test_an_infeasible_budget_names_the_least_feasible():

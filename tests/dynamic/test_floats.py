@@ -65,7 +65,6 @@ def test_a_branch_on_one_is_a_way():
         lambda x, s: x * math.sqrt(abs(s)),
         lambda x, s: x * len(str(s)),
         lambda x, s: x * 2 if type(s) is float else x,
-        lambda x, s: (x * s, s),
         lambda x, s: x * int(s * 10),
         lambda x, s: F.dropout(x, s),
         lambda x, s: x.abs() ** s,
@@ -73,6 +72,10 @@ def test_a_branch_on_one_is_a_way():
 )
 def test_where_the_value_matters_each_gets_a_graph(fn):
     expect(fn, 4, values=(0.1, 0.2, 0.3, 0.5, 0.1, 0.2))
+
+
+def test_one_that_is_returned_is_an_input():
+    expect(lambda x, s: (x * s, s), 2, values=(0.1, 0.2, 0.3, 0.5, 0.1, 0.2))
 
 
 def test_numbers_that_are_none_get_graphs_of_their_own():

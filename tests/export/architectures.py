@@ -1,4 +1,4 @@
-"""Small networks, one of each well-known architecture, with inputs to train each. No other process imports this."""
+"""Small networks, one of each well-known architecture, with inputs to train each. No process that loads one imports this."""
 
 from __future__ import annotations
 

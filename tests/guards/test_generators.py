@@ -46,7 +46,6 @@ SEEDING = {
     "seed of the default generator": lambda x: x + torch.default_generator.initial_seed(),
     "own generator": lambda x: x + torch.rand(3, generator=own.manual_seed(0)),
     "own generator's state": lambda x: own.set_state(own.get_state()) and x + torch.rand(3, generator=own),
-    "made inside": lambda x: x + torch.rand(3, generator=torch.Generator().manual_seed(0)),
     "clone": lambda x: x + torch.rand(3, generator=own.clone_state()),
     "attribute": Holder(),
     "unpickled state": lambda x: own.__setstate__(own.__reduce__()[2]) or x,

@@ -102,7 +102,8 @@ def test_in_an_operator_it_waits_for_the_users_next_line(number, monkeypatch):
 
     def function(x):
         y = x.sin()
-        passed.append("line")
+        if len(passed) < 3:
+            passed.append("line")
         return y.cos().tan()
 
     compiled = foregrad.compile(function, backend="eager")

@@ -209,9 +209,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "a view of a view that is made a leaf",
-    "a view of a tensor in an input's memory that the function calls `requires_grad_` on",
     """
 def make_args():
     a0 = torch.randn((3, 2, 2), dtype=torch.complex64)
@@ -261,9 +260,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "a view of what an argument was given is returned, and the argument detached",
-    "`detach_` is called on",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
@@ -361,5 +359,127 @@ def f(x0):
     with torch.no_grad():
         x0.set_(v1)
     return (x0, v0)
+""",
+)
+
+regression(
+    "a view of what is written with gradients and detached then",
+    """
+def make_args():
+    return (torch.randn((2, 3), requires_grad=True) * 1,)
+
+
+def f(x0):
+    v0 = x0[0]
+    v0.sin_()
+    x0.detach_()
+    return v0
+""",
+)
+
+
+regression(
+    "a view of what is written with gradients and detached twice",
+    """
+def make_args():
+    return (torch.randn((2, 3), requires_grad=True) * 1,)
+
+
+def f(x0):
+    v0 = x0[0]
+    x0.mul_(v0.sum())
+    v1 = x0[1]
+    x0.detach_()
+    x0.detach_()
+    return v1
+""",
+)
+
+
+regression(
+    "a view taken between two detaches",
+    """
+def make_args():
+    return (torch.randn((2, 3), requires_grad=True),)
+
+
+def f(x0):
+    w = (x0 * 2).sum()
+    x0.detach_()
+    v0 = x0.unbind(0)[0]
+    x0.mul_(w)
+    x0.detach_()
+    return v0
+""",
+)
+
+
+regression(
+    "a view of a view made under no_grad of what is detached then",
+    """
+def make_args():
+    return (torch.randn((2, 3)).requires_grad_() * 1,)
+
+
+def f(x0):
+    x0.mul_(2)
+    with torch.no_grad():
+        v0 = x0[:1]
+    v1 = v0[0]
+    x0.detach_()
+    return (v0, v1)
+""",
+)
+
+
+regression(
+    "views between a mark, a detach and a mark",
+    """
+def make_args():
+    return (torch.randn((2, 3)),)
+
+
+def f(x0):
+    x0.requires_grad_()
+    v0 = x0[1]
+    w = x0.sum()
+    x0.detach_()
+    v1 = x0[0]
+    x0.requires_grad_()
+    return (x0 * w, v0, v1)
+""",
+)
+
+
+regression(
+    "a view of another dtype between a write and other sizes",
+    """
+def make_args():
+    return (torch.randn((2, 3), dtype=torch.complex64, requires_grad=True) * 1,)
+
+
+def f(x0):
+    x0.mul_(2)
+    v0 = torch.view_as_real(x0)
+    x0.t_()
+    return v0
+""",
+)
+
+
+regression(
+    "parts of a view that the function marks, made under no_grad",
+    """
+def make_args():
+    return (torch.randn((2, 3)),)
+
+
+def f(x0):
+    with torch.no_grad():
+        v0 = x0[:1]
+        x0.mul_(2)
+    x0.t_()
+    v0.requires_grad_()
+    return (v0, v0.unbind(0)[0])
 """,
 )

@@ -464,9 +464,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "a view made under no_grad, marked after what it is a view of was detached in place and resized",
-    "its history can't be given back",
     """
 def make_args():
     a1 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
@@ -486,7 +485,7 @@ def f(x0, x1):
 
 refusal(
     "several views made at once of memory that is detached, marked, and no argument's any more",
-    "that the function calls `requires_grad_` on",
+    "in the memory that .* was given",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
@@ -661,5 +660,73 @@ def f(x0, x2):
     x0.set_(x2)
     x2.requires_grad_()
     return ()
+""",
+)
+
+refusal(
+    "a view of what `set_` gave an argument, which is marked then",
+    "in the memory that .* was given",
+    """
+def make_args():
+    return (torch.randn((2, 3)),)
+
+
+def f(x0):
+    with torch.no_grad():
+        x0.set_(x0.detach().clone())
+    v0 = x0[0]
+    x0.requires_grad_()
+    return v0
+""",
+)
+
+refusal(
+    "a view of what an argument was given, which is detached then",
+    "in the memory that .* was given",
+    """
+def make_args():
+    return (torch.randn((2, 3), requires_grad=True),)
+
+
+def f(x0):
+    x0.data = x0.data.clone()
+    v0 = x0[0]
+    x0.detach_()
+    return v0
+""",
+)
+
+refusal(
+    "a view of what an argument was, which is given other memory, written and detached",
+    "detaches in place",
+    """
+def make_args():
+    return (torch.randn((2, 3), requires_grad=True) * 1,)
+
+
+def f(x0):
+    v0 = x0[0]
+    x0.data = x0.data.clone()
+    with torch.no_grad():
+        x0.mul_(3)
+    x0.detach_()
+    return v0
+""",
+)
+
+refusal(
+    "a view made under no_grad of what was written with gradients and given other memory",
+    "makes require grad, detaches",
+    """
+def make_args():
+    return (torch.randn((2, 3)), torch.randn((), requires_grad=True))
+
+
+def f(x0, x1):
+    x0.mul_(x1)
+    with torch.no_grad():
+        v0 = x0[:1]
+    x0.data = x0.data.clone()
+    return v0
 """,
 )

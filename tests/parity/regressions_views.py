@@ -515,9 +515,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "an argument is marked, a view of it taken, and detached in place",
-    "which `detach_` is called on",
     """
 def make_args():
     a1 = torch.randn((2, 3), dtype=torch.float32)
@@ -691,9 +690,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "a view of a marked view is written under no_grad",
-    "requires_grad_",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -819,9 +817,8 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
+regression(
     "a view of an argument is taken, that detached in place and written",
-    "which `detach_` is called on",
     """
 def make_args():
     return (torch.randn((2, 1, 2), dtype=torch.float32),)

@@ -51,6 +51,19 @@ def table(x, p):
 
 
 @program
+def of_classes(x, p):
+    made = type("Made", (), {"factor": 4})
+    asked = type(made) is type, type(int) is type, type(type) is type, isinstance(made, type), type(made()) is made
+    return x * made.factor if all(asked) and type(x) is torch.Tensor else x * 3
+
+
+@program
+def text_of_type(x, p):
+    said = type.__name__ == "type", repr(type) == "<class 'type'>", str(type | None) == "type | None"
+    return x * 2 if all(said) and str(type[int]) == "type[int]" and type(x) is torch.Tensor else x * 3
+
+
+@program
 def attribute(x, p):
     return x * 2 if x.__class__ is torch.Tensor else x * 3
 
@@ -151,3 +164,34 @@ def test_nothing_stays_where_the_function_raises():
         foregrad.compile(failing, backend="eager")(torch.ones(2))
     assert "type" not in globals()
     assert "__class__" not in vars(torch._subclasses.FakeTensor)
+
+
+class Holds(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+    def forward(self, x):
+        held = self.held.values() if isinstance(self.held, dict) else self.held
+        for function in held if isinstance(held, (list, tuple, type({}.values()))) else (held,):
+            x = function(x)
+        return x
+
+
+@pytest.mark.parametrize("how", ["itself", "in a list", "in a tuple", "in a dict", "partial", "in a submodule"])
+def test_functions_of_another_file_that_a_module_holds(how):
+    elsewhere = {"__name__": "elsewhere", "torch": torch}
+    exec("def ask(x): return x * 2 if type(x) is torch.Tensor else x * 3", elsewhere)
+    ask = elsewhere["ask"]
+    held = {
+        "itself": ask,
+        "in a list": [torch.sin, ask],
+        "in a tuple": (ask, ask),
+        "in a dict": {"ask": ask},
+        "partial": functools.partial(ask),
+        "in a submodule": None,
+    }[how]
+    module = Holds(Holds(ask)) if held is None else Holds(held)
+    x = torch.rand(3)
+    assert torch.equal(foregrad.compile(module, backend="eager")(x), module(x))
+    assert "type" not in elsewhere

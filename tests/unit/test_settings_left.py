@@ -151,16 +151,15 @@ def test_another_default_dtype_inside_is_refused_and_put_back(function):
 
 
 def test_a_context_that_no_call_can_enter_is_refused():
-    left = []
+    context = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
     def function(x):
-        left.append(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
-        left[-1].__enter__()
+        context.__enter__()
         return x.sin()
 
     with pytest.raises(UnsupportedSideEffectError, match="hooks for saved tensors"):
         foregrad.capture(function, torch.ones(2))
-    left[-1].__exit__()  # for the tests that follow
+    context.__exit__()  # for the tests that follow
 
 
 def test_an_error_leaves_what_was_set_before_it():

@@ -64,7 +64,7 @@ def writable(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*TF32")
-@pytest.mark.parametrize("name", sorted(AVAILABLE))
+@pytest.mark.parametrize("name", sorted(AVAILABLE - {"denormals"}))  # see test_settings_inside.py
 def test_a_setting_outlasts_each_call(name):
     change = CHANGES[name]
 

@@ -79,11 +79,19 @@ def sequence_nr_of(node: Any) -> int:
     return node._sequence_nr()  # type: ignore[no-any-return]
 
 
-def force_view_tracking(on: bool = True) -> Any:
-    """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
-    from torch.autograd.grad_mode import _force_original_view_tracking
+_C: Any = torch._C
+_replays_views, _set_view_replay = _C._is_view_replay_enabled, _C._set_view_replay_enabled
 
-    return _force_original_view_tracking(on)
+
+@contextlib.contextmanager
+def force_view_tracking(on: bool = True) -> Iterator[None]:
+    """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
+    before = _replays_views()
+    _set_view_replay(on)
+    try:
+        yield
+    finally:
+        _set_view_replay(before)
 
 
 def symbolic_composites(on: bool) -> Any:

@@ -63,12 +63,12 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
         found: tuple[bool, ...] | None = node.wanted_gradients()
         return found
     following = [following for following, _ in node.next_functions]
-    wanted = [True] * len(following)
+    needs_input_grad = [True] * len(following)
     if exact:
         for position, node_after in enumerate(following):
             with contextlib.suppress(RuntimeError):  # see below
-                wanted[position] = node_after is None or bool(_will_run(node_after))
-        return None if all(wanted) else tuple(wanted)
+                needs_input_grad[position] = node_after is None or bool(_will_run(node_after))
+        return None if all(needs_input_grad) else tuple(needs_input_grad)
     # A leaf that autograd.grad was called for says so by an error, which takes as long as a hundred answers. Such are
     # asked for together: what lies between the first and the last of them counts as wanted.
     for positions in (range(len(following)), range(len(following) - 1, -1, -1)):
@@ -76,12 +76,12 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
             if following[position] is None:
                 continue  # nobody asks for it, but what is compiled for all gradients will do
             try:
-                wanted[position] = bool(_will_run(following[position]))
+                needs_input_grad[position] = bool(_will_run(following[position]))
             except RuntimeError:
                 break
         else:
             break
-    return None if all(wanted) else tuple(wanted)
+    return None if all(needs_input_grad) else tuple(needs_input_grad)
 
 
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node

@@ -50,8 +50,8 @@ def raw_expression(number: Any) -> Any:
     return number.node._expr
 
 
-def expression_to(expression: Any) -> Any:
-    """A sympy expression as data; `ValueError` for a function that is not in the table."""
+def expression_to(expression: Any, *, floats: bool = False) -> Any:
+    """A sympy expression as data; `ValueError` for a function that is not in the table, for `floats` unless asked."""
     import sympy
 
     if expression is sympy.true or expression is sympy.false:
@@ -62,16 +62,18 @@ def expression_to(expression: Any) -> Any:
         return int(expression)
     if expression.is_Rational:
         return ["Rational", int(expression.p), int(expression.q)]
+    if floats and expression.is_Float:
+        return ["Float", float(expression).hex()]
     name = _names().get(type(expression))
     if name is None:
         raise ValueError(f"a size is computed by {type(expression).__name__}")
     arguments = expression.args
     if name in ("Add", "Mul", "And", "Or", "Max", "Min"):  # whose order is that of hashes in part
         arguments = sorted(arguments, key=sympy.default_sort_key)
-    return [name, *map(expression_to, arguments)]
+    return [name, *(expression_to(argument, floats=floats) for argument in arguments)]
 
 
-def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0) -> Any:
+def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0, *, floats: bool = False) -> Any:
     """The expression that `expression_to` made data of; `ValueError` for anything else."""
     import sympy
 
@@ -90,10 +92,12 @@ def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0) -> An
         if len(rest) != 2 or not all(type(n) is int and abs(n) < _LARGEST for n in rest) or rest[1] <= 0:
             raise ValueError("no fraction")
         return sympy.Rational(*rest)
+    if floats and name == "Float":
+        return sympy.Float(float.fromhex(rest[0]))
     function = _functions().get(name)
     if function is None:
         raise ValueError(f"a size is computed by {name!r}, which is not known")
-    arguments = [expression_from(item, symbols, depth + 1) for item in rest]
+    arguments = [expression_from(item, symbols, depth + 1, floats=floats) for item in rest]
     if name in ("Pow", "PowByNatural") and not (
         len(arguments) == 2 and arguments[1].is_Integer and abs(arguments[1]) <= 16 and not arguments[0].is_number
     ):
@@ -104,7 +108,7 @@ def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0) -> An
 # ------------------------------------------------------------------------------------------------ tables of symbols
 
 
-def table_to(table: SymbolTable) -> dict[str, Any]:
+def table_to(table: SymbolTable, *, floats: bool = False) -> dict[str, Any]:
     """The symbols of a capture and what was found out about them; `ValueError` for symbolic floats."""
     if table.floats:
         raise ValueError("it computes with symbolic floats")
@@ -115,7 +119,7 @@ def table_to(table: SymbolTable) -> dict[str, Any]:
             name, source = str(symbol), _source(table, symbol)
             hint = _hint(table, symbol)
             symbols.append({"name": name, "source": source, "kind": kind, "hint": hint, "least": low, "most": high})
-    return {"symbols": symbols, "guards": [expression_to(guard) for guard in table.guards()]}
+    return {"symbols": symbols, "guards": [expression_to(guard, floats=floats) for guard in table.guards()]}
 
 
 def _hint(table: SymbolTable, symbol: Any) -> int:
@@ -160,13 +164,17 @@ def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
     return table, symbols
 
 
-def restored_number(table: SymbolTable, expression: Any) -> Any:
-    """A symbolic integer with this expression; the plain one where it is a number."""
-    if expression.is_Integer:
+def restored_number(table: SymbolTable, expression: Any, kind: type = int) -> Any:
+    """A symbolic integer (float, bool) with this expression; the plain one where an integer is a number."""
+    if expression.is_Integer and kind is int:
         return int(expression)
     env = table.env
     values = getattr(env, "backed_var_to_val", None) or env.var_to_val
     hint = expression.xreplace({symbol: values[symbol] for symbol in expression.free_symbols})
+    if kind is bool:
+        return env.create_symboolnode(expression)
+    if kind is float:
+        return env.create_symfloatnode(expression, hint=float(hint))
     if not hint.is_Integer:
         raise ValueError("a size that is no integer")
     number: Any = env.create_symintnode(expression, hint=int(hint))

@@ -1,8 +1,11 @@
-"""Random generators: who seeds one, and operators that draw from another. Checked on torch 2.11.0, 2.13.0.
+"""Random generators: who makes and who seeds one, operators that draw from another. Checked on torch 2.11.0, 2.13.0.
 
 While a thread captures, the methods of `torch.Generator` that seed a generator or tell its state are watched on that
 thread. The class is immutable for Python code, so its table is written to, and CPython told so. Nothing is learned
 from the state of a generator: other threads draw from the default one meanwhile.
+
+The name `torch.Generator` is bound to a class that makes generators and notes them: those that a function makes begin
+anew in each call. Known weakness: `type(generator) is torch.Generator` is False for the time of a capture.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ..errors import UnsupportedSideEffectError
+from .dispatch import default_generator
 
-__all__ = ["drawing_from", "install", "remove"]
+__all__ = ["MadeGenerators", "asked_class", "drawing_from", "install", "remove"]
 
 _SEEDS = (
     "manual_seed",
@@ -44,31 +48,142 @@ _PASSED_OVER = {__name__, "torch.random", "torch._compile", "torch._dynamo.eval_
 _HARMLESS = {"torch.utils.checkpoint"}
 
 
-def install(is_capturing: Callable[[], bool]) -> None:
-    """Watch, on threads on which `is_capturing()` says so."""
+def _address(generator: Any) -> int:
+    address: int = generator._cdata
+    return address
+
+
+class MadeGenerators:
+    """The generators that a function makes while it is captured, with the states that they begin with.
+
+    `drawn_from` gives those that operators draw from which were recorded so far. C++ hands them other objects of
+    Python's: generators are told apart by their address there.
+    """
+
+    def __init__(self, drawn_from: Callable[[], Iterable[torch.Generator]]) -> None:
+        self._drawn_from = drawn_from
+        self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+
+    def note(self, generator: torch.Generator) -> None:
+        with torch._C.DisableTorchFunction():
+            self._states[_address(generator)] = generator, _originals["get_state"](generator)
+
+    def __contains__(self, generator: Any) -> bool:
+        return isinstance(generator, _Original) and _address(generator) in self._states
+
+    def used(self) -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
+        """Those that operators draw from, with their states at the beginning."""
+        drawn = {_address(generator) for generator in self._drawn_from()} if self._states else set()
+        return tuple(pair for key, pair in self._states.items() if key in drawn)
+
+    def unknown(self) -> bool:
+        """Whether operators draw from one that is as new, and was not made under the name `torch.Generator`."""
+        known = {_address(generator) for generator, _ in self._states.values()}
+        others = [g for g in self._drawn_from() if _address(g) not in known and g is not default_generator(g.device)]
+        return any(_is_new(generator) for generator in others)
+
+    def allows(self, name: str, generator: torch.Generator) -> bool:
+        """Whether this method gives the same, and does the same, in every call."""
+        if generator not in self:
+            return False
+        is_drawn = any(_address(used) == _address(generator) for used, _ in self.used())
+        return name == "initial_seed" or (name == "manual_seed" and not is_drawn)
+
+
+def _is_new(generator: torch.Generator) -> bool:
+    with torch._C.DisableTorchFunction():
+        new = _originals["get_state"](_Original(generator.device))
+        return bool(torch.equal(_originals["get_state"](generator), new))
+
+
+_Original = torch.Generator
+
+
+def _nothing_made() -> MadeGenerators | None:
+    return None
+
+
+_made_by_thread: Callable[[], MadeGenerators | None] = _nothing_made
+
+
+class _Making(type):
+    """The class of `_Generator`: calls make real generators, checks are those of `torch.Generator`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        generator = _Original(*args, **kwargs)
+        made = _made_by_thread()
+        if made is not None and not _is_asked_by_torch():
+            made.note(generator)
+        return generator
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Original)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _Original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_Original, name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _Original
+
+    def __hash__(cls) -> int:
+        return hash(_Original)
+
+
+class _Generator(metaclass=_Making):
+    pass
+
+
+def asked_class() -> type:
+    """What the name `torch.Generator` is bound to for the time of a capture."""
+    return _Generator
+
+
+def _is_asked_by_torch() -> bool:
+    return _module(sys._getframe(2)).partition(".")[0] == "foregrad"
+
+
+def install(made_by_thread: Callable[[], MadeGenerators | None]) -> None:
+    """Watch, on threads that capture: for those `made_by_thread()` is not None."""
+    global _made_by_thread
+    _made_by_thread = made_by_thread
 
     def watched(name: str, original: Any) -> Callable[..., Any]:
         def method(self: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-            if is_capturing():
+            made = made_by_thread()
+            if made is None:
+                return original(self, *args, **kwargs)
+            if not made.allows(name, self):
                 _check(name)
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            if name in _SEEDS and self in made:
+                made.note(self)
+            return result
 
         method.__name__ = name
         return method
 
-    for name, original in _originals.items():
-        _table[name] = watched(name, original)
+    methods = {name: watched(name, original) for name, original in _originals.items()}
+    before = dict(_table)  # other threads may find these methods in the type's cache until it knows of the change
+    _table.update(methods)
     _changed()
+    del before
+    torch.Generator = torch._C.Generator = _Generator  # type: ignore[misc, assignment]
 
 
 def remove() -> None:
     """Put torch's own back."""
+    torch.Generator = torch._C.Generator = _Original  # type: ignore[misc]
+    before = dict(_table)  # as in `install`
     _table.update(_originals)
     _changed()
+    del before
 
 
 def _changed() -> None:
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Generator))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(_Original))
 
 
 def _check(name: str) -> None:

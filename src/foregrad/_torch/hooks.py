@@ -8,14 +8,25 @@ that nothing arrives at.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["asked_by", "defined_hooks_only", "leads_to", "only_defined", "refuse_hooks", "spare_leaves"]
+__all__ = [
+    "asked_by",
+    "defined_hooks_only",
+    "gradients_cut",
+    "leads_to",
+    "only_defined",
+    "refuse_hooks",
+    "spare_leaves",
+    "unless_cut",
+]
 
 
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
@@ -36,6 +47,33 @@ def _spared(hook: Any) -> Any:
     # Those of several tensors count their calls, and expect one for each tensor whose node runs.
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
     return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
+
+
+_thread = threading.local()
+
+
+class _UnlessCut(functools.partial[Any]):
+    """A hook that is not called with None where gradients were cut off on their way to its tensor."""
+
+    def __call__(self, gradient: Any) -> Any:
+        return None if gradient is None and getattr(_thread, "is_cut", False) else self.func(gradient)
+
+
+def unless_cut(hook: Any) -> Any:
+    """The hook for a traced tensor: see `gradients_cut`."""
+    counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__  # as in `_spared`
+    return hook if counts else _UnlessCut(hook)
+
+
+@contextlib.contextmanager
+def gradients_cut() -> Iterator[None]:
+    """Context: gradients go only a part of their way. In eager they go on, or their hooks are not called."""
+    before = getattr(_thread, "is_cut", False)
+    _thread.is_cut = True
+    try:
+        yield
+    finally:
+        _thread.is_cut = before
 
 
 def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "cpp_compiler_found",
     "decompositions",
     "draws_as_eager",
+    "environment_key",
     "joint_passes",
     "lays_out_convolutions",
     "patched_config",
@@ -72,6 +73,11 @@ def _load() -> None:
     importlib.import_module("torch._inductor.compile_fx")
 
 
+# Kernels that check values, as probabilities and deviations are, and whose decompositions do not.
+_CHECKING = [torch.ops.aten.binary_cross_entropy.default, torch.ops.aten.bernoulli.default]
+_CHECKING += [torch.ops.aten.normal.Tensor_Tensor, torch.ops.aten.normal.float_Tensor]
+
+
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """The decompositions without which Inductor does not take a graph; they depend on its settings."""
     _load()
@@ -79,7 +85,7 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
     aten = torch.ops.aten
     table = select_decomp_table()
-    left_out, add = list(_WRONG), aten.index_add.default
+    left_out, add = [*_WRONG, *_CHECKING], aten.index_add.default
     added = {op: _unless_of_integers(table[op]) for op in _WRONG_FOR_INTEGERS if op in table}
     if add in table:
         added[add] = functools.partial(_index_add, table[add])
@@ -93,11 +99,11 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def runs_as_eager(node: fx.Node) -> bool:
-    """Whether Inductor would compute a call of an operator wrongly."""
+    """Whether Inductor would compute a call of an operator wrongly, or without its check of values."""
     if node.target in _WRONG_FOR_INTEGERS:
         dtype = node.meta["val"].dtype
         return not (dtype.is_floating_point or dtype.is_complex)
-    return node.target in _WRONG
+    return node.target in _WRONG or node.target in _CHECKING
 
 
 def _unless_of_integers(decomposition: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,6 +161,27 @@ def setting_names() -> list[str]:
 
     settings: Mapping[str, Any] = config._config  # type: ignore[attr-defined]
     return sorted(settings)
+
+
+def environment_key() -> str | None:
+    """A digest of what Inductor's results depend on besides the graph: settings and sources, its own and PyTorch's.
+
+    None where its caches are off, or it was given passes that it can't tell apart.
+    """
+    _load()
+    from torch._inductor import config
+    from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache, compiled_fx_graph_hash
+
+    if config.force_disable_caches or not config.fx_graph_cache:
+        return None
+    graph = fx.Graph()
+    graph.output(())
+    nothing = fx.GraphModule({}, graph)
+    try:
+        FxGraphCache._check_can_cache(nothing, require_shape_env=False)
+        return str(compiled_fx_graph_hash(nothing, [], {}, [])[0])
+    except BypassFxGraphCache:
+        return None
 
 
 def uses_cudagraphs() -> bool:
@@ -231,12 +258,14 @@ def compile_graph(
     static_inputs: Sequence[int] = (),
     visible_outputs: Sequence[int] = (),
     donated: Sequence[int] = (),
+    tag: str = "",
 ) -> tuple[Callable[[list[Any]], Any], Strides]:
     """Compile a functional graph (it is changed meanwhile): (boxed callable, the strides of its outputs, None for
     those that are no tensors).
 
     `visible_outputs` are those whose strides must be the graph's; `static_inputs` keep their address from call to
-    call. Kernels may write into the `donated` inputs of a backward.
+    call. Kernels may write into the `donated` inputs of a backward. A graph with symbolic sizes is kept, and had from
+    earlier, under a `tag` alone: whoever gives one knows the conditions on sizes that go with it.
     """
     _load()
     from torch._guards import TracingContext, tracing
@@ -252,11 +281,11 @@ def compile_graph(
     if is_backward and _lays_out_convolutions(gm):
         settings["force_layout_optimization"] = True
     # Its cache of graphs does not go by what Inductor fixes symbolic sizes to.
-    if any(_has_open_sizes(value) for value in inputs):
+    if not tag and any(_has_open_sizes(value) for value in inputs):
         settings["fx_graph_cache"] = False
     cache = contextlib.ExitStack()
     cache.enter_context(patched_config(settings))
-    cache.enter_context(_cached_apart(mode, output.meta["user_visible_output_idxs"], donated))
+    cache.enter_context(_cached_apart(mode, output.meta["user_visible_output_idxs"], donated, tag))
     tracing_context, constants = tracing(_context(mode, donated)), real_constants(mode)
     with cache, tracing_context, constants, kernels_together(), TracingContext.report_output_strides() as strides:
         compiled: Any = compile_fx_inner(
@@ -299,15 +328,18 @@ def _lays_out_convolutions(gm: fx.GraphModule) -> bool:
 
 
 @contextlib.contextmanager
-def _cached_apart(mode: FakeTensorMode | None, visible: Sequence[int], donated: Sequence[int]) -> Iterator[None]:
-    """Context: graphs go to Inductor's cache, and come from there, by what is `visible` and what is `donated` too.
+def _cached_apart(
+    mode: FakeTensorMode | None, visible: Sequence[int], donated: Sequence[int], own: str
+) -> Iterator[None]:
+    """Context: graphs go to Inductor's cache, and come from there, by what is `visible`, what is `donated` and a tag of
+    their `own` too.
 
     Its own key leaves them out. In another function the same outputs may be saved values, in any layout.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings: Any = torch.compiler.config
-    tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))};{','.join(map(str, donated))}"
+    tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))};{','.join(map(str, donated))};{own}"
     lent = mode is not None and mode.shape_env is None
     try:
         if lent:

@@ -2,13 +2,15 @@
 
 * `torch.nn.Module.__call__`: to know which module is running.
 * `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
+* `torch.nn.Module.__setattr__`: to know which it sets to what they are.
 * `torch.Tensor.__getattr__`: to know which attributes a tensor was asked for that it does not have.
+* `print`, and the method by which loggers write: see `program_output`.
 * the methods of generators that seed them or tell their state: see `generators`.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * the engine behind `torch.autograd.grad` and `backward`: torch functions in the backward of a custom Function, and in
   hooks, get stand-ins too.
 * `torch.utils.checkpoint`: see `checkpoints`.
-* `torch._subclasses.FakeTensor`, the name libraries ask by whether they are being traced, in order to keep away
+* what tells a stand-in from a tensor: see `asked`. Libraries ask whether they are being traced in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
 * `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`; scripted
   functions: see `torchscript`.
@@ -26,11 +28,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._subclasses as subclasses
 
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
-from . import checkpoints, control_flow, dynamo_off, generators, torchscript, transforms
+from . import asked, checkpoints, control_flow, dynamo_off, generators, program_output, torchscript, transforms
+from .fakes import FakeTensor
 from .plain_attributes import plain_class
 
 __all__ = ["Hooks", "patched", "swapping"]
@@ -39,7 +41,8 @@ __all__ = ["Hooks", "patched", "swapping"]
 class Hooks:
     """What the patches call. `regions` is told of checkpointed regions; `engine(accumulates)` makes the context manager
     that autograd's engine runs under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
-    that a tensor does not have.
+    that a tensor does not have; `read_scripted(state, name)` of attributes that compiled code of TorchScript reads.
+    `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log.
     """
 
     def __init__(
@@ -51,6 +54,9 @@ class Hooks:
         read: Callable[[torch.nn.Module, str], None] | None = None,
         missing: Callable[[torch.Tensor, str], None] | None = None,
         engine: Callable[[bool], Any] = contextlib.nullcontext,
+        read_scripted: Callable[[Any, str], None] = lambda *_: None,
+        made: generators.MadeGenerators | None = None,
+        output: Callable[[str], None] | None = None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -59,16 +65,19 @@ class Hooks:
         self.read = read
         self.missing = missing
         self.engine = engine
+        self.read_scripted = read_scripted
+        self.made = made or generators.MadeGenerators(tuple)
+        self.output = output
 
 
 _active = threading.local()
 _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
 _original_getattribute = object.__getattribute__
+_original_setattr = torch.nn.Module.__setattr__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _autograd: Any = torch.autograd
 _original_engine = _autograd._engine_run_backward
-_original_fake = subclasses.FakeTensor
 
 
 @runs_user_code
@@ -94,6 +103,7 @@ def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _original_set(self, *args, **kwargs)
 
 
+_SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
 _MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ALL = "*"
@@ -103,7 +113,7 @@ _NOT_READ_BY: dict[int, tuple[str, types.CodeType]] = {}
 
 def _not_read_by(file: str) -> str:
     """The attribute that code in a file reads for itself, not for the user's function; all, when the code is ours."""
-    if file.startswith(_OUR_CODE):
+    if file.startswith(_OUR_CODE) or file in _SCRIPTED_CODE:
         return _ALL
     return "__dict__" if file == _MODULE_CODE else ""  # a module's tables, which PyTorch looks into for every attribute
 
@@ -121,6 +131,17 @@ def _getattribute(self: torch.nn.Module, name: str) -> Any:
     return _original_getattribute(self, name)
 
 
+def _setattr(self: torch.nn.Module, name: str, value: Any) -> None:
+    """A write of the very object that is there changes nothing as long as that is there: it counts as a look."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is not None and hooks.read is not None:
+        own = _original_getattribute(self, "__dict__")
+        tables = (own, own.get("_buffers", own), own.get("_parameters", own))
+        if any(table.get(name, _ALL) is value for table in tables):
+            hooks.read(self, name)
+    _original_setattr(self, name, value)
+
+
 def _missing(self: torch.Tensor, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.missing is not None:
@@ -128,7 +149,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
         if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # which C++ asks of a number's tensor
             with torch._C.DisableTorchFunction():  # as in `_swap`
                 hooks.missing(self, name)
-    kind = plain_class(self) if type(self) is _original_fake else type(self)
+    kind = plain_class(self) if type(self) is FakeTensor else type(self)
     raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=self)
 
 
@@ -147,7 +168,7 @@ def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 def _swap_of_capture() -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else functools.partial(_swap, hooks)
+    return None if hooks is None else (functools.partial(_swap, hooks), hooks.read_scripted)
 
 
 def _swapped(value: torch.Tensor) -> torch.Tensor:
@@ -159,27 +180,6 @@ def _engine(*args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     with contextlib.nullcontext() if hooks is None else hooks.engine(kwargs.get("accumulate_grad", False)):
         return _original_engine(*args, **kwargs)
-
-
-class _ToldNo(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        asker = str(sys._getframe(1).f_globals.get("__name__"))
-        if getattr(_active, "hooks", None) is not None and asker.partition(".")[0] != "torch":
-            return False
-        return isinstance(value, _original_fake)
-
-    def __subclasscheck__(cls, kind: type) -> bool:
-        return issubclass(kind, _original_fake)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _original_fake(*args, **kwargs)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(_original_fake, name)
-
-
-class _AskedFake(metaclass=_ToldNo):
-    """Stands in for the class of fake tensors where others than torch look it up."""
 
 
 @contextlib.contextmanager
@@ -202,6 +202,16 @@ def _regions() -> checkpoints.RegionsOfCapture | None:
     return None if hooks is None else hooks.regions
 
 
+def _made_generators() -> generators.MadeGenerators | None:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else hooks.made
+
+
+def _teller_of_output() -> Callable[[str], None] | None:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else hooks.output
+
+
 def _is_capturing() -> bool:
     return getattr(_active, "hooks", None) is not None
 
@@ -209,14 +219,16 @@ def _is_capturing() -> bool:
 def _install() -> None:
     torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
     torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
+    torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
     _autograd._engine_run_backward = _engine
     torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
-    subclasses.FakeTensor = _AskedFake  # type: ignore[assignment, misc]
+    asked.install(_is_capturing)
     checkpoints.install(_regions)
     control_flow.install(_is_capturing)
-    generators.install(_is_capturing)
+    generators.install(_made_generators)
+    program_output.install(_teller_of_output)
     dynamo_off.install(_is_capturing)
     transforms.install(_swapped)
     torchscript.install(_swap_of_capture)
@@ -225,14 +237,16 @@ def _install() -> None:
 def _remove() -> None:
     torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
     del torch.nn.Module.__getattribute__
+    torch.nn.Module.__setattr__ = _original_setattr  # type: ignore[method-assign]
     del torch.Tensor.set_
     torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
     _autograd._engine_run_backward = _original_engine
     del torch.Tensor.__getattr__  # type: ignore[attr-defined]
-    subclasses.FakeTensor = _original_fake  # type: ignore[misc]
+    asked.remove()
     checkpoints.remove()
     control_flow.remove()
     generators.remove()
+    program_output.remove()
     dynamo_off.remove()
     transforms.remove()
     torchscript.remove()

@@ -41,7 +41,7 @@ HIDDEN: frozenset[str] = frozenset(
     | {f"_{memo}{part}" for memo in _MEMOS for part in ("", "_vc", "_epoch")}
     | {"_is_param", "_foregrad_meta"}
 )
-_WHOLE = frozenset({"vars", "__dict__", "dir", "__dir__", "getmembers", "__reduce__", "__reduce_ex__"})
+_WHOLE = frozenset({"vars", "__dict__", "dir", "__dir__", "getmembers", "__reduce__", "__reduce_ex__", "__getstate__"})
 # The names in code by which it may come upon attributes of a fake's own.
 NAMED = HIDDEN | _WHOLE
 # Those that code which makes names up may come upon; PyTorch asks for the rest too often.
@@ -203,6 +203,13 @@ def _dir(stand_in: Any) -> Iterable[str]:
     return names.union(own_attributes(stand_in))
 
 
+def _getstate(stand_in: Any) -> Any:
+    if not is_asked_by_user():
+        return object.__getstate__(stand_in)  # type: ignore[attr-defined]
+    _asked_for_all(stand_in)
+    return own_attributes(stand_in) or None
+
+
 _LIKE: dict[type, torch.Tensor] = {type(like): like for like in (torch.empty(0), torch.nn.Parameter(torch.empty(0)))}
 
 
@@ -212,7 +219,7 @@ def _replaced(name: str, value: Any) -> InPlace:
 
 
 _hidden = {name: _replaced(name, _Hidden(name)) for name in sorted(HIDDEN)}
-_whole = [_replaced("__dict__", property(_dict)), _replaced("__dir__", _dir)]
+_whole = [_replaced("__dict__", property(_dict)), _replaced("__dir__", _dir), _replaced("__getstate__", _getstate)]
 
 
 class PlainAttributes:

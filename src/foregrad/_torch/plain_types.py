@@ -5,7 +5,8 @@ bound, for the time of a capture, to a class that answers `torch.Tensor` for a s
 `x.__class__` is an attribute, which is answered so while code that asks for it may run. PyTorch's own code sees the
 fakes as they are. Checked on torch 2.11.0, 2.13.0.
 
-Known weakness: `C is type`, in a module that also calls `type`, is False for the time of a capture.
+Known weakness: `C is type`, in a module that also calls `type`, is False for the time of a capture where `C` was come
+by in another way than by `type(...)` and that name: `x.__class__`, a default, another module's. `==` is right.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..locks import InPlace, make_lock
+from .asked import ReboundNames
 from .fakes import FakeTensor
 from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, plain_class
 
@@ -32,6 +34,8 @@ class _AsType(type):
             return super().__call__(*args, **kwargs)
         if len(args) == 1 and not kwargs:
             kind = type(args[0])
+            if kind is type or kind is _AsType:
+                return _Type  # which is what the asking code finds under that name
             return plain_class(args[0]) if kind is FakeTensor else kind
         return type(*args, **kwargs)
 
@@ -47,10 +51,25 @@ class _AsType(type):
     def __hash__(cls) -> int:
         return hash(type) if cls is _Type else super().__hash__()
 
+    def __repr__(cls) -> str:
+        return repr(type) if cls is _Type else super().__repr__()
+
+    def __getitem__(cls, item: Any) -> Any:
+        return type[item] if cls is _Type else super().__class_getitem__(item)  # type: ignore[misc]
+
+    def __or__(cls, other: Any) -> Any:
+        return type | other if cls is _Type else super().__or__(other)
+
+    def __ror__(cls, other: Any) -> Any:
+        return other | type if cls is _Type else super().__ror__(other)
+
 
 class _Type(type, metaclass=_AsType):
     pass
 
+
+_Type.__name__ = _Type.__qualname__ = type.__name__
+_Type.__module__ = type.__module__
 
 _lock = make_lock()
 _bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: how many captures want it
@@ -98,6 +117,7 @@ class PlainTypes:
         self._namespaces: dict[int, dict[str, Any]] = {}
         self._classes = False
         self._attributes = PlainAttributes(on_table)
+        self._rebound = ReboundNames()
 
     def __enter__(self) -> PlainTypes:
         self._attributes.__enter__()
@@ -105,12 +125,23 @@ class PlainTypes:
 
     def __exit__(self, *_: object) -> None:
         self._attributes.__exit__()
+        self._rebound.unbind()
         for namespace in self._namespaces.values():
             _unbind(namespace)
         self._namespaces.clear()
         if self._classes:
             self._classes = False
             _classes_told.__exit__(None, None, None)
+
+    def loaded(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
+        """Code with these globals may run and loads these of them."""
+        if "type" in names:
+            self.namespace(namespace)
+        self._rebound.bind(namespace, names)
+
+    def unbind(self) -> None:
+        """The function has returned: the names it loads are bound to what they were."""
+        self._rebound.unbind()
 
     def namespace(self, namespace: dict[str, Any]) -> None:
         """Code with these globals may run and calls `type`."""

@@ -5,15 +5,26 @@ A table: how each is read, and how it is written. Checked on torch 2.13.0; what 
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from . import guards
 
-__all__ = ["apply_settings", "set_by", "settings", "unfinished"]
+__all__ = [
+    "ARITHMETIC",
+    "apply_settings",
+    "arithmetic",
+    "changes_between_operators",
+    "matters_to",
+    "set_by",
+    "settings",
+    "under_settings",
+    "unfinished",
+]
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 _C = torch._C
@@ -223,6 +234,60 @@ for _device in torch._C._autocast_supported_devices():
 _SETTINGS |= {name: found[0] for name, found in _MORE.items() if found}
 
 
+# What kernels on the CPU compute by, read before each operator of a capture; cuDNN and cuBLAS where there is a device.
+_CHEAP: dict[str, Callable[[], Any]] = {
+    "the default dtype": torch.get_default_dtype,
+    "deterministic algorithms": _C._get_deterministic_algorithms,
+    "filling of uninitialized memory": guards.fills_uninitialized,
+    "flushing of denormal numbers": _flushes_denormals,
+    "the number of threads": torch.get_num_threads,
+    "oneDNN": _C._get_mkldnn_enabled,
+    "float32 precisions": lambda: _C._get_fp32_precision_getter("mkldnn", "matmul"),
+}
+_FLAGS = ["deterministic oneDNN", "NNPACK", "half precision sums on the CPU"]
+if torch.cuda.is_available():
+    _CHEAP["float32 matmul precision"] = lambda: _C._get_fp32_precision_getter("cuda", "matmul")
+    _CHEAP["TF32 in cuDNN"] = lambda: _C._get_fp32_precision_getter("cuda", "conv")
+    _FLAGS += ["cuDNN", "deterministic cuDNN", "cuDNN's benchmarks", "half precision accumulation"]
+_CHEAP.update((name, _SETTINGS[name][0]) for name in _FLAGS if name in _SETTINGS)
+ARITHMETIC = tuple(_CHEAP)
+_READ = tuple(_CHEAP.values())
+
+
+_OF_ALL = frozenset({"the default dtype", "flushing of denormal numbers"})
+_OF_ALL_BUT_POINTWISE = frozenset(
+    {"deterministic algorithms", "filling of uninitialized memory", "the number of threads"}
+)
+# They take data as they are: under torch.compile, NumPy numbers become tensors under another default dtype.
+_COMPUTE_NOTHING = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
+_COMPUTE_NOTHING |= {torch.ops.aten.detach.default}
+_PRODUCTS = ("conv", "mm", "mv", "dot", "linear", "rnn", "lstm", "gru", "einsum", "attention")
+
+
+def _tags(op: Any) -> Sequence[Any]:
+    """Those of an operator, or of the operator that a function or the method of this name is a name of."""
+    if not isinstance(op, torch._ops.OpOverload):
+        packet: Any = getattr(torch.ops.aten, op if isinstance(op, str) else getattr(op, "__name__", ""), None)
+        op = None if packet is None else getattr(packet, packet.overloads()[0])
+    return getattr(op, "tags", ())
+
+
+def matters_to(name: str, op: Any) -> bool:
+    """Whether a setting of `ARITHMETIC` may change what an operator computes: one of PyTorch's, or a function."""
+    if op in _COMPUTE_NOTHING:
+        return False
+    if name in _OF_ALL:
+        return True
+    if name in _OF_ALL_BUT_POINTWISE:
+        return torch.Tag.pointwise not in _tags(op)
+    return any(part in str(op) for part in _PRODUCTS)
+
+
+def arithmetic() -> tuple[Any, ...]:
+    """What tells the settings of `ARITHMETIC` apart, in their order."""
+    return tuple([read() for read in _READ])
+
+
 # Functions that graphs of Dynamo's call to change settings, which Dynamo has changed already when they are compiled:
 # the table's own by their names, and those that call them.
 _MATMUL = ("float32 matmul precision", "float32 precisions")
@@ -265,9 +330,38 @@ def set_by(graph: torch.fx.Graph) -> frozenset[str]:
     return frozenset(setting for name in names for setting in _SETTERS.get(name, ()) if setting in _SETTINGS)
 
 
+def changes_between_operators(graph: torch.fx.Graph) -> frozenset[str]:
+    """The settings of `ARITHMETIC` that a graph of Dynamo's changes after one of its operators and before another."""
+    found: set[str] = set()
+    waiting: set[str] = set()
+    seen: set[str] = set()  # what mattered to operators so far
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        changed = set(_SETTERS.get(getattr(node.target, "__name__", ""), ())) if node.op == "call_function" else set()
+        if changed:
+            waiting |= changed & seen
+        else:
+            matter = {name for name in ARITHMETIC if node.op == "call_module" or matters_to(name, node.target)}
+            seen |= matter
+            found |= waiting & matter
+    return frozenset(found)
+
+
 def settings() -> dict[str, Any]:
     """The values of all settings, by name."""
     return {name: read() for name, (read, _) in _SETTINGS.items()}
+
+
+@contextlib.contextmanager
+def under_settings(values: dict[str, Any]) -> Iterator[None]:
+    """Context: settings have these values."""
+    before = {name: _SETTINGS[name][0]() for name in values}
+    try:
+        apply_settings(values)
+        yield
+    finally:
+        apply_settings(before)
 
 
 def apply_settings(values: dict[str, Any]) -> None:

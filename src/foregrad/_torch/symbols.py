@@ -200,6 +200,10 @@ class SymbolTable:
         found = [guard.expr.subs(self.floats) for guard in self.env.guards[first:]]  # floats asked for are decided
         return [expression for expression in found if expression.free_symbols]
 
+    def assume(self, expression: Any) -> bool:
+        """Find out that something holds, as an operator that asks for it would; whether it does."""
+        return bool(self.env.evaluate_expr(expression))
+
     def num_found(self) -> int:
         return len(self.env.guards)
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from .dispatch import plain_execution
 
-__all__ = ["decomposition_table", "install", "remove", "scripted"]
+__all__ = ["attributes_of", "decomposition_table", "install", "remove", "scripted"]
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
@@ -44,20 +44,27 @@ def scripted(gm: fx.GraphModule, warm_up: Sequence[Any]) -> Any:
     return function
 
 
+def attributes_of(module: torch.jit.ScriptModule) -> list[str]:
+    """The names of the attributes, besides parameters, buffers and modules, that its object in C++ has."""
+    kind: Any = torch._C.ConcreteModuleType.from_jit_type(module._c._type())
+    return list(kind.get_attributes())
+
+
 # ------------------------------------------------------------------------------------------------ inside a capture
 
 Swap = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+Read = Callable[[Any, str], None]  # is told of an attribute, by its name, of the object in C++ that has it
 
 _CALLABLE: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 _ORIGINALS = tuple(kind.__call__ for kind in _CALLABLE)
 _without_plans: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
 
 
-def install(swap: Callable[[], Swap | None]) -> None:
-    """Scripted functions and methods run without a plan where `swap()` gives what finds stand-ins for tensors."""
+def install(capture: Callable[[], tuple[Swap, Read] | None]) -> None:
+    """Scripted functions and methods run without a plan where `capture()` gives what finds stand-ins for tensors."""
     run = _ORIGINALS[0]
     for kind, original in zip(_CALLABLE, _ORIGINALS, strict=True):
-        kind.__call__ = _call_without_plan(original, run, swap)
+        kind.__call__ = _call_without_plan(original, run, capture)
 
 
 def remove() -> None:
@@ -66,14 +73,15 @@ def remove() -> None:
         kind.__call__ = original
 
 
-def _call_without_plan(original: Any, run: Callable[..., Any], swap: Callable[[], Swap | None]) -> Any:
+def _call_without_plan(original: Any, run: Callable[..., Any], capture: Callable[[], tuple[Swap, Read] | None]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        swapped = swap()
-        given = None if swapped is None else _by_position(self, args, kwargs)
-        if swapped is None or given is None:  # too few arguments, say: that says what is wrong
+        parts = capture()
+        given = None if parts is None else _by_position(self, args, kwargs)
+        if parts is None or given is None:  # too few arguments, say: that says what is wrong
             return original(self, *args, **kwargs)
-        function, of_module, constants = _planless(self)
-        given, _ = swapped((*given, *of_module), {})
+        swap, read = parts
+        function, of_module, constants = _planless(self, read)
+        given, _ = swap((*given, *of_module), {})
         with torch._C.DisableTorchFunction():  # a constant is no tensor from outside
             given = (*given, *map(torch.ops.aten.lift_fresh_copy.default, constants))
         if _is_method(self):
@@ -93,12 +101,12 @@ def _call_without_plan(original: Any, run: Callable[..., Any], swap: Callable[[]
 class _KeepingErrors(TorchDispatchMode):
     """Remembers what an operator raised."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return func(*args, **(kwargs or {}))
-        except Exception as error:
+        except BaseException as error:
             self.error = error
             raise
 
@@ -119,40 +127,110 @@ def _by_position(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return None if extra or len(given) != len(wanted) else tuple(given)
 
 
-def _planless(function: Any) -> tuple[Any, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """(a copy that has no plan yet, the tensors of its module, its constants): the latter are its last arguments."""
-    graph = function.inlined_graph.copy()
-    with plain_execution():
+    with plain_execution():  # these compare constants, and compute others
+        graph = _inlined(function)
         torch._C._jit_pass_constant_propagation(graph)
     tensors: dict[int, tuple[torch.Tensor, Any]] = {}  # with what stands for it in the graph
+
+    def stand_in(tensor: torch.Tensor) -> Any:
+        if id(tensor) not in tensors:
+            tensors[id(tensor)] = tensor, graph.addInput("tensor_of_module")
+        return tensors[id(tensor)][1]
+
     owners = {next(graph.inputs()).debugName(): function.owner} if _is_method(function) else {}
     for node in list(_nodes(graph)):
         if node.kind() == "prim::GetAttr":
             owner = owners.get(next(node.inputs()).debugName())
             value = None if owner is None else getattr(owner, node.s("name"))
-            if isinstance(value, torch.Tensor):
-                if id(value) not in tensors:
-                    tensors[id(value)] = value, graph.addInput("tensor_of_module")
-                node.output().replaceAllUsesWith(tensors[id(value)][1])
-            elif isinstance(value, torch._C.ScriptObject):
+            if isinstance(value, torch._C.ScriptObject):
                 owners[node.output().debugName()] = value
             elif owner is not None:
-                raise UnsupportedOpError(
-                    f"a scripted module reads its attribute `{node.s('name')}` ({node.sourceRange()}), whose changes "
-                    "nobody sees. Compile the module without torch.jit.script, or keep it outside."
-                )
+                read(owner, node.s("name"))
+                node.output().replaceAllUsesWith(_in_place_of(node, graph, value, stand_in))
         elif node.kind() == "prim::SetAttr" and next(node.inputs()).debugName() in owners:
             _check_written(node, owners, tensors)
             node.destroy()
         elif node.kind() in ("aten::tensor", "aten::as_tensor"):
             _check_made(node)
-    constants = []
+        elif node.kind() in _OUT_OF_SIGHT:
+            raise UnsupportedOpError(
+                f"TorchScript calls a function whose code is not known before it runs ({node.kind()} at "
+                f"{node.sourceRange()}). Use it without torch.jit.script, or keep it outside."
+            )
+        elif node.kind() == "prim::NumToTensor":
+            node.output().replaceAllUsesWith(_number_as_tensor(node, graph))
+    constants: list[torch.Tensor] = []
+
+    def constant(tensor: torch.Tensor) -> Any:
+        constants.append(tensor)
+        return graph.addInput("constant")
+
     for node in list(_nodes(graph)):
-        if node.kind() == "prim::Constant" and isinstance(node.output().toIValue(), torch.Tensor):
-            constants.append(node.output().toIValue())
-            node.output().replaceAllUsesWith(graph.addInput("constant"))
+        if node.kind() == "prim::Constant" and _has_tensors(value := node.output().toIValue()):
+            node.output().replaceAllUsesWith(_in_place_of(node, graph, value, constant))
     made = torch._C._create_function_from_graph("without_plan", graph)
     return made, tuple(tensor for tensor, _ in tensors.values()), tuple(constants)
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return isinstance(value, torch.Tensor)
+
+
+def _number_as_tensor(node: Any, graph: Any) -> Any:
+    """A number as a tensor made by an operator, in place of one that TorchScript writes straight to memory."""
+    number = next(node.inputs())
+    made = graph.create(
+        "aten::scalar_tensor", [number, *(graph.insertConstant(v) for v in _OF_KIND[str(number.type())])]
+    )
+    for argument in list(made.inputs())[1:]:
+        argument.node().moveBefore(node)
+    made.insertBefore(node)
+    return made.output()
+
+
+def _inlined(function: Any) -> Any:
+    """The function's graph, with that of everything that it calls in place of the call."""
+    graph = function.inlined_graph.copy()
+    torch._C._jit_pass_inline_fork_wait(graph)
+    calls = before = -1
+    while calls < 0 or calls not in (0, before):  # each time those inside what came in place of the last
+        torch._C._jit_pass_inline(graph)
+        before, calls = calls, sum(node.kind() in ("prim::CallMethod", "prim::CallFunction") for node in _nodes(graph))
+    return graph
+
+
+def _in_place_of(node: Any, graph: Any, value: Any, stand_in: Callable[[torch.Tensor], Any]) -> Any:
+    """A value in the graph for one that `node` reads of a module: an input for each tensor in it, else constants."""
+    if isinstance(value, torch.Tensor):
+        return stand_in(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        made = graph.insertConstant(value)
+        made.node().moveBefore(node)
+        return made
+    kind = _CONSTRUCTS.get(type(value))
+    if kind is None or any(use.user.kind() in _WRITES_LISTS for use in node.output().uses()):
+        raise UnsupportedOpError(
+            f"a scripted module reads its attribute `{node.s('name')}` ({node.sourceRange()}), a "
+            f"{type(value).__name__}, in a way that can't be captured. Compile the module without torch.jit.script, or "
+            "keep it outside."
+        )
+    items = [part for item in value.items() for part in item] if type(value) is dict else value
+    made = graph.create(kind, [_in_place_of(node, graph, item, stand_in) for item in items], 1)
+    made.insertBefore(node)
+    made.output().setType(node.output().type())
+    return made.output()
+
+
+# The dtype (as TorchScript numbers them), layout, device and memory of a tensor made of a number.
+_OF_KIND = {"int": (4, None, None, None), "float": (7, None, None, None), "bool": (11, None, None, None)}
+_CONSTRUCTS: dict[type, str] = {list: "prim::ListConstruct", tuple: "prim::TupleConstruct", dict: "prim::DictConstruct"}
+_OUT_OF_SIGHT = {"prim::CallMethod", "prim::CallFunction", "prim::fork", "prim::awaitable"}
+_LIST_WRITERS = ("append", "extend", "insert", "pop", "clear", "reverse", "sort", "remove", "_set_item", "Delete")
+_WRITES_LISTS = {f"aten::{name}" for name in _LIST_WRITERS}
 
 
 def _check_made(node: Any) -> None:

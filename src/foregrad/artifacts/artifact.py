@@ -12,13 +12,13 @@ import torch
 
 from ..errors import ArtifactError
 from ..graph.signature import BaseOf, MemoryOf
+from ..serialize.values import checked
 from .capture import Exporter
 from .container import Contents, pack, reading, refusing, write_file
 from .module import LoadedModule
 from .program import Specialization, specialization_from, specialization_to
 from .records import Named, Stored
 from .state import StateEntry, dump_tensors, read_tensors
-from .values import checked
 
 __all__ = ["Artifact", "export", "load"]
 
@@ -99,6 +99,15 @@ class Artifact:
         if self._again is None:
             return _again(self)(number)
         return self._again(number)
+
+    def exported_program(self, number: int = 0) -> Any:
+        """The forward of a specialization as a `torch.export.ExportedProgram`, over copies of its tensors.
+
+        Raises `ArtifactError` for what such a program can't say.
+        """
+        from .exported import exported_program
+
+        return exported_program(self, self.specialization_for(number, fresh=True), _copies(self.entries))
 
     # ---------------------------------------------------------------- files
 

@@ -28,7 +28,7 @@ from ..graph.tangents import ABSENT, VARIABLE
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
 from ..tracing.capture import Captured, capture_call
-from ..tracing.derivatives.derivable import Derivable
+from ..tracing.derivatives.resumable_trace import ResumableTrace
 from .attributes import check_attribute_assignment
 from .context import context_now
 from .facts import QUESTIONS
@@ -151,17 +151,17 @@ class Exporter:
             for info, source in zip(joint.signature.inputs, sources, strict=True)
         )
         signature = dataclasses.replace(joint.signature, inputs=infos)
-        return self._halves(dataclasses.replace(joint, signature=signature), captured.derivable, derivatives), sources
+        return self._halves(dataclasses.replace(joint, signature=signature), captured.resumable, derivatives), sources
 
-    def _halves(self, joint: JointGraph, derivable: Derivable | None, derivatives: int) -> Program:
+    def _halves(self, joint: JointGraph, resumable: ResumableTrace | None, derivatives: int) -> Program:
         partitioned: Partitioned = self.pipeline.split(joint)
-        if derivable is None or derivatives < 2 or joint.error is not None:
+        if resumable is None or derivatives < 2 or joint.error is not None:
             return Program(partitioned)
-        partitioned = also_saved(partitioned, derivable.read_again | results_read(joint))
+        partitioned = also_saved(partitioned, resumable.read_again | results_read(joint))
         self.left = _MOST_DERIVATIVES
-        return Program(partitioned, self._derived(partitioned, derivable, derivatives - 1))
+        return Program(partitioned, self._derived(partitioned, resumable, derivatives - 1))
 
-    def _derived(self, partitioned: Any, derivable: Any, orders: int) -> tuple[DerivedProgram, ...]:
+    def _derived(self, partitioned: Any, resumable: Any, orders: int) -> tuple[DerivedProgram, ...]:
         """The backward as a function, for all tangents together and for each alone."""
         count = len(partitioned.joint.signature.differentiable)
         if not count or partitioned.joint.error is not None:
@@ -175,10 +175,10 @@ class Exporter:
             if self.left < 0:
                 break
             derived = self.pipeline.derive(
-                partitioned, derivable, pattern, None, config.value, lambda: ((), ()), create_graph=True
+                partitioned, resumable, pattern, None, config.value, lambda: ((), ()), create_graph=True
             )
             inner, derivative = derived.compiled.partitioned, derived.derivative
-            further = self._derived(inner, derivative.derivable, orders - 1) if orders > 1 else ()
+            further = self._derived(inner, derivative.resumable, orders - 1) if orders > 1 else ()
             made.append(DerivedProgram(pattern, derivative.feeds, derivative.gradients, Program(inner, further)))
         return tuple(made)
 

@@ -16,7 +16,7 @@ import torch
 from ..errors import ArtifactError
 from ..frontend.tree import LEAF, Tree
 from ..graph.spelling import is_name
-from .values import Reader, Writer, checked, described
+from ..serialize.values import Reader, Writer, checked, described
 
 __all__ = ["AttributeDict", "Record", "tree_from", "tree_to"]
 

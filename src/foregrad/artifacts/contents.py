@@ -11,10 +11,10 @@ import torch
 
 from ..graph.meta import TensorSpec
 from ..graph.printing import print_graph
+from ..serialize.values import Reader, checked
 from .container import TENSORS, Contents, reading, refusing
 from .program import Specialization, specialization_from
 from .records import Stored
-from .values import Reader, checked
 
 __all__ = ["ArtifactContents", "SpecializationContents", "TensorContents", "describe"]
 

@@ -291,7 +291,7 @@ class _Renderer:
             ids = ", ".join(f"id({name})" for name in real)
             self.require(f"len({{{ids}}}) == {len(real)}", "no two of its tensors may be one and the same")
         written = self.specialization.written()
-        for number in sorted({*written, *(i for i, info in enumerate(infos) if info.detached)}):
+        for number in sorted(self.signature.detached.union(written)):
             if infos[number].requires_grad:
                 leaf = infos[number].is_leaf
                 what = f"{infos[number].slot}, which is written to, must {'' if leaf else 'not '}be a leaf"

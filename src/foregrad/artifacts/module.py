@@ -27,7 +27,7 @@ from ..locks import make_lock, taken
 from ..passes.decompose import decompose
 from ..runtime.compiled import Compiled, Derived
 from ..runtime.render import render_run
-from ..tracing.derivatives.derivable import Derivative
+from ..tracing.derivatives.resumable_trace import Derivative
 from .guards import MISS, described, render
 from .program import Program, Specialization
 from .state import StateEntry

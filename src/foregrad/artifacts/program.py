@@ -16,13 +16,13 @@ from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import Signature
-from ..tracing.derivatives.derivable import ValueRef
+from ..serialize.graphs import graph_from, graph_to
+from ..serialize.values import Reader, Writer, checked
+from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
-from .graphs import graph_from, graph_to
 from .records import record_from, record_to
 from .sharing import Sharing, sharing_from, sharing_to
 from .validate import check_call, check_derivative, check_partitioned
-from .values import Reader, Writer, checked
 
 __all__ = [
     "CallSpec",
@@ -64,7 +64,7 @@ class CallSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DerivedProgram:
-    """The backward as a function of its own, for tangents of this pattern: see `derivatives.derivable.Derivative`."""
+    """The backward as a function of its own, for tangents of this pattern: see `resumable_trace.Derivative`."""
 
     pattern: tuple[int, ...]
     feeds: tuple[ValueRef, ...]
@@ -128,7 +128,7 @@ class Specialization:
     def written(self) -> list[int]:
         """The inputs that a call or its backward writes to."""
         s = self.signature
-        written = {update.input for update in s.updates} | {write.input for write in s.metadata_writes}
+        written = {update.input for update in s.updates} | s.reshaped
         written |= {replacement.input for replacement in s.replacements} | {*s.in_backward.live}
         return sorted(written)
 
@@ -242,7 +242,7 @@ def _program_from(
 ) -> Program:
     if depth > _DEEPEST:
         raise ArtifactError("derivatives of too high an order")
-    signature = record_from(data["signature"], Signature, reader)
+    signature = record_from(_with_log(data["signature"]), Signature, reader)
     modules = {
         part: graph_from(data[part], reader, constants, mode, name)
         for part, name in (("joint", "JointGraph"), ("forward", "Forward"), ("backward", "Backward"))
@@ -277,3 +277,14 @@ def _error_from(data: Any) -> Exception | None:
     if data is None:
         return None
     return _ERRORS[data["class"]](checked(data["text"], str))
+
+
+def _with_log(data: Any) -> Any:
+    """A signature with one log of effects; development versions wrote lists of writes and of changes of sizes."""
+    if type(data) is not dict or "metadata_writes" not in data:
+        return data
+    data = dict(data)
+    if data.pop("metadata_writes") or data.pop("counted", ()):
+        raise ArtifactError("effects as a development version wrote them: export the function again")
+    updates = [{**update, "is": "Write"} if type(update) is dict else update for update in data.pop("updates", ())]
+    return {**data, "log": updates}

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..errors import ArtifactError
 from ..frontend.tree import Tree
-from ..graph import effects, signature, slots
+from ..graph import effect_log, effects, signature, slots
 from ..graph.meta import TensorSpec
-from ..tracing.derivatives.derivable import ValueRef
+from ..serialize.values import Reader, Writer, checked
+from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
-from .values import Reader, Writer, checked
 
 __all__ = ["Named", "Stored", "record_from", "record_to"]
 
@@ -38,12 +38,16 @@ class Named:
     name: str
 
 
+# Format 1 has the names that these classes had when it was made.
+_FORMAT_NAMES = {"Reach": signature.GradientPaths, "Place": ValueRef}
+
+
 def _classes() -> dict[str, type]:
-    found: dict[str, type] = {"Stored": Stored, "Named": Named, "Place": ValueRef}
-    for module in (signature, slots, effects):
+    found: dict[str, type] = {"Stored": Stored, "Named": Named}
+    for module in (effect_log, signature, slots, effects):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         found |= {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__ and _is_record(cls)}
-    return found
+    return {name: cls for name, cls in found.items() if cls not in _FORMAT_NAMES.values()} | _FORMAT_NAMES
 
 
 def _is_record(cls: type) -> bool:
@@ -74,6 +78,8 @@ def record_to(value: Any, writer: Writer) -> Any:
         required = _required(cls)
         for field in dataclasses.fields(cls):
             content = getattr(value, field.name)
+            if field.name == "call" and cls is effect_log.ViewStep:
+                content = writer.calls.setdefault(content, len(writer.calls))
             if field.name not in required:
                 default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
                 if type(content) is type(default) and content == default:

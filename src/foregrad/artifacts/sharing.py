@@ -11,7 +11,7 @@ import torch
 from .._torch.tensors import share_counters, storage_key
 from ..errors import ArtifactError
 from ..graph.signature import BaseOf, MemoryOf, Signature
-from .values import checked
+from ..serialize.values import checked
 
 __all__ = ["Sharing", "same_memories", "sharing_from", "sharing_of", "sharing_to"]
 

@@ -16,7 +16,7 @@ import torch
 from .._torch.tensors import storage_key
 from ..errors import ArtifactError
 from ..graph.meta import TensorSpec
-from .values import Reader, Writer, checked
+from ..serialize.values import Reader, Writer, checked
 
 __all__ = ["StateEntry", "dump_tensors", "read_tensors"]
 

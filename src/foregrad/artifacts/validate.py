@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from .._torch.codegen import OpOverload
 from ..errors import ArtifactError, ForegradError
+from ..graph.effect_log import (
+    BumpVersion,
+    Detach,
+    Effect,
+    InplaceView,
+    MarkRequiresGrad,
+    QueryGradFn,
+    TakeView,
+    ViewStep,
+    Write,
+)
 from ..graph.effects import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
-from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature, ViewStep
-from ..tracing.derivatives.derivable import ValueRef
+from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature
+from ..serialize.operators import is_check, is_view
+from ..tracing.derivatives.resumable_trace import ValueRef
 from .facts import QUESTIONS
-from .operators import is_check, is_view
 
 if TYPE_CHECKING:
     from .program import Leaf
@@ -78,14 +89,14 @@ def _check_signature(joint: JointGraph) -> None:
             raise ArtifactError("a memory that is none")
     _within(s.differentiable, outputs, "output")
     _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
-    for update in s.updates:
-        _within([update.input], inputs, "input")
-        _within([update.output], outputs, "output")
-    _within((w.input for w in s.metadata_writes), inputs, "input")
+    for effect in s.log:
+        _check_effect(effect, inputs, outputs)
     _within((r.input for r in s.replacements), inputs, "input")
     _within((r.history for r in s.replacements), outputs, "output")
-    _within((*s.counted, *s.counted_along, *s.retained_inputs), inputs, "input")
-    _within(s.retained, len(s.outputs), "result")
+    _within((*s.counted_along, *s.retained_inputs), inputs, "input")
+    _within(
+        (*s.retained, *s.hooked_inside, *s.parameters, *(at for at, _, _ in s.attributes)), len(s.outputs), "result"
+    )
     _within((d.output for d in s.decisions), outputs, "output")
     _within((symbol.input for symbol in s.symbols), inputs, "input")
     for symbol in s.symbols:
@@ -119,9 +130,6 @@ def _check_signature(joint: JointGraph) -> None:
         _check_check(check, inputs, outputs)
     for check in effects.checks:
         _check_check(check, len(effects.live), len(effects.outputs))
-    for write in s.metadata_writes:
-        if not isinstance(write.op, OpOverload) or write.op.namespace != "aten":
-            raise ArtifactError("an in-place change by something that is no operator")
 
 
 def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
@@ -136,6 +144,18 @@ def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
             _within([value.input], inputs, "input")
         elif isinstance(value, Result):
             _within([value.output], outputs, "output")
+
+
+def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:
+    if type(effect) not in (TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion):
+        raise ArtifactError("an effect of no kind")
+    _within([effect.input], inputs, "input")
+    for step in getattr(effect, "steps", ()):
+        _check_step(step)
+    if isinstance(effect, Write):
+        _within([effect.output], outputs, "output")
+    if isinstance(effect, InplaceView) and (not isinstance(effect.op, OpOverload) or effect.op.namespace != "aten"):
+        raise ArtifactError("an in-place change by something that is no operator")
 
 
 def _check_output(info: OutputInfo, inputs: int, outputs: int) -> None:

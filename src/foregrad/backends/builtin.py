@@ -38,6 +38,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         compiler.prepare_joint,
         functools.partial(inductor_backend, name=name),
         compiler.prepare_halves,
+        compiler.cache_key,
     )
 
 
@@ -93,7 +94,12 @@ def torch_backend(name: str) -> Backend:
     return Backend(f"torch:{name}", compile_half, compile_half, compile_half, description=f"torch.compile's {name}")
 
 
-register_backend("eager", eager_compiler, description="straight-line Python over eager's kernels; bitwise as eager")
+register_backend(
+    "eager",
+    eager_compiler,
+    description="straight-line Python over eager's kernels; bitwise as eager",
+    cache_key=dict,  # nothing but the graph
+)
 register_backend("interpreter", interpreter_compiler, description="node by node, each checked against its meta; slow")
 register_backend("nop", nop, description="the graph module as it is")
 register_backend("print", debug.print_compiler, description="prints each graph, then as eager")

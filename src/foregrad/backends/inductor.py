@@ -35,7 +35,7 @@ from .._torch.ops import depends_on_values
 from ..errors import BackendError
 from ..graph.meta import respecify
 from ..graph.partitioned import Partitioned
-from ..graph.role import GraphRole, role_of
+from ..graph.role import PREPARED, GraphRole, role_of
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results
 from ..passes.decompose import decompose
@@ -118,6 +118,12 @@ class InductorCompiler:
         with inductor.patched_config(self.settings):
             return with_weights_laid_out(partitioned) if inductor.lays_out_convolutions() else partitioned
 
+    def cache_key(self) -> Any:
+        """What all of this depends on besides the graphs; None where Inductor is not to keep anything."""
+        with inductor.patched_config(self.settings):
+            known = inductor.environment_key()
+        return None if known is None else [known, self.fallback]
+
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""
         nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
@@ -166,7 +172,7 @@ def _failure(phase: str, error: Exception) -> BackendError:
 
 def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole) -> Boxed:
     """Compile a copy: the graph itself may be printed, or cut to fewer tangents, later."""
-    if role.phase == "inference":
+    if role.phase == "inference" and PREPARED not in gm.meta:
         copy = _after_joint_passes(gm)
     else:
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
@@ -189,6 +195,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         static_inputs=static,
         visible_outputs=role.visible_outputs,
         donated=donated,
+        tag=role.tag,
     )
     compiled.output_strides = strides  # type: ignore[attr-defined]
     compiled.writes_into = donated  # type: ignore[attr-defined]

@@ -42,7 +42,8 @@ class Backend:
     those that are slow to import; None asks for the graph as it was captured. `partition` is the policy to split by
     when the user names none. `prepare_joint` gives a changed copy of a joint graph before it is split: for passes
     that see forward and backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the same
-    backend with a compiler's own settings.
+    backend with a compiler's own settings. `cache_key` gives, as JSON, what the results of all of these depend on
+    besides the graph they are given: versions, settings. None, or a None that it gives, asks that nothing be kept.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Backend:
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None
     with_settings: Callable[[Mapping[str, Any]], Backend] | None = None
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
+    cache_key: Callable[[], Any] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""
@@ -88,6 +90,7 @@ def register_backend(
     description: str = "",
     partition: str | None = None,
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None,
+    cache_key: Callable[[], Any] | None = None,
     replace: bool = False,
 ) -> Backend:
     """Make a backend known by `name`. A compiler that is not given is `fw_compiler`.
@@ -103,6 +106,7 @@ def register_backend(
         description,
         partition,
         prepare_joint,
+        cache_key=cache_key,
     )
     for what in ("fw_compiler", "bw_compiler", "inference_compiler"):
         if not callable(getattr(backend, what)):

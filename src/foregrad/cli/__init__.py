@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import foregrad
+from foregrad.cli.cache import add_cache
 from foregrad.cli.demo import add_demo
 from foregrad.cli.inspect import add_inspect
 from foregrad.cli.native import add_build_native
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
     add_demo(commands)
     add_inspect(commands)
+    add_cache(commands)
     add_build_native(commands)
     options = parser.parse_args(arguments)
     try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..frontend.expected import ABSENT, Expected, same_value
 from ..frontend.opaque import is_number_of_numpy
-from ..frontend.reads import ABSENT, Expected, same_value
 from ..graph.spelling import literal
 
 __all__ = ["answers", "has_context", "has_keys", "is_constant", "order_of_keywords_matters", "same_keys"]

@@ -10,20 +10,33 @@ from typing import Any
 
 from .._torch import engine
 from ..config import Config
-from ..errors import ForegradWarning, LeftBehindError, TensorTextError, UnsupportedError, UnsupportedSideEffectError
+from ..errors import (
+    EscapedTensorError,
+    ForegradError,
+    ForegradWarning,
+    ProgramOutputError,
+    TensorTextError,
+    UnknownLeafError,
+    UnsupportedError,
+    UnsupportedSideEffectError,
+)
 from ..frontend.call import FlatCall, flatten_call
+from ..frontend.lifted import Draw, Lifted, StatePlace, may_lift_more, numbered
 from ..graph.effects import CheckFailed
-from ..graph.source import Names, compile_source
-from ..interrupts import held
+from ..graph.source import Names, compile_source, source_of
+from ..interrupts import held, is_interrupt
 from ..locks import Turn, make_lock
 from ..runtime.render import render_run
+from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
 from .numbers import ConstantNumbers, fixed_numbers
 from .paths import Paths
-from .pipeline import Pipeline, Product
-from .shapes import SizesSeen, check_marked
+from .pipeline import Pipeline, Product, is_of_capture
+from .refusals import Refusals
+from .shapes import SizesSeen, check_marked, floats_read
 from .specialization import Specialization
+from .stateful import check_draws, counters_of, render_stateful
 from .transformed import Transformed
 
 __all__ = ["Dispatcher"]
@@ -44,11 +57,14 @@ class Dispatcher:
         dynamic: bool | None = False,
         open_sizes: Mapping[str, frozenset[int]] | None = None,
         levels: bool = True,
+        on_unsupported: str | None = None,
     ) -> None:
-        """`levels`: calls come under torch.func transforms and with dual numbers too."""
+        """`levels`: calls come under torch.func transforms and with dual numbers too. `on_unsupported`: what is done
+        with calls that can't be compiled; None is as `config` says.
+        """
         self.function = function
         self.pipeline = pipeline
-        self.config = config
+        self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.specializations: list[Specialization] = []
         self.compilations: list[Recompile] = []
@@ -56,6 +72,11 @@ class Dispatcher:
         self._order = make_lock()  # held to set `_calls`, never while anything runs
         self._turn = Turn()  # held to make graphs, never while one or the function runs
         self._warned = False
+        self.refusals = Refusals(function, self.name, self.config.on_unsupported)
+        self._has_output = False  # a capture was given up as the function prints or logs
+        self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
+        self._stateful: Callable[..., Any] = self._compile_and_call
+        self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._paths = Paths(self.name, config)
@@ -67,14 +88,14 @@ class Dispatcher:
 
     def _flat(self, function: Callable[..., Any], name: str) -> Dispatcher:
         """What is compiled of this function for its calls under transforms: one of tensors, called under none."""
-        return Dispatcher(function, self.pipeline, self.config, name, levels=False)
+        return Dispatcher(function, self.pipeline, self.config, name, levels=False, on_unsupported=self.refusals.mode)
 
     def _entry(self, levels: bool) -> Callable[..., Any]:
         """What users call: one frame between them and the graph, with everything that it reads at hand."""
         function, compile_and_call = self.function, self._compile_and_call
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
         transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
-        transformed = self.transformed if levels else None
+        transformed, refusals = self.transformed if levels else None, self.refusals
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes():
@@ -93,17 +114,24 @@ class Dispatcher:
                 return transformed(args, kwargs)
             if function_modes() and _foreign_function_modes():
                 return function(*args, **kwargs)
+            if refusals and refusals.covers(args, kwargs):
+                return function(*args, **kwargs)
+            if self.inner is not None:
+                return self._stateful(args, kwargs)
             return compile_and_call(args, kwargs, tried)
 
         return entry
 
     def source(self) -> str:
         """The rendered Python of every specialization."""
-        return "\n\n".join(s.source() for s in self.specializations)
+        parts = [s.source() for s in self.specializations]
+        return "\n\n".join(parts if self.inner is None else [source_of(self._stateful), self.inner.source()])
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far, and what each was for."""
-        return Recompiles(self.name, tuple(self.compilations))
+        eager = tuple(dataclasses.replace(entry) for entry in self.refusals.entries)
+        own = Recompiles(self.name, tuple(self.compilations), eager)
+        return own if self.inner is None else own.then(self.inner.recompiles())
 
     # ---------------------------------------------------------------- the list of graphs
 
@@ -129,8 +157,15 @@ class Dispatcher:
     # ---------------------------------------------------------------- compiling
 
     def _compile_and_call(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tried: tuple[Callable[..., Any], ...],
+        *,
+        lifts: bool = True,
     ) -> Any:
+        if lifts and self._lift():
+            return self._stateful(args, kwargs)
         while True:
             with held, self._turn.taken() as is_ours:
                 made_meanwhile = tuple(call for call in self._calls if call not in tried)  # by another thread
@@ -142,8 +177,10 @@ class Dispatcher:
             tried += made_meanwhile
             if not made_meanwhile:
                 break
-        if first is None:
-            return self.function(*args, **kwargs)
+        if lifts and self.inner is not None:
+            return self._stateful(args, kwargs)
+        if not isinstance(first, Specialization):
+            return self._run_eagerly(args, kwargs, first)
         result = first.call(args, kwargs)
         if result is not MISS:
             return result
@@ -151,8 +188,8 @@ class Dispatcher:
         with held, self._turn.taken() as is_ours:
             self._remove(first)
             second = self._try_to_specialize(args, kwargs) if is_ours else None
-        if second is None:
-            return self.function(*args, **kwargs)
+        if not isinstance(second, Specialization):
+            return self._run_eagerly(args, kwargs, second)
         result = second.call(args, kwargs)
         if result is MISS and first.makes_the_same_of_it(second):
             self._leave_unrepeated(second)
@@ -162,12 +199,53 @@ class Dispatcher:
                 self._remove(second)
                 self._paths.diverged += 1
                 return self.function(*args, **kwargs)
-            self._unguardable(args, kwargs, second)
+            return self._run_eagerly(args, kwargs, self._unguardable(args, kwargs, second))
         return result
 
-    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
-        """A graph for a call that fits none of those that there are; None where the call runs eagerly."""
-        reasons = self._why(args, kwargs)
+    def _lift(self, draws: tuple[Draw, ...] = ()) -> bool:
+        """Whether the function takes some of its state as an argument from now on: numbers that differ in each call,
+        and numbers that it draws.
+        """
+        if self.inner is None and may_lift_more(self.function):
+            places: tuple[Draw | StatePlace, ...] = numbered(draws)
+            places = places or counters_of(self.function, self.specializations)
+            if places:
+                lifted = Lifted(self.function, places)
+                inner = Dispatcher(
+                    lifted,
+                    self.pipeline,
+                    self.config,
+                    self.name,
+                    dynamic=self._sizes.dynamic,
+                    open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
+                    levels=False,
+                )
+                inner._sizes.varied = self._sizes.varied | floats_read(self.specializations)
+                self._stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
+                if not draws:  # the graphs that there are draw nothing
+                    with self._order:
+                        self._calls = ()
+                self.inner = inner
+        return self.inner is not None
+
+    def _differently(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call that draws other numbers than those that are arguments by now, or none."""
+        return self._compile_and_call(args, kwargs, self._calls, lifts=False)
+
+    def _run_eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
+        """A call for which there is no graph, for `error` if it is to be spoken of."""
+        if error is None or isinstance(error, ForegradError):
+            if error is not None:
+                self.refusals.note(args, kwargs, error)
+            return self.function(*args, **kwargs)
+        result = self.function(*args, **kwargs)  # which raises where the error is the program's own
+        self.refusals.note(args, kwargs, error)
+        return result
+
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
+        """A graph for a call that fits none of those that there are; where the call runs eagerly, the error for which
+        it does, or None.
+        """
         for specialization in list(self.specializations):
             if specialization.watch.dead:
                 self._remove(specialization)
@@ -182,23 +260,64 @@ class Dispatcher:
         if len(self.specializations) >= self.config.recompile_limit:
             self._past_the_limit(args, kwargs)
             return None
-        self._tell(reasons)
+        self._tell(self._why(args, kwargs))
         return self._try_to_specialize(args, kwargs)
 
-    def _try_to_specialize(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | None:
+    def _try_to_specialize(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
         """A graph for a call; None where the call fills a cache, which later calls find filled, asks for the text of a
-        tensor, or a check fails.
+        tensor, or a check fails; the error for which it can't be compiled where such calls run eagerly.
         """
         try:
-            specialization = self.specialize(flatten_call(self.function, args, kwargs))
-        except (LeftBehindError, TensorTextError) as found:
+            fills = self._fills_in_a_row < _MOST_FILLS
+            call = flatten_call(self.function, args, kwargs)
+            specialization = self.specialize(dataclasses.replace(call, python_effects=True, fills_caches=fills))
+        except EscapedTensorError as found:
+            self._fills_in_a_row += 1
             self._note_eager(found)
             return None
+        except DrawsFound as found:
+            self.compilations.pop()
+            return None if self.inner is None and self._lift(found.draws) else self._refused(found)
+        except DrawsDiffer:
+            self.compilations.pop()
+            raise
         except CheckFailed:  # eager raises, or the function catches it
             self.compilations.pop()
             return None
+        except Exception as error:
+            if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
+                self._note_eager(error)
+                return None
+            if not self._is_refusal(error):
+                raise
+            if isinstance(error, ProgramOutputError) and not self._has_output:
+                self._has_output = True  # perhaps only the first call says something
+                self.compilations.pop()
+                self.refusals.count_only(str(error))
+                return None
+            self.compilations.pop()
+            return error
+        self._fills_in_a_row = 0
         self._add(specialization)
         return specialization
+
+    def _refused(self, found: DrawsFound) -> Exception:
+        error = UnsupportedSideEffectError(
+            f"`{self.name}` takes from {found.draws[0].path} in another way in each call; take from it before the call."
+        )
+        if self.refusals.mode == "raise":
+            raise error
+        return error
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether calls that lead to this error run eagerly: it says that the function can't be compiled, or the
+        capture stumbled over something.
+        """
+        if self.refusals.mode == "raise":
+            return False
+        if isinstance(error, ForegradError):
+            return isinstance(error, (UnsupportedError, UnknownLeafError))
+        return not is_interrupt(error) and is_of_capture(error)
 
     def _note_eager(self, found: UnsupportedError) -> None:
         """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
@@ -226,6 +345,7 @@ class Dispatcher:
         """Capture, partition, compile and render for this call."""
         call = self._sizes.observe(call, self.specializations)
         call, product = self._build(call)
+        check_draws(self.name, call, self._sizes.constants)
         captured = product.captured
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
@@ -306,6 +426,9 @@ class Dispatcher:
         return product if product.captured.joint.error is None else None
 
     def _past_the_limit(self, args: Any, kwargs: Any) -> None:
+        if self._warned and not self.config.error_on_recompile_limit:
+            self.refusals.count_only(_PAST_THE_LIMIT)
+            return
         message = (
             f"`{self.name}` was compiled {len(self.specializations)} times, which is the limit; this call fits none of "
             f"them: {self.specializations[-1].fingerprint.difference(self.function, args, kwargs)}. "
@@ -317,15 +440,23 @@ class Dispatcher:
             raise UnsupportedError(message)
         if not self._warned:
             self._warned = True
+            self.refusals.count_only(_PAST_THE_LIMIT)
             warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=5)
 
-    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> None:
+    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
         self._remove(specialization)
         difference = specialization.fingerprint.difference(self.function, args, kwargs)
-        raise UnsupportedSideEffectError(
+        error = UnsupportedSideEffectError(
             f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
             " Move that change out of the compiled function."
         )
+        if not self._is_refusal(error):
+            raise error
+        return error
+
+
+_MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
+_PAST_THE_LIMIT = "more graphs than the recompile limit allows"
 
 
 def _foreign_function_modes() -> bool:

@@ -15,12 +15,12 @@ import torch
 
 from .._torch.guards import global_state
 from ..frontend.call import FlatCall, flatten_call
-from ..frontend.reads import describe
+from ..frontend.expected import describe
 from ..frontend.sources import Source
 from ..graph.signature import Signature
 from .watch import Watch
 
-__all__ = ["Difference", "Fingerprint", "Recompile", "Recompiles"]
+__all__ = ["Difference", "EagerCalls", "Fingerprint", "Recompile", "Recompiles"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,19 +49,41 @@ class Recompile:
         return "\n".join([f"graph {self.number}:", *lines])
 
 
+@dataclasses.dataclass(slots=True)
+class EagerCalls:
+    """Calls that ran eagerly for one reason, and how many they are so far."""
+
+    reason: str
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"ran eagerly: {self.count} call{'' if self.count == 1 else 's'}: {self.reason}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recompiles:
-    """The compilations of one function, in order; `str()` of it is a report."""
+    """The compilations of one function, in order, and the calls that ran eagerly; `str()` of it is a report."""
 
     name: str
     entries: tuple[Recompile, ...]
+    eager: tuple[EagerCalls, ...] = ()
+
+    @property
+    def eager_calls(self) -> int:
+        """How many calls ran eagerly."""
+        return sum(entry.count for entry in self.eager)
+
+    def then(self, other: Recompiles) -> Recompiles:
+        """These compilations and calls, then those of another form of the function."""
+        later = [dataclasses.replace(entry, number=len(self) + entry.number) for entry in other.entries]
+        return Recompiles(self.name, (*self.entries, *later), (*self.eager, *other.eager))
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
-        return "\n".join([f"{self.name}: {times}", *map(str, self.entries)])
+        return "\n".join([f"{self.name}: {times}", *map(str, self.entries), *map(str, self.eager)])
 
 
 class Fingerprint:

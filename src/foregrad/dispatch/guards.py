@@ -19,7 +19,8 @@ from .._torch.native import make_tensor_check
 from .._torch.pytree import registered_functions
 from .._torch.tensors import share_counters, share_memory, storage_key, whole_memory
 from ..frontend.call import FlatCall
-from ..frontend.reads import Expected, Reads
+from ..frontend.expected import Expected
+from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
@@ -332,9 +333,8 @@ class _Renderer:
             )
             if base is None and self._real(index)._base is None:
                 self._require(f"{inputs[index]}._base is None")
-        written = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
-        detached = {i for i, info in enumerate(signature.inputs) if info.detached}
-        for index in sorted(written | detached):
+        written = {u.input for u in signature.updates} | signature.reshaped
+        for index in sorted(written | signature.detached):
             if signature.inputs[index].requires_grad:
                 self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
         if not written:

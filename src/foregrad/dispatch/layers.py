@@ -249,13 +249,13 @@ def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Te
 
 
 def _backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    wanted, given = ctx.needs_input_grad[1:], tuple(t is not None for t in tangents)
+    needs_input_grad, given = ctx.needs_input_grad[1:], tuple(t is not None for t in tangents)
     if not any(given):
-        return (None,) * (1 + len(wanted))
+        return (None,) * (1 + len(needs_input_grad))
     values = [transforms.unwrapped_if_dead(value) for value in ctx.saved_tensors]
-    child = ctx.layered.child("vjp", (tuple(wanted), given), _pulled)
+    child = ctx.layered.child("vjp", (tuple(needs_input_grad), given), _pulled)
     found = iter(child(*values, *(transforms.unwrapped_if_dead(t) for t in tangents if t is not None)))
-    return None, *(next(found) if has else None for has in wanted)
+    return None, *(next(found) if has else None for has in needs_input_grad)
 
 
 _apply = engine.direct_apply(
@@ -267,22 +267,22 @@ _apply = engine.direct_apply(
 )
 
 
-def _pulled(function: Function, wanted: tuple[bool, ...], given: tuple[bool, ...]) -> Function:
-    """Of values, then tangents of those results at `given`: gradients of the values at `wanted`."""
+def _pulled(function: Function, needs_input_grad: tuple[bool, ...], given: tuple[bool, ...]) -> Function:
+    """Of values, then tangents of those results at `given`: gradients of the values at `needs_input_grad`."""
 
     def pulled(*flat: torch.Tensor) -> Any:
-        values, tangents = flat[: len(wanted)], flat[len(wanted) :]
+        values, tangents = flat[: len(needs_input_grad)], flat[len(needs_input_grad) :]
 
         def results(*variables: torch.Tensor) -> tuple[torch.Tensor, ...]:
             left = iter(variables)
-            full = [next(left) if has else value for value, has in zip(values, wanted, strict=True)]
+            full = [next(left) if has else value for value, has in zip(values, needs_input_grad, strict=True)]
             known = _by_identity(full, full)
             tensors = [
                 leaf for leaf in flatten(function(*full))[0] if isinstance(leaf, torch.Tensor) and id(leaf) not in known
             ]
             return tuple(tensor for tensor, has in zip(tensors, given, strict=True) if has)
 
-        variables = [value for value, has in zip(values, wanted, strict=True) if has]
+        variables = [value for value, has in zip(values, needs_input_grad, strict=True) if has]
         return torch.func.vjp(results, *variables)[1](tangents)
 
     return pulled

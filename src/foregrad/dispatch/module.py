@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from .dispatcher import Dispatcher
 
-__all__ = ["Recipe", "make_compiled_module", "make_wrapper"]
+__all__ = ["Recipe", "forward_of", "make_compiled_module", "make_wrapper"]
 
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
 _NONE = object()
@@ -26,10 +27,10 @@ class _Forward:
     """`forward` of a compiled module. It has a setter, so that Python asks it before the instance's `__dict__`."""
 
     def __init__(self, module: torch.nn.Module, dispatcher: Dispatcher) -> None:
-        self.on_instance = vars(module).get("forward", _NONE)
         self.module = module  # which may come to have another class, or another `__dict__`
-        self.on_class = type(module).forward
+        self.on_class = _forward_on_class(module)
         self.compiled = _call_through(dispatcher, module.forward)
+        self.on_instance = vars(module).get("forward", _NONE)  # where TorchScript puts it once it was asked for
         self.unbound = _call_through(dispatcher, self.on_class, skip_self=True)
 
     def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
@@ -38,8 +39,8 @@ class _Forward:
         own = vars(self.module).get("forward", _NONE)
         if own is not self.on_instance:
             return own if own is not _NONE else types.MethodType(self.on_class, instance)
-        if own is _NONE and type(self.module).forward is not self.on_class:
-            return types.MethodType(type(self.module).forward, self.module)
+        if own is _NONE and (on_class := _forward_on_class(self.module)) is not self.on_class:
+            return types.MethodType(on_class, self.module)
         return self.compiled
 
     def __set__(self, instance: torch.nn.Module, value: Any) -> None:
@@ -48,6 +49,21 @@ class _Forward:
     def __delete__(self, instance: torch.nn.Module) -> None:
         if vars(instance).pop("forward", _NONE) is _NONE:
             raise AttributeError("forward")
+
+
+def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
+    """A bound method, by which the module is found: one of TorchScript's does not say whose it is."""
+    return types.MethodType(_forward, module) if isinstance(module, torch.jit.ScriptModule) else module.forward
+
+
+def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
+
+
+def _forward_on_class(module: torch.nn.Module) -> Any:
+    """The function, or, of a class of TorchScript's, which has one for instances only, what stands there."""
+    cls = type(module)
+    return inspect.getattr_static(cls, "forward") if isinstance(module, torch.jit.ScriptModule) else cls.forward
 
 
 def _call_through(dispatcher: Dispatcher, like: Any, *, skip_self: bool = False) -> Callable[..., Any]:

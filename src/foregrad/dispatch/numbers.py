@@ -16,7 +16,7 @@ from .._torch.symbols import concrete, map_symbolic
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.signature import ConstantOutput
+from ..graph.signature import ConstantOutput, GraphOutput
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -79,7 +79,12 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
             given = node.args if node.op == "call_function" else _outputs(joint)
             arguments = fx.map_arg((given, node.kwargs), names.__getitem__)
             done.append((node.target, repr(map_symbolic(arguments, concrete))))
+    nodes = joint.outputs()
     for output in joint.signature.outputs:
+        if isinstance(output, GraphOutput) and _is_number(nodes[output.output]):
+            value = concrete(nodes[output.output].meta["val"])
+            done.append((ConstantOutput, output.path, repr(value)))
+            continue
         if isinstance(output, ConstantOutput):
             value = concrete(output.value)
         else:
@@ -93,7 +98,11 @@ def _outputs(joint: JointGraph) -> list[Any]:
     outputs, signature = joint.outputs(), joint.signature
     decided = {decision.output for decision in signature.decisions if not decision.is_tensor}
     count = len(outputs) - sum(1 for info in signature.inputs if info.number is not None)
-    return [output for i, output in enumerate(outputs[:count]) if i not in decided]
+    return [output for i, output in enumerate(outputs[:count]) if i not in decided and not _is_number(output)]
+
+
+def _is_number(output: Any) -> bool:
+    return isinstance(output, fx.Node) and _gives_a_number(output)
 
 
 def _gives_a_number(node: fx.Node) -> bool:

@@ -23,7 +23,7 @@ from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
-from ..graph.role import GraphRole
+from ..graph.role import PREPARED, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
 from ..interrupts import held
@@ -33,19 +33,20 @@ from ..partitioners.report import Parts
 from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
-from ..passes.wanted import only_gradients
+from ..passes.needed_gradients import only_gradients
 from ..passes.zeros import without_tangents
-from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, Partial, Wanted
+from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial
 from ..runtime.donated import overwriting, owned_among
 from ..tracing.tape.collection import paused_collection
-from .compilers import call_compiler
+from .compilers import Made, call_compiler
 from .numbers import check_numbers
 
 if TYPE_CHECKING:
+    from ..cache.keeper import Keeper
     from ..tracing.capture import Captured
-    from ..tracing.derivatives.derivable import Derivable, Derivative
+    from ..tracing.derivatives.resumable_trace import Derivative, ResumableTrace
 
-__all__ = ["Pipeline", "Product", "reachable"]
+__all__ = ["Pipeline", "Product", "is_of_capture", "reachable"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -78,6 +79,7 @@ class Pipeline:
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None  # a copy, after a backend's own passes
 
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
+    keeper: Keeper | None = None  # the cache on disk
 
     def with_lifted(self, lifted: Sequence[Source]) -> Pipeline:
         return dataclasses.replace(self, lifted=lifted)
@@ -94,7 +96,14 @@ class Pipeline:
         lifted = [(source.get(), source) for source in self.lifted]
         table = self.decompositions() if callable(self.decompositions) else self.decompositions
         capture = functools.partial(
-            capture_call, name=name, decompositions=table, lifted=lifted, higher_order=config.higher_order
+            capture_call,
+            name=name,
+            decompositions=table,
+            lifted=lifted,
+            higher_order=config.higher_order,
+            live_hooks=True,
+            keeps_effects_of_errors=config.on_unsupported == "raise",
+            refuses_output=config.on_unsupported == "eager",
         )
         captured = capture(call)
         if call.numbers:
@@ -103,42 +112,54 @@ class Pipeline:
         if config.check:
             joint.check()
         # What runs now, what runs in the backward, and what is kept in between.
-        partitioned: Partitioned = self.split(joint)
+        partitioned: Partitioned = self.split(joint, lambda: _guards(call, captured))
         if config.check and not joint.signature.is_inference:
             partitioned.check()
         writes_inside = self.keep_inference_input_mutations and not joint.signature.may_stop
         if writes_inside and joint.signature.is_inference:
             partitioned = with_mutations_inside(partitioned)
-        if captured.derivable is not None:
-            partitioned = also_saved(partitioned, captured.derivable.read_again | results_read(joint))
+        if captured.resumable is not None:
+            partitioned = also_saved(partitioned, captured.resumable.read_again | results_read(joint))
         if self.prepare_halves is not None and not joint.signature.is_inference:
             partitioned = self.prepare_halves(partitioned)
         # Each half to its compiler; the backward only when it is first needed.
-        return Product(captured, self.compile(partitioned, captured.derivable, config))
+        return Product(captured, self.compile(partitioned, captured.resumable, config))
 
-    def split(self, joint: JointGraph) -> Parts:
-        """The two halves; for a function without gradients the joint graph is the forward."""
-        signature = joint.signature
-        if signature.is_inference:  # whose compiler prepares it by itself
-            return Parts(joint, _forward_only(joint), _EMPTY)
-        if joint.backward_error is not None:
-            return Parts(joint, self._prepared(_forward_only(joint)), _EMPTY)
-        module = self._prepared(joint.module)
-        forward, backward = self.partition(
-            module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs
-        )
+    def split(self, joint: JointGraph, about: Callable[[], Any] = dict) -> Parts:
+        """The two halves; for a function without gradients the joint graph is the forward.
+
+        `about`: what else the joint graph holds for, for the key of a cache.
+        """
+        if self.keeper is None:
+            (forward, backward), _ = self._halves(joint)
+        else:
+            forward, backward = self.keeper.halves(joint, about, functools.partial(self._halves, joint))
         return Parts(joint, forward, backward)
+
+    def _halves(self, joint: JointGraph) -> tuple[tuple[fx.GraphModule, fx.GraphModule], bool]:
+        """Forward and backward, and whether the backend's passes did not fail."""
+        signature = joint.signature
+        if signature.is_inference or joint.backward_error is not None:
+            forward = _forward_only(joint)
+            prepared = self._prepared(forward)
+            return (prepared, _EMPTY), prepared is not forward
+        module = self._prepared(joint.module)
+        halves = self.partition(module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs)
+        return halves, self.prepare_joint is None or module is not joint.module
 
     def _prepared(self, module: fx.GraphModule) -> fx.GraphModule:
         if self.prepare_joint is None:
             return module
         with torch.no_grad(), engine.disable_autocast():
-            return self.prepare_joint(module)
+            prepared = self.prepare_joint(module)
+        if prepared is not module:
+            prepared.meta[PREPARED] = True
+        return prepared
 
     def compile(
-        self, partitioned: Partitioned, derivable: Derivable | None = None, config: Config | None = None
+        self, partitioned: Partitioned, resumable: ResumableTrace | None = None, config: Config | None = None
     ) -> Compiled:
-        """The halves compiled; backward lazily, and so its derivatives where it is `derivable`."""
+        """The halves compiled; backward lazily, and so its derivatives where it is `resumable`."""
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
@@ -147,7 +168,7 @@ class Pipeline:
         roles = _Roles(joint.signature, partitioned.saved_nodes)
         always = config is not None and config.check
         role = roles.inference() if inference else roles.forward()
-        made = call_compiler(compiler, partitioned.forward, joint, role, always=always)
+        made = self._compiled(compiler, partitioned.forward, joint, role, always=always)
         if made.output_strides is not None:
             _lay_out_saved(partitioned, made.output_strides)
 
@@ -157,28 +178,32 @@ class Pipeline:
         def make_backward(values: list[Any] | None = None) -> Boxed:
             if not found:
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
-                found.append(_compile_late(self.bw_compiler, backward, joint, roles.backward(donated), always))
+                found.append(self._compile_late(backward, joint, roles.backward(donated), always))
             return found[0]
 
         @functools.cache
-        def make_partial_backward(mask: tuple[bool, ...], wanted: Wanted) -> Partial:
+        def make_partial_backward(mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> Partial:
             module = backward
             if not all(mask):
                 module = without_tangents(module, num_saved, mask, joint.signature.reached_from)
-            if wanted is not None:
-                module = only_gradients(module, wanted)
+            if needs_input_grad is not None:
+                module = only_gradients(module, needs_input_grad)
             read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
-            return Partial(_compile_late(self.bw_compiler, module, joint, roles.backward(), always), read)
+            return Partial(self._compile_late(module, joint, roles.backward(), always), read)
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
         def make_derived(
-            pattern: tuple[int, ...], wanted: Wanted, at_hand: AtHand, create_graph: bool, gone: frozenset[int]
+            pattern: tuple[int, ...],
+            needs_input_grad: NeedsInputGrad,
+            at_hand: AtHand,
+            create_graph: bool,
+            gone: frozenset[int],
         ) -> Derived:
-            assert derivable is not None
+            assert resumable is not None
             assert config is not None
             derived = self.derive(
-                partitioned, derivable, pattern, wanted, config, at_hand, create_graph=create_graph, gone=gone
+                partitioned, resumable, pattern, needs_input_grad, config, at_hand, create_graph=create_graph, gone=gone
             )
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
@@ -191,17 +216,48 @@ class Pipeline:
             _one_at_a_time(make_partial_backward, lock),
             disable_autocast=engine.is_any_autocast_enabled(),
             needs_grad_mode=not inference and not torch.is_grad_enabled(),
-            make_derived=None if derivable is None else make_derived,
+            make_derived=None if resumable is None else make_derived,
             native=config is not None and config.native,
-            hooked=derivable is not None and derivable.session.has_hooks,
+            hooked=resumable is not None and resumable.session.has_hooks,
         )
+
+    def _compile_late(self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, always: bool) -> Boxed:
+        """Compile a backward, when the check of the arguments is written: it can't take conditions on sizes any more.
+
+        A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
+        """
+        compiler, known = self.bw_compiler, joint.num_guards()
+        made = self._compiled(compiler, module, joint, role, always=always)
+        compiled = made.run
+        if compiler is eager_compiler:
+            return compiled
+        if made.writes_into:
+            careful = dataclasses.replace(role, donated=())
+            make_careful = functools.cache(lambda: self._compiled(compiler, module, joint, careful, always=always).run)
+            compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
+
+        @functools.cache
+        def in_operators() -> Boxed:
+            return call_compiler(eager_compiler, module, joint, role).run
+
+        if joint.num_guards() > known:
+            return in_operators()
+        return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
+
+    def _compiled(
+        self, compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, always: bool
+    ) -> Made:
+        def compile_as(role: GraphRole) -> Made:
+            return call_compiler(compiler, module, joint, role, always=always)
+
+        return compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
 
     def derive(
         self,
         partitioned: Partitioned,
-        derivable: Derivable,
+        resumable: ResumableTrace,
         pattern: tuple[int, ...],
-        wanted: Wanted,
+        needs_input_grad: NeedsInputGrad,
         config: Config,
         at_hand: AtHand,
         *,
@@ -215,16 +271,16 @@ class Pipeline:
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
-        with held, taken(derivable.session.lock), torch.set_grad_enabled(create_graph):
+        with held, taken(resumable.session.lock), torch.set_grad_enabled(create_graph):
             results = list(partitioned.saved_results)
             derivative = Differentiation(
-                derivable,
+                resumable,
                 partitioned.forward,
                 [None if i in gone else node for i, node in enumerate(partitioned.saved_nodes)],
                 results,
                 written,
                 pattern,
-                wanted,
+                needs_input_grad,
                 at_hand,
                 create_graph=create_graph,
             ).run()
@@ -233,7 +289,7 @@ class Pipeline:
             split: Partitioned = self.split(derivative.joint)
             if not derivative.joint.signature.is_inference:
                 split = also_saved(split, self._kept_by_derived(derivative))
-            compiled = self.compile(split, derivative.derivable, config)
+            compiled = self.compile(split, derivative.resumable, config)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
     def _kept_by_derived(self, derivative: Derivative) -> set[str]:
@@ -241,16 +297,22 @@ class Pipeline:
 
         They are in memory anyway, parameters or what the function differentiated had saved.
         """
-        kept = set(derivative.derivable.read_again) | results_read(derivative.joint)
+        kept = set(derivative.resumable.read_again) | results_read(derivative.joint)
         inputs = derivative.joint.placeholders()[: len(derivative.feeds)]
         kept.update(n.name for n, feed in zip(inputs, derivative.feeds, strict=True) if feed.kind == "result")
         if self.partition is not default_partition:
-            valueless = derivative.derivable.valueless
+            valueless = derivative.resumable.valueless
             kept.update(node.name for i, node in enumerate(inputs) if i not in valueless)
         return kept
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _guards(call: FlatCall, captured: Captured) -> Any:
+    from ..cache.guards import described_guards  # late: see `build`
+
+    return described_guards(call, captured.reads, captured.facts)
 
 
 def _one_at_a_time(make: F, lock: Any) -> F:
@@ -300,6 +362,16 @@ def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
     return needed
 
 
+def is_of_capture(error: BaseException) -> bool:
+    """Whether an exception was raised while a function was captured, before any compiler saw it."""
+    from ..tracing.capture import capture_call  # late: see `build`
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not capture_call.__code__:
+        trace = trace.tb_next
+    return trace is not None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Roles:
     """What each half is told about itself."""
@@ -341,32 +413,6 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
             placeholder.meta["val"] = new_fake(
                 partitioned.joint.fake_mode, chosen.shape, chosen.stride, chosen.dtype, chosen.device
             )
-
-
-def _compile_late(
-    compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, always: bool
-) -> Boxed:
-    """Compile a backward, when the check of the arguments is long written: it can't take conditions on sizes any more.
-
-    A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
-    """
-    known = joint.num_guards()
-    made = call_compiler(compiler, module, joint, role, always=always)
-    compiled = made.run
-    if compiler is eager_compiler:
-        return compiled
-    if made.writes_into:
-        careful = dataclasses.replace(role, donated=())
-        make_careful = functools.cache(lambda: call_compiler(compiler, module, joint, careful, always=always).run)
-        compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
-
-    @functools.cache
-    def in_operators() -> Boxed:
-        return call_compiler(eager_compiler, module, joint, role).run
-
-    if joint.num_guards() > known:
-        return in_operators()
-    return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
 
 
 def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int) -> Boxed:

@@ -18,7 +18,16 @@ from ..graph.source import Names
 from ..runtime.decisions import range_text
 from .specialization import Specialization
 
-__all__ = ["SizesSeen", "check_marked", "mark_dynamic", "marked_dims", "size_lines", "size_reads", "static_or_none"]
+__all__ = [
+    "SizesSeen",
+    "check_marked",
+    "floats_read",
+    "mark_dynamic",
+    "marked_dims",
+    "size_lines",
+    "size_reads",
+    "static_or_none",
+]
 
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
@@ -59,16 +68,17 @@ class SizesSeen:
 
     def __init__(self, dynamic: bool | None, open_sizes: Mapping[str, frozenset[int]] | None = None) -> None:
         self.dynamic = dynamic
-        self._open = open_sizes or {}
+        self.open = open_sizes or {}
+        self.varied: frozenset[str] = frozenset()  # lines at which numbers are read that were others before
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
         self._numbers_seen: dict[tuple[str, type], set[str]] = {}
-        self._constants: set[str] = set()
+        self.constants: set[str] = set()
 
     def make_constant(self, paths: Iterable[str]) -> None:
         """These numbers are parts of the program: from now on every value gets a graph of its own."""
-        self._constants.update(paths)
+        self.constants.update(paths)
 
     def close(self) -> None:
         """The function can't be captured with sizes of its own left open: each gets a graph of its own."""
@@ -82,8 +92,8 @@ class SizesSeen:
         """The call with the dimensions, and the lines where numbers are read, that are to be symbolic."""
         if self._hopeless:
             return call
-        if self.dynamic is not False and any(s.decides for s in specializations):
-            call = dataclasses.replace(call, varied=floats_read(specializations))
+        if self.dynamic is not False and (self.varied or any(s.decides for s in specializations)):
+            call = dataclasses.replace(call, varied=self.varied | floats_read(specializations))
         if self.dynamic is not False and not self._closed:
             call = dataclasses.replace(call, sizes=sizes_found(specializations), every_size=bool(self.dynamic))
         numbers = self._numbers(call)
@@ -99,7 +109,7 @@ class SizesSeen:
                 if is_symbolic(size):
                     continue
                 seen[dim].add(size)
-                is_open = size > 1 and dim in self._open.get(call.paths[index], ())
+                is_open = size > 1 and dim in self.open.get(call.paths[index], ())
                 if self.dynamic or is_open or (self.dynamic is None and len(seen[dim] - {0, 1}) > 1):
                     dims[dim] = (None, None)
             dims |= marked_dims(leaf)
@@ -111,12 +121,13 @@ class SizesSeen:
         """The leaves that are integers or floats and were others before; the integers 0 and 1 are never symbolic."""
         found = set()
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
-            if self.dynamic is False or type(leaf) not in (int, float) or path in self._constants:
+            is_static = self.dynamic is False and path not in self.open
+            if is_static or type(leaf) not in (int, float) or path in self.constants:
                 continue
             seen = self._numbers_seen.setdefault((path, type(leaf)), set())
             if math.isfinite(leaf) if type(leaf) is float else 1 < leaf < _LARGEST:
                 seen.add(repr(leaf))
-                if len(seen) > 1 or path in self._open:
+                if len(seen) > 1 or path in self.open:
                     found.add(index)
         return frozenset(found)
 

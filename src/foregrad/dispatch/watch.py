@@ -27,8 +27,9 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
+from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.opaque import is_cached_function
-from ..frontend.reads import ABSENT, Expected, Place, Reads, describe, table_of
+from ..frontend.reads import Reads, ReadSite, table_of
 from ..graph.source import compile_source
 from ..graph.spelling import in_order, literal
 
@@ -79,7 +80,7 @@ class Watch:
         self._add_hooks(modules, own)
         for table, key, name in SWITCHES:
             if id(table) not in own:
-                place = Place(table, "dict", "", "key")
+                place = ReadSite(table, "dict", "", "key")
                 place.items[key] = Expected(table[key])
                 place.name, place.style, place.volatile = name, "self", _PATIENCE
                 self.places.append(place)
@@ -103,7 +104,7 @@ class Watch:
             if not table:
                 self.hook_tables.append(table)
             elif id(table) not in own:
-                place = Place(table, "dict", name, "item")
+                place = ReadSite(table, "dict", name, "item")
                 place.keys = tuple(table)
                 place.items = {key: Expected(value) for key, value in table.items()}
                 self.places.append(place)
@@ -271,7 +272,7 @@ class Watch:
         return _tensor_tree(tensors).check
 
 
-def tensors_in(places: list[Place]) -> list[tuple[Place, Any]]:
+def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:
     """Where tensors were found."""
     return [
         (place, key)
@@ -282,7 +283,7 @@ def tensors_in(places: list[Place]) -> list[tuple[Place, Any]]:
     ]
 
 
-def _item_check(places: list[Place]) -> Check:
+def _item_check(places: list[ReadSite]) -> Check:
     """By one call into C++, and where that can't tell by looking at the places from Python."""
     tree = Tree(tuple(place.holder for place in places))
     slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
@@ -312,7 +313,7 @@ def _and_in_order(check: Check, ordered: list[tuple[dict[Any, Any], list[Any]]])
     return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
 
 
-def _quick_look(place: Place) -> Callable[[], bool] | None:
+def _quick_look(place: ReadSite) -> Callable[[], bool] | None:
     """What says that a place is as it was, or that it may be not; None where nothing is quicker than to look."""
     holder = place.holder
     if place.kind == "set" and type(holder) is set and all(e.kind == "equal" for e in place.items.values()):
@@ -338,18 +339,18 @@ def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:
     return tree
 
 
-def _by_version(place: Place) -> bool:
+def _by_version(place: ReadSite) -> bool:
     if place.kind != "dict" or (place.keys is not None and isinstance(place.holder, collections.OrderedDict)):
         return False  # `move_to_end` is no write
     return (place.volatile < _PATIENCE or place.keys is not None) and versions_tell(place.holder)
 
 
-def _by_items_in_order(place: Place) -> bool:
+def _by_items_in_order(place: ReadSite) -> bool:
     """Whether the tree looks at the items of a dict, and does not see in which order they are."""
     return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
 
 
-def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
+def _few_conditions(places: list[ReadSite], versions: list[int]) -> Check | None:
     """The check in Python, where there is little to check: a tree takes a microsecond for one look at anything."""
     if len(places) > _FEW:
         return None
@@ -382,7 +383,7 @@ def _few_conditions(places: list[Place], versions: list[int]) -> Check | None:
     return compile_source(source, "check", known, label="watch")
 
 
-def _render_place(tree: Tree, index: int, place: Place) -> bool:
+def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
     """Add the check of one place; False when it can only be done in Python."""
     holder = place.holder
     if _by_version(place):
@@ -419,8 +420,8 @@ def _render_place(tree: Tree, index: int, place: Place) -> bool:
     return True
 
 
-def _has_holes(place: Place) -> bool:
-    return any(expected.kind == "absent" for expected in place.items.values())
+def _has_holes(place: ReadSite) -> bool:
+    return any(expected.kind in ("absent", "bound") for expected in place.items.values())
 
 
 def _is_simple(value: Any) -> bool:

@@ -13,6 +13,7 @@ from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
+from .lifted import Lifted
 from .tree import Tree, check_leaves, flatten
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
@@ -28,6 +29,8 @@ class FlatCall:
     `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
     `sizes`: by line, the numbers of elements found there by earlier captures: another one may vary (None: none may);
     `every_size`: each may, from the first capture on.
+    `python_effects`: what the call writes to Python's state is an effect of the compiled call. `fills_caches`: a place
+    that was empty and holds a tensor afterwards is taken for a cache, which an eager call is to fill.
     """
 
     function: Callable[..., Any]
@@ -41,6 +44,8 @@ class FlatCall:
     numbers: frozenset[int] = frozenset()
     sizes: Mapping[str, frozenset[int]] | None = None
     every_size: bool = False
+    python_effects: bool = False
+    fills_caches: bool = False
 
     @property
     def may_open_sizes(self) -> bool:
@@ -57,8 +62,14 @@ def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
     """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for what can't be captured."""
     leaves, tree = flatten((args, dict(kwargs)))
     keywords = tree.children[1]
+    positional, state = list(tree.children[0].children), []
+    if isinstance(function, Lifted):
+        values, *positional = positional
+        named = zip(values.children, function.places, strict=True)
+        state = [path for child, place in named for path in child.paths(place.path)]
     paths = [
-        *(p for i, child in enumerate(tree.children[0].children) for p in child.paths(f"args[{i}]")),
+        *state,
+        *(p for i, child in enumerate(positional) for p in child.paths(f"args[{i}]")),
         *(
             path
             for name, text, child in zip(keywords.context, key_texts(keywords.context), keywords.children, strict=True)

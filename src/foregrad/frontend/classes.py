@@ -1,12 +1,15 @@
-"""What a class holds itself: methods, special ones, slots, options."""
+"""What a class holds itself: methods, special ones, slots, options; the functions that a module holds."""
 
 from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["CODE_OF_CLASSES", "MAKERS", "is_method", "is_slot", "special_names", "values_of"]
+__all__ = ["CODE_OF_CLASSES", "MAKERS", "functions_held_by", "is_method", "is_slot", "special_names", "values_of"]
 
+_MOST_HELD = 100  # items of a container that are looked at
 MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 CODE_OF_CLASSES = (
     staticmethod,
@@ -40,3 +43,14 @@ def values_of(cls: type) -> set[str]:
 
 def is_slot(cls: type, name: str) -> bool:
     return isinstance(getattr(cls, name, None), types.MemberDescriptorType)
+
+
+def functions_held_by(module: Any) -> Iterator[types.FunctionType]:
+    """The functions among a module's own attributes, and in lists, tuples and dicts there; PyTorch's apart."""
+    for held in list(vars(module).values()):
+        values = held.values() if type(held) is dict else held if type(held) in (list, tuple) else (held,)
+        for value in list(values)[:_MOST_HELD]:
+            while isinstance(value, (types.MethodType, functools.partial)):
+                value = value.__func__ if isinstance(value, types.MethodType) else value.func
+            if isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] != "torch":
+                yield value

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 __all__ = ["CodeNames", "names_of"]
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+_STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
 _ASKS = {"getattr", "hasattr"}
 _NAMES_ANYTHING = {"vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict", "dir"}
 _NAMESPACE = {"globals", "eval", "exec"}
@@ -99,6 +100,8 @@ def _loaded(code: types.CodeType) -> tuple[set[str], set[tuple[str, int]], set[t
             loaded.add(instruction.argval)
             if instruction.argval == "id":
                 compares.add(())
+        elif instruction.opname in _STORES:
+            loaded.add(instruction.argval)
         elif instruction.opname == "IMPORT_NAME":  # the level and what is taken from it were pushed before
             level = before[-2].argval if len(before) > 1 else 0
             imports.add((instruction.argval, level if isinstance(level, int) else 0))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import gc
-import math
 import operator
 import threading
 import types
@@ -20,103 +19,19 @@ from typing import Any
 
 import torch
 
+from .._torch.fakes import FakeTensor
 from ..graph.slots import Closure
 from ..graph.spelling import key_text
-from .opaque import asked_of, is_number_of_numpy, state_of, used_up
+from .expected import ABSENT, PLAIN, Expected, Strong, describe, is_plain, stored
+from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
+from .opaque import asked_of, state_of, used_up
 from .sources import Source
 
-__all__ = ["ABSENT", "Expected", "Place", "Reads", "items_in"]
+__all__ = ["ReadSite", "Reads", "items_in", "keys_in"]
 
 _MOST_ITEMS = 10_000
+_NOTHING_INSIDE = PLAIN | {type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType}
 _CONTAINERS = (dict, list, set, collections.deque)
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-ABSENT = _Absent()
-
-_PLAIN = {
-    int,
-    float,
-    str,
-    bool,
-    bytes,
-    complex,
-    type(None),
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    range,
-    slice,
-}
-
-
-_NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # what is met most often, told at once
-_NOTHING_INSIDE = _PLAIN | {type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType}
-
-
-class Expected:
-    """What was found in a place: `holds(now)` says whether another look finds the same."""
-
-    __slots__ = ("kind", "pinned", "text", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value: Any
-        self.pinned: Any = None
-        if value is ABSENT:
-            self.kind, self.value = "absent", None
-        elif isinstance(value, torch.Tensor):
-            self.kind, self.value, self.pinned = "tensor", type(value), value
-        elif is_plain(value):
-            self.kind, self.value = "equal", value
-        else:
-            self.kind = "same"
-            try:
-                self.value = weakref.ref(value)
-            except TypeError:
-                self.value = _Strong(value)
-        self.text = None if self.kind == "equal" else describe(value)
-
-    def holds(self, now: Any) -> bool:
-        if self.kind == "equal":
-            return same_value(self.value, now)
-        if self.kind == "same":
-            return now is not None and self.value() is now
-        if self.kind == "tensor":
-            return type(now) is self.value
-        return now is ABSENT
-
-    def before(self) -> Any:
-        """What was found, while the capture lasts."""
-        if self.kind == "absent":
-            return ABSENT
-        return self.pinned if self.kind == "tensor" else self.value if self.kind == "equal" else self.value()
-
-    def pin(self, now: Any) -> None:
-        """Keep the plain object found now: it is compared by identity."""
-        if self.kind == "equal":
-            self.pinned = now
-
-    def describe(self) -> str:
-        return self.text if self.text is not None else describe(self.value)
-
-
-class _Strong:
-    """Like a weak reference, for what has none (lists, dicts, built-in methods)."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        return self.value
 
 
 def table_of(value: Any) -> Any:
@@ -132,71 +47,19 @@ def table_of(value: Any) -> Any:
 def items_in(container: Any) -> list[tuple[Any, Any]]:
     """What is in a dict, in its order, or in a list: as it is stored, whatever methods of a subclass say of it."""
     if not isinstance(container, dict):
-        return list(enumerate(container))
-    return [(key, dict.get(container, key)) for key in _keys_in(container)]
+        return list(enumerate(stored(container)))
+    return [(key, dict.get(container, key)) for key in keys_in(container)]
 
 
-def _keys_in(container: Any) -> tuple[Any, ...]:
+def keys_in(container: Any) -> tuple[Any, ...]:
     """The keys of a dict as they are stored; None for each item of another container."""
     if not isinstance(container, dict):
-        return (None,) * len(container)
+        return (None,) * len(stored(container))
     kind = collections.OrderedDict if isinstance(container, collections.OrderedDict) else dict
     return tuple(kind.keys(container))
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a value is immutable and compared by what it is, not by which object it is."""
-    cls = type(value)
-    if cls in _PLAIN:
-        return True
-    if cls in _NOT_PLAIN:
-        return False
-    if cls is tuple or cls is frozenset:
-        return all(isinstance(item, type) or is_plain(item) for item in value)
-    return is_number_of_numpy(value)
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Equal, of the same type, down to the items of tuples; NaN is NaN and -0.0 is not 0.0."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, type):
-        return a is b
-    if type(a) is float:
-        return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (math.isnan(a) and math.isnan(b))
-    if type(a) is tuple:
-        return len(a) == len(b) and all(map(same_value, a, b))
-    if type(a) is complex:
-        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
-    if type(a) is frozenset:
-        return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
-    if is_number_of_numpy(a):
-        return bool(a.tobytes() == b.tobytes())
-    if type(a) is range:  # ranges are equal by their items, whatever they were made of
-        return (a.start, a.stop, a.step) == (b.start, b.stop, b.step)
-    if type(a) is slice:
-        return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
-    return bool(a == b)
-
-
-def describe(value: Any) -> str:
-    """Short text for messages."""
-    if isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__}"
-    if isinstance(value, (types.FunctionType, type)):
-        return f"{value.__qualname__} (at {id(value):#x})"
-    if not is_plain(value) and value is not ABSENT:
-        return f"a {type(value).__name__} (at {id(value):#x})"  # its repr may run code of the user's
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of too many digits
-        text = key_text(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-class Place:
+class ReadSite:
     """One place: `kind` is "dict", "list", "set", "object" (looked at by attribute) or "asked" (through `ask`). `style`
     is how people write it: `name.key`, `name[key]`, `key` alone, or `name` alone.
     """
@@ -248,7 +111,7 @@ class Place:
 
     def difference(self) -> tuple[str, str, str] | None:
         """(path, what was there, what is there now) of the first item that is not as it was."""
-        if self.keys is not None and (keys := _keys_in(self.holder)) != self.keys:
+        if self.keys is not None and (keys := keys_in(self.holder)) != self.keys:
             if len(keys) != len(self.keys):
                 return f"len({self.name})", str(len(self.keys)), str(len(keys))
             return f"keys of {self.name}", describe(self.keys), describe(keys)
@@ -267,7 +130,7 @@ class Place:
 
     def drop_changed(self) -> None:
         """Forget the first item that differs."""
-        if self.keys is not None and _keys_in(self.holder) != self.keys:
+        if self.keys is not None and keys_in(self.holder) != self.keys:
             self.keys = None
         elif self.copy is not None:
             self.copy = None
@@ -284,25 +147,26 @@ class Reads:
     """All places a function looked at."""
 
     def __init__(self) -> None:
-        self.places: dict[int, Place] = {}
-        self._made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
+        self.places: dict[int, ReadSite] = {}
+        self.made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
         self._early: dict[int, tuple[Any, dict[str, Any]]] = {}  # of tables: what was in them when first met
         self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
         self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # the same of modules
+        self.lifted: set[tuple[int, Any]] = set()  # places, by holder and key, that are arguments: they may vary
         self.class_attributes: dict[tuple[type, str], Any] = {}
         self.compares_identity = False  # code asks whether two objects are one
 
-    def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> Place:
+    def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> ReadSite:
         found = self.places.get(id(holder))
         if found is None:
-            found = self.places[id(holder)] = Place(holder, kind, name, style, owner)
+            found = self.places[id(holder)] = ReadSite(holder, kind, name, style, owner)
         return found
 
-    def add(self, place: Place, key: Any, value: Any) -> bool:
+    def add(self, place: ReadSite, key: Any, value: Any) -> bool:
         """Note that `value` was found there; whether that is news."""
-        if key in place.items or key in place.absent:
+        if key in place.items or key in place.absent or (id(place.holder), key) in self.lifted:
             return False
         early = self._early.get(id(place.holder))
         if early is not None:
@@ -316,7 +180,7 @@ class Reads:
         if is_plain(value) or isinstance(value, (torch.Tensor, type, types.FunctionType)):
             return
         if isinstance(value, tuple):
-            for index, item in enumerate(value):
+            for index, item in enumerate(stored(value)):
                 self.contents(item, f"{name}[{index}]")
         if id(value) in self.places:
             return
@@ -330,7 +194,7 @@ class Reads:
         if kind == "set":
             place.items[None] = Expected(frozenset(value))
             return
-        place.keys = _keys_in(value)
+        place.keys = keys_in(value)
         items = items_in(value)
         if len(items) > _MOST_ITEMS:
             place.copy = [item for _, item in items]
@@ -384,9 +248,13 @@ class Reads:
             if place.kind not in ("dict", "list", "object"):
                 continue
             for key, expected in place.items.items():
-                if expected.kind == "tensor" and place.look(key) is tensor:
+                if expected.kind != "tensor" and type(expected.value) is not Strong:
+                    continue
+                inside = _way_to(tensor, place.look(key))
+                if inside is not None:
                     step = ("attr" if place.kind == "object" else "item", key)
-                    return Source(Closure(place.path(key)), place.holder, (step,))
+                    path = place.path(key) + "".join(f"[{index}]" for _, index in inside)
+                    return Source(Closure(path), place.holder, (step, *inside))
         return None
 
     def watch_use(self, value: Any, name: str) -> bool:
@@ -414,20 +282,27 @@ class Reads:
         try:
             reference = weakref.ref(value)
         except TypeError:
-            reference = _Strong(value)
+            reference = Strong(value)
         self.shapes.setdefault(id(value), (reference, type(value), table_of(value)))
 
     # ---------------------------------------------------------------- modules
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """The attribute of a module is about to be read."""
-        if name in _HOOKS:
+        if name in HOOKS:
             return  # see Watch: all hooks of all modules
-        if (id(module), name) in self._noted or id(module) in self._made_here:
+        if (id(module), name) in self._noted or id(module) in self.made_here:
+            return
+        if isinstance(module, torch.jit.ScriptModule):
+            found = scripted_place(module, name)
+            if found is not None and found[1] == "object":
+                self.note_scripted(found[0], name)
+            elif found is not None:
+                self.add(self.place(found[0], found[1], type(module).__name__, "attr"), name, found[2])
             return
         own = object.__getattribute__(module, "__dict__")
         if name == "call_super_init" or "_modules" not in own:  # the first thing that a module's constructor reads
-            self._made_here[id(module)] = module
+            self.made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
         if id(module) not in self.modules:
@@ -438,13 +313,15 @@ class Reads:
         place = self.place(own, "dict", type(module).__name__, "attr", id(module))
         if name in own:
             value = own[name]
-            if name in _TABLES:
+            if type(value) is FakeTensor:
+                return  # the function has written to it before
+            if name in TABLES:
                 place.items.setdefault(name, Expected(value))
                 self._whole_table(module, value)
             else:
                 self.add(place, name, value)
             return
-        for table_name in _TABLES:
+        for table_name in TABLES:
             table = own.get(table_name)
             if table is not None and name in table:
                 place.items.setdefault(table_name, Expected(table))
@@ -453,11 +330,19 @@ class Reads:
         self.class_attributes.setdefault((type(module), name), None)
         place.lacks(name)
 
+    def note_scripted(self, state: Any, name: str) -> None:
+        """Compiled code of TorchScript reads an attribute of `state`, in C++."""
+        value = getattr(state, name)
+        if isinstance(value, (list, dict, tuple)):
+            self.ask(ScriptedAttribute(state, name), f"{name} of a scripted module", ScriptedAttribute.contents)
+        else:
+            self.add(self.place(state, "object", "a scripted module", "attr"), name, value)
+
     def _whole_table(self, module: torch.nn.Module, table: dict[str, Any]) -> None:
         place = self.place(table, "dict", type(module).__name__, "attr", id(module))
         place.keys = tuple(table)
         for key, value in table.items():
-            if key not in _HOOKS and key not in _TABLES:
+            if key not in HOOKS and key not in TABLES:
                 self.add(place, key, value)
 
     def objects_of_modules(self) -> list[tuple[Any, str]]:
@@ -467,7 +352,7 @@ class Reads:
             for place in self.places.values()
             if place.owner is not None
             for key, expected in place.items.items()
-            if expected.kind == "same" and key not in _TABLES
+            if expected.kind in ("same", "bound") and key not in TABLES
         ]
 
     def name_modules(self, names: dict[int, str]) -> None:
@@ -477,21 +362,17 @@ class Reads:
                 place.name = names[place.owner]
 
 
+def _way_to(tensor: torch.Tensor, value: Any, depth: int = 3) -> tuple[tuple[str, int], ...] | None:
+    """The steps from a value to a tensor, which it is, or which is in a tuple there."""
+    if value is tensor:
+        return ()
+    if isinstance(value, tuple) and depth:
+        for index, item in enumerate(stored(value)):
+            inside = _way_to(tensor, item, depth - 1)
+            if inside is not None:
+                return ("item", index), *inside
+    return None
+
+
 _DEEP = 5
 _FEW_ITEMS = 1_000
-_TABLES = ("_parameters", "_buffers", "_modules")
-_HOOKS = {
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks_with_kwargs",
-    "_is_full_backward_hook",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_non_persistent_buffers_set",
-}

@@ -32,10 +32,11 @@ import torch
 from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
+from .expected import ABSENT, Expected, is_plain
 from .libraries import asked_of_module, keeps_options, loggers_of, referent
-from .reads import ABSENT, Expected, Place, Reads, is_plain, items_in, table_of
+from .reads import Reads, ReadSite, items_in, table_of
 
-__all__ = ["Scan"]
+__all__ = ["BAGS", "Scan", "is_outside"]
 
 _LIBRARIES = (
     "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
@@ -50,7 +51,7 @@ _DEEPEST = 8
 _DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
 # Classes of libraries whose objects are nothing but their attributes.
-_BAGS = (
+BAGS = (
     types.SimpleNamespace,
     argparse.Namespace,
     optparse.Values,
@@ -76,7 +77,7 @@ class Scan:
         self.names: set[str] = set()
         self.probed: set[str] = set()  # those that may be missing where they are asked for
         self.makes_up_names = False
-        self.asking_types: list[dict[str, Any]] = []  # globals of code that calls `type`
+        self.loads: list[tuple[dict[str, Any], frozenset[str]]] = []  # globals of code, and those that it loads
         self.asks_for_class = False  # some code names `__class__`, or dispatches on it
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
@@ -109,7 +110,7 @@ class Scan:
             return
         self._paths[id(module)] = path
         # As they are stored: asking the module would count as the function's own reading.
-        for name, part in object.__getattribute__(module, "__dict__")["_modules"].items():
+        for name, part in object.__getattribute__(module, "__dict__").get("_modules", {}).items():
             if part is not None:
                 self._name_parts(part, f"{path}.{name}" if path else name)
 
@@ -173,13 +174,12 @@ class Scan:
         if self._rank <= 1:
             self._called |= code.others
         namespace, others = function.__globals__, code.others
-        if "type" in code.loaded:
-            self.asking_types.append(namespace)
+        self.loads.append((namespace, code.loaded))
         self.asks_for_class = self.asks_for_class or "__class__" in others
         self._globals(namespace, code.loaded, others)
         if code.whole_namespace:
             self._globals(namespace, frozenset(others), others)
-        for name, level in code.imports:
+        for name, level in sorted(code.imports):
             self._imported(namespace, name, level, others)
         if function.__dict__:
             self._objects.append((function, function.__name__, 0, self._rank, set()))
@@ -206,7 +206,7 @@ class Scan:
 
     def _globals(self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str]) -> None:
         place = self.reads.place(namespace, "dict", "", "key")
-        for name in loaded:
+        for name in in_order(loaded):
             if name in namespace:
                 value = namespace[name]
                 self.reads.add(place, name, value)
@@ -246,7 +246,7 @@ class Scan:
             self._names_outside(module, names)
             return
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
-        for name in names & vars(module).keys():
+        for name in in_order(names & vars(module).keys()):
             value = vars(module)[name]
             if self.reads.add(place, name, value):
                 if isinstance(value, types.ModuleType):
@@ -308,7 +308,7 @@ class Scan:
                     makers = MAKERS | _CALLED_BY_AUTOGRAD if issubclass(base, torch.autograd.Function) else MAKERS
                     for maker in makers & base.__dict__.keys():
                         self.function(base.__dict__[maker], f"{name}.{maker}")
-        elif isinstance(value, _BAGS) or not is_outside(type(value).__module__):
+        elif isinstance(value, BAGS) or not is_outside(type(value).__module__):
             if self._is_new(value) and depth <= _DEEPEST:
                 self._object(value, name, depth)
         else:
@@ -399,7 +399,7 @@ class Scan:
         if isinstance(value, type):
             return names & value.__dict__.keys()
         if isinstance(value, threading.local):
-            return names
+            return names - self._attributes_of(threading.local)
         table = table_of(value)
         there = names & self._slots_of(type(value))
         return there if table is None else there | (names & table.keys())
@@ -414,7 +414,7 @@ class Scan:
             names |= self._slots_of(type(value))
         if table is None:
             return names
-        if self.makes_up_names or isinstance(value, _BAGS):
+        if self.makes_up_names or isinstance(value, BAGS):
             if type(table) is dict and not isinstance(value, threading.local):
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
                 place.keys = self.reads.keys_of(table)
@@ -476,7 +476,7 @@ class Scan:
             self.visit(item, f"{name}.{attribute}")
         return True
 
-    def _class_table(self, cls: type) -> Place:
+    def _class_table(self, cls: type) -> ReadSite:
         """The dict behind a class's `__dict__`, whose writes CPython counts."""
         return self.reads.place(gc.get_referents(cls.__dict__)[0], "dict", cls.__name__, "attr")
 

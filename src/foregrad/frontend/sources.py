@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
+from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param, Slot
 from ..graph.spelling import attribute, item, key_text
+from .expected import stored
 
 __all__ = ["Source", "find_sources"]
 
@@ -169,17 +171,22 @@ def _children(visit: _Visit) -> list[_Visit]:
             if _interesting(item)
         ]
     if isinstance(value, (list, tuple)):
-        return [_step(visit, "item", i, item, f"[{i}]") for i, item in enumerate(value) if _interesting(item)]
+        return [_step(visit, "item", i, item, f"[{i}]") for i, item in enumerate(stored(value)) if _interesting(item)]
     if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
         if str(getattr(value, "__module__", "")).partition(".")[0] == "torch":
             return []
         return _roots(value, _function_name(value))
-    if isinstance(value, types.ModuleType) or type(value).__module__.partition(".")[0] in ("torch", "builtins"):
+    if isinstance(value, types.ModuleType) or not _has_attributes(type(value).__module__):
         return []
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return []
     return [_attribute_step(visit, name, item) for name, item in attributes.items() if _interesting(item)]
+
+
+def _has_attributes(module: str) -> bool:
+    """Whether the attributes of objects of a module's classes are looked at: of PyTorch's, those of distributions."""
+    return module.partition(".")[0] not in ("torch", "builtins") or module.startswith("torch.distributions.")
 
 
 def _module_children(visit: _Visit) -> list[_Visit]:
@@ -193,6 +200,10 @@ def _module_children(visit: _Visit) -> list[_Visit]:
     for name, value in module.__dict__.items():
         if not (type(name) is str and name.startswith("_")) and _interesting(value):
             children.append(_attribute_step(visit, name, value))
+    if isinstance(module, torch.jit.ScriptModule):
+        for name in attributes_of(module):
+            if _interesting(value := getattr(module, name)):
+                children.append(_attribute_step(visit, name, value))
     return children
 
 

@@ -58,7 +58,8 @@ class JointGraph:
         """The inputs that autograd is to know about: to others no gradient flows, as in eager."""
         signature = self.signature
         inputs = enumerate(signature.inputs)
-        differentiable = [i for i, info in inputs if info.requires_grad or info.becomes_differentiable]
+        marked = signature.marked
+        differentiable = [i for i, info in inputs if info.requires_grad or i in marked]
         if self.backward_error is not None or self.failing:
             # To which ones it would is not known, but for those that nothing leads to.
             reached = signature.reached_from

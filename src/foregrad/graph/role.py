@@ -10,9 +10,10 @@ import dataclasses
 
 from torch import fx
 
-__all__ = ["GraphRole", "role_of"]
+__all__ = ["PREPARED", "GraphRole", "role_of"]
 
 _KEY = "foregrad"
+PREPARED = "foregrad prepared"  # in the `meta` of a graph that a backend's `prepare_joint` gave, or made of one
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,12 +27,15 @@ class GraphRole:
       attribute `output_strides` (a list with a tuple or None for each output), if it isn't what the graph says.
     * `donated`: positions of a backward's inputs that nobody reads afterwards. A compiled function that writes there
       says so by its attribute `writes_into` (their positions), and is only called while nobody else has those.
+    * `tag`: for a graph with symbolic sizes, what a compiler that keeps compiled graphs from process to process must
+      make a part of its key; "" where it may keep none.
     """
 
     phase: str
     static_inputs: tuple[int, ...] = ()
     visible_outputs: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
+    tag: str = dataclasses.field(default="", repr=False)
 
     def put_on(self, gm: fx.GraphModule) -> None:
         gm.meta[_KEY] = self

@@ -7,11 +7,12 @@ that knows how slots are laid out in the graphs' argument and output lists.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import Any
 
+from .effect_log import BumpVersion, Detach, Effect, InplaceView, MarkRequiresGrad, ViewStep, Write
 from .effects import BackwardEffects, CheckInfo
 from .meta import TensorSpec
+from .python_effects import PythonWrite
 from .slots import Live, Slot, Tangent
 
 __all__ = [
@@ -19,19 +20,15 @@ __all__ = [
     "BaseOf",
     "ConstantOutput",
     "DecisionInfo",
+    "GradientPaths",
     "GraphOutput",
     "InputInfo",
     "InputOutput",
     "MemoryOf",
-    "MetadataWrite",
     "OutputInfo",
-    "Reach",
     "Replacement",
     "Signature",
     "SizeSymbol",
-    "Update",
-    "ViewStep",
-    "When",
 ]
 
 
@@ -54,9 +51,7 @@ class InputInfo:
     """One tensor input of the graphs.
 
     `argument` is the position among the flattened arguments of the call, or None when the function reached the tensor
-    by itself; then `source` says how to read it. `becomes_differentiable`: the function called `requires_grad_()` on
-    it. `detached`: it called `detach_()` or `requires_grad_(False)`. `marked`: it called
-    `requires_grad_()` on a view that required grad already, as its base did. `number`: it is an argument of this type
+    by itself; then `source` says how to read it. `number`: it is an argument of this type
     (int or float), no tensor; an int goes into the graphs as it is, a float as a tensor of no dimension, which is what
     `spec` says.
     """
@@ -67,37 +62,7 @@ class InputInfo:
     is_leaf: bool
     argument: int | None = None
     source: Any = None
-    becomes_differentiable: bool = False
-    detached: bool = False
-    marked: bool = False
     number: type | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MetadataWrite:
-    """An in-place change of an input's sizes, done again on the real input: `op(input, *args)`."""
-
-    input: int
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    grad_enabled: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Update:
-    """An input whose elements were written: `output` is the graph output that holds its new value.
-
-    That has the sizes the input came with, or, when gradients flow through the write, those it has after the call,
-    unless it is `first`. `differentiable`: gradients flow through the write. `counted`: the write moves the version
-    counter (a write through `.data` does not). `first`: the write comes before the input's sizes are changed.
-    """
-
-    input: int
-    output: int
-    differentiable: bool
-    counted: bool = True
-    first: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,28 +90,6 @@ class SizeSymbol:
     symbol: Any
     input: int
     dim: int | None
-
-
-class When(enum.IntEnum):
-    """When a view of an input is taken: autograd can tell whether that was before a write or a `requires_grad_()`."""
-
-    AT_FIRST = 0  # before the input is marked as requiring grad
-    BEFORE_WRITES = 1
-    BEFORE_MARKS = 2  # after it was written, before it is marked
-    AT_LAST = 3
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ViewStep:
-    """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
-
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    index: int | None
-    call: int
-    grad_enabled: bool
-    when: When = When.AT_LAST
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,7 +125,8 @@ class GraphOutput(OutputInfo):
 class AliasOutput(OutputInfo):
     """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
 
-    `leaf`: eager returns a leaf that requires grad. `leaf_base`: so is the graph output that it views.
+    `leaf`: eager returns a leaf that requires grad. `before_mark`: so is the graph output that it
+    views, and so many of the steps were taken before that was made one.
     `after_replacement`: the input has taken another tensor's memory over, and this is a view of that. `memory`: the
     view itself has taken that tensor's memory over, by `set_` if
     `memory_is_set`, which leaves no derivative if `memory_is_barred`. `history`: the graph output that has
@@ -200,7 +144,7 @@ class AliasOutput(OutputInfo):
     memory: OutputInfo | None = None
     memory_is_set: bool = False
     memory_is_barred: bool = False
-    leaf_base: bool = False
+    before_mark: int | None = None
     of_detached: bool = False
 
 
@@ -220,7 +164,7 @@ class Replacement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reach:
+class GradientPaths:
     """The outputs (positions in `differentiable`) from which autograd has a path to an input.
 
     `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
@@ -239,7 +183,7 @@ class Reach:
             return True
         return any(not (present.isdisjoint(a) or present.isdisjoint(b)) for a, b in self.pairs)
 
-    def of_outputs(self, kept: list[int]) -> Reach:
+    def of_outputs(self, kept: list[int]) -> GradientPaths:
         """The same where only the outputs at these positions are left."""
         number = {old: new for new, old in enumerate(kept)}
 
@@ -247,7 +191,7 @@ class Reach:
             return frozenset(number[i] for i in positions if i in number)
 
         pairs = tuple((of(a), of(b)) for a, b in self.pairs)
-        return Reach(of(self.outputs), of(self.custom), pairs, of(self.paired))
+        return GradientPaths(of(self.outputs), of(self.custom), pairs, of(self.paired))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,19 +215,27 @@ class Signature:
     * `checks`: operators without results, to be run in their order with the decisions.
     * `in_backward`: what the backward does besides giving gradients.
     * `generators`: what the forward draws from, when it `may_stop`: put back then.
+    * `made_generators`: random generators that the function makes and draws from, and their states at the beginning.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead
       there, inputs that they lead to), as bits.
     * `settings`: what the function sets for what comes after it (grad mode, autocast): names and values.
+    * `settings_inside`: those that the graph runs under, where they are others than its call's.
     * `retained`: positions in `outputs` that keep their gradient (`retain_grad()`); `retained_inputs`: inputs that do.
+    * `hooks`: (position in `outputs`, hook) that a call puts there; `hooked_inside`: positions in `outputs` of those
+      with hooks that the backward graph runs.
+    * `parameters`: positions in `outputs` of those that are `torch.nn.Parameter`s and no inputs.
+    * `attributes`: (position in `outputs`, name, value) of what the function sets on results that are no inputs.
     * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
     * `new_leaves`: (graph output that is a leaf the function makes, the graph outputs that were computed from it).
-    * `counted`: inputs whose version counter moves although `updates` writes none of their elements. `counted_along`:
-      those that move along with another input, which is counted, or changes its sizes, or has no elements to write.
-    * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec).
+    * `log`: what the call does to the inputs, in order.
+    * `counted_along`: inputs whose version counter moves along with another one's, none of their elements written.
+    * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
+      of the values that are written to Python's state, in the order of `written_spec`.
+    * `python_writes`: these writes, in their order.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -293,30 +245,61 @@ class Signature:
     tangent_specs: tuple[TensorSpec, ...]
     gradients: tuple[bool, ...]
     runtime_views: frozenset[int]
-    updates: tuple[Update, ...]
-    metadata_writes: tuple[MetadataWrite, ...]
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
+    log: tuple[Effect, ...] = ()
     replacements: tuple[Replacement, ...] = ()
-    counted: tuple[int, ...] = ()
     counted_along: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
     other_mode: tuple[int, ...] = ()
-    reached_from: tuple[Reach, ...] = ()
+    reached_from: tuple[GradientPaths, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()
+    made_generators: tuple[tuple[Any, Any], ...] = ()
     symbols: tuple[SizeSymbol, ...] = ()
     saving: tuple[tuple[int, int], ...] = ()
     settings: tuple[tuple[str, Any], ...] = ()
+    settings_inside: tuple[tuple[str, Any], ...] = ()
     retained: tuple[int, ...] = ()
     retained_inputs: tuple[int, ...] = ()
+    hooks: tuple[tuple[int, Any], ...] = ()
+    hooked_inside: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
+    attributes: tuple[tuple[int, str, Any], ...] = ()
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
     new_leaves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     checks: tuple[CheckInfo, ...] = ()
     in_backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
+    python_writes: tuple[PythonWrite, ...] = ()
+    written_spec: Any = None
+
+    @property
+    def updates(self) -> tuple[Write, ...]:
+        """The inputs whose elements are written, but for writes to views of them."""
+        return tuple(effect for effect in self.log if isinstance(effect, Write) and not effect.steps)
+
+    @property
+    def reshaped(self) -> frozenset[int]:
+        """Inputs whose sizes change."""
+        return frozenset(effect.input for effect in self.log if isinstance(effect, InplaceView))
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """Inputs whose version counter moves though no element is written."""
+        return frozenset(effect.input for effect in self.log if isinstance(effect, BumpVersion))
+
+    @property
+    def detached(self) -> frozenset[int]:
+        return frozenset(effect.input for effect in self.log if isinstance(effect, Detach))
+
+    @property
+    def marked(self) -> frozenset[int]:
+        """Inputs that `requires_grad_()` is called on."""
+        marks = (effect for effect in self.log if isinstance(effect, MarkRequiresGrad) and not effect.steps)
+        return frozenset(effect.input for effect in marks)
 
     @property
     def may_stop(self) -> bool:

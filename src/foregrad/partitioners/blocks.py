@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from .classify import Kind
+from .cut import required_by_backward
 from .index import JointIndex
 from .liveness import Storages
 
@@ -44,7 +45,9 @@ def find_blocks(index: JointIndex, storages: Storages, cost: Sequence[int]) -> B
     passing = _passing(index, storages, order)
     shared = _shared(passing, len(order))
     sizes = [sum(storages.size[r] for r in live if r not in shared) for live in passing]
-    places = _waists(sizes, passing, shared, order, cost)
+    places = _waists(sizes, passing, shared)
+    if len(places) > _MOST_BLOCKS:
+        places = _thinned(index, storages, places, [passing[k] - shared for k in places], cost)
     waists = [frozenset(), *(frozenset(passing[k] - shared) for k in places)]
     of = [SHARED] * len(index)
     block, ends = 0, [*places, len(order)]
@@ -100,10 +103,8 @@ def _shared(passing: list[set[int]], count: int) -> set[int]:
     return {r for r, times_alive in times.items() if 2 * times_alive > count}
 
 
-def _waists(
-    sizes: list[int], passing: list[set[int]], shared: set[int], order: list[int], cost: Sequence[int]
-) -> list[int]:
-    """The places of the waists, at most `_MOST_BLOCKS` of them, spread by what the blocks cost."""
+def _waists(sizes: list[int], passing: list[set[int]], shared: set[int]) -> list[int]:
+    """The places of the waists."""
     found: list[int] = []
     before: set[int] = set()
     for k, size in enumerate(sizes[:-1]):
@@ -116,7 +117,34 @@ def _waists(
         else:
             found.append(k)
         before = live
-    if len(found) <= _MOST_BLOCKS:
-        return found
-    step = -(-len(found) // _MOST_BLOCKS)
-    return found[step - 1 :: step]
+    return found
+
+
+def _thinned(
+    index: JointIndex, storages: Storages, places: list[int], waists: list[set[int]], cost: Sequence[int]
+) -> list[int]:
+    """At most `_MOST_BLOCKS` of the places: each second, say, and those whose values are dearest to compute again.
+
+    A waist's values are saved, so what leads to them alone does not run again: the last product of a layer, where the
+    waist is the layer's result.
+    """
+    step = -(-len(places) // _MOST_BLOCKS)
+    there = set(required_by_backward(index)).union(*waists)
+    spared = [_spared(index, storages, waist, there, cost) for waist in waists]
+    phase = max(range(step), key=lambda k: (sum(spared[k::step]), k))
+    return places[phase::step]
+
+
+def _spared(index: JointIndex, storages: Storages, waist: set[int], there: set[int], cost: Sequence[int]) -> int:
+    """The cost of what only the values of a waist need, from what is `there` anyway."""
+    found, seen = 0, set(waist)
+    waiting = list(waist)
+    while waiting:
+        i = waiting.pop()
+        found += cost[i]
+        for operand in index.operands[i]:
+            if operand not in seen and index.kinds[operand] not in _NOWHERE:
+                seen.add(operand)
+                if operand not in there and storages.root[operand] not in there:
+                    waiting.append(operand)
+    return found

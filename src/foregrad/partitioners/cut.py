@@ -68,11 +68,13 @@ def cheapest_residuals(
     for i in range(len(index) - 1, -1, -1):
         if wanted[i] or certain[i]:
             wanted[i] = not free[i]
+            if free[i] and save[i] == 0 and index.kinds[i] not in _ALWAYS_THERE and not _follows(index, redo, free, i):
+                chosen.append(i)  # an output, say: kept by the caller, and computed again unless it is listed
             if wanted[i] and redo[i] < NEVER:
                 for operand in index.operands[i]:
                     wanted[operand] = 1
     undecided = [i for i, bit in enumerate(wanted) if bit]
-    return sorted(chosen + _cut(index, save, redo, undecided, certain)) if undecided else chosen
+    return sorted({*chosen, *(_cut(index, save, redo, undecided, certain) if undecided else ())})
 
 
 def _certainly_saved(index: Dependencies, save: Sequence[int], redo: Sequence[int], certain: bytearray) -> list[int]:
@@ -103,6 +105,14 @@ def _free(index: Dependencies, save: Sequence[int], redo: Sequence[int], chosen:
         if not free[i]:
             free[i] = save[i] == 0 or (redo[i] == 0 and all(map(free.__getitem__, reads)))
     return free
+
+
+_ALWAYS_THERE = (Kind.INPUT, Kind.CONSTANT)
+
+
+def _follows(index: Dependencies, redo: Sequence[int], free: bytearray, i: int) -> bool:
+    """Whether node i follows at no price from what the backward has."""
+    return redo[i] == 0 and all(map(free.__getitem__, index.operands[i]))
 
 
 def _cut(

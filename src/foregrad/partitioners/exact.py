@@ -143,7 +143,11 @@ class _Model:
             for r in self.reads[u]:
                 self.readers.setdefault(r, []).append(u)
         parts = storages.results
-        self.unread = {u: sum(n for r, n in parts.get(u, ()) if r not in self.results[u]) for u in self.operators}
+        # Bytes in use while an operator is computed again, beside the values that it makes.
+        self.unread = {
+            u: sum(n for r, n in parts.get(u, ()) if r not in self.results[u]) + storages.workspace[u]
+            for u in self.operators
+        }
 
     def _values_read(self, i: int) -> frozenset[int]:
         index = self.space.index
@@ -164,7 +168,7 @@ class _Model:
             reads = self._values_read(i)
             if reads:
                 own = sum(size for _, size in storages.results[i]) if i in storages.results else 0
-                own = own or (storages.size[i] if self.root[i] == i else 0)
+                own = (own or (storages.size[i] if self.root[i] == i else 0)) + storages.workspace[i]
                 found.append(_Time(reads, line.bytes[k] - own, line.bytes[k], since))
                 since = 0
             else:

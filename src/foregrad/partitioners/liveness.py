@@ -3,23 +3,20 @@
 A storage lives from the operator that makes it to the last operator that reads it or a view of it. What the forward
 returns lives on, since the caller has it; what it saves lives until the backward's last use of it; gradients live to
 the end. Arguments, parameters and buffers are alive before the call, and count nothing. This is what the eager
-backend's generated code does (`del` after each last use); what a kernel allocates for itself is not seen.
+backend's generated code does (`del` after each last use). While an operator runs, so much is added as its kernel may
+allocate for itself (workspaces.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
-import torch
-
-from .._torch.graphs import size_hint
 from .._torch.offload import OFFLOAD
-from ..graph.meta import TensorSpec
 from .classify import Kind
 from .index import JointIndex, value_of
 from .split import backward_needs, backward_order, forward_order
+from .workspaces import nbytes, workspace
 
 __all__ = ["Liveness", "Storages", "Timeline", "nbytes"]
 
@@ -64,6 +61,9 @@ class Storages:
         self.size = [0] * len(index)
         # For operators with several results: (the item that holds the storage, or None where nobody reads it; bytes).
         self.results: dict[int, list[tuple[int | None, int]]] = {}
+        self.workspace = [
+            0 if kind in _NOTHING else workspace(node) for node, kind in zip(index.nodes, index.kinds, strict=True)
+        ]
         items: dict[int, dict[int, int]] = {}
         for i, kind in enumerate(index.kinds):
             if kind is Kind.ITEM:
@@ -118,6 +118,7 @@ class Storages:
         `others`: bytes alive all the time.
         """
         operands, root, size, results = self.index.operands, self.root, self.size, self.results
+        own = self.workspace
         last: dict[int, int] = {}
         for k, i in enumerate(order):
             last[root[i]] = k
@@ -135,7 +136,7 @@ class Storages:
             parts = results.get(i)
             if parts is not None:
                 live += sum(part for _, part in parts)
-                found.append(live)
+                found.append(live + own[i])
                 # What nobody reads goes at once, and so does a second copy of a result that was saved.
                 live -= sum(part for holder, part in parts if holder is None or holder not in last or holder in made)
                 made.update(holder for holder, _ in parts if holder is not None)
@@ -143,7 +144,7 @@ class Storages:
                 if root[i] == i and i not in made:
                     live += size[i]
                     made.add(i)
-                found.append(live)
+                found.append(live + own[i])
             for r in going[k]:
                 if r in made:
                     live -= size[r]
@@ -152,17 +153,3 @@ class Storages:
 
 _NUMBER = 16  # bytes of the largest single number
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
-
-
-def nbytes(value: Any) -> int:
-    """Bytes of the storage behind a value: symbolic sizes are estimated."""
-    if not isinstance(value, (TensorSpec, torch.Tensor)):
-        return 0
-    span = 1
-    strides = value.stride if isinstance(value, TensorSpec) else value.stride()
-    for size, stride in zip(value.shape, strides, strict=True):
-        count = size_hint(size)
-        if count == 0:
-            return 0
-        span += (count - 1) * size_hint(stride)
-    return span * value.dtype.itemsize

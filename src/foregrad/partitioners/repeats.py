@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from ..passes.repeats import layout_of, structure_of
 from .blocks import SHARED, Blocks
 from .classify import Kind
 from .index import JointIndex, value_of
@@ -59,28 +60,6 @@ def _key(
         if at is not None:
             return ("here", at)
         # From outside: what it is, not which.
-        return ("outside", index.kinds[number], _layout(value_of(operand)), place.get(storages.root[number]))
+        return ("outside", index.kinds[number], layout_of(value_of(operand)), place.get(storages.root[number]))
 
-    return (node.target, _part(node.args, name), _part(node.kwargs, name), _layout(value_of(node)), told(i))
-
-
-def _layout(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_layout, value))
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        return type(value)
-    stride = value.stride if isinstance(value.stride, tuple) else value.stride()
-    return tuple(map(str, shape)), tuple(map(str, stride)), value.dtype, value.device
-
-
-def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:
-    if isinstance(value, fx.Node):
-        return name(value)
-    if isinstance(value, (tuple, list)):
-        return tuple([_part(item, name) for item in value])
-    if isinstance(value, dict):
-        return tuple([(key, _part(item, name)) for key, item in value.items()])
-    if isinstance(value, slice):
-        return _part((value.start, value.stop, value.step), name)
-    return type(value), repr(value)  # 1, 1.0 and True differ, and so do 0.0 and -0.0
+    return structure_of(node, name), told(i)

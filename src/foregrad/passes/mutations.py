@@ -25,7 +25,7 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
     """
     joint = partitioned.joint
     signature, graph = joint.signature, partitioned.forward.graph
-    resized = {write.input for write in signature.metadata_writes} | {r.input for r in signature.replacements}
+    resized = signature.reshaped | {r.input for r in signature.replacements}
     inside = [
         update
         for update in signature.updates
@@ -46,6 +46,6 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
             results[update.output] = node
     output.args = (results,)
     partitioned.forward.recompile()
-    kept = tuple(update for update in signature.updates if update not in inside)
-    changed = dataclasses.replace(joint, signature=dataclasses.replace(signature, updates=kept))
+    kept = tuple(effect for effect in signature.log if effect not in inside)
+    changed = dataclasses.replace(joint, signature=dataclasses.replace(signature, log=kept))
     return dataclasses.replace(partitioned, joint=changed)

@@ -20,7 +20,7 @@ from .._torch.modules import make_graph_module
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
-from ..graph.signature import Reach
+from ..graph.signature import GradientPaths
 
 __all__ = ["without_tangents"]
 
@@ -65,7 +65,7 @@ _IN_PLACE = {aten.mul_.Scalar, aten.mul_.Tensor, aten.div_.Scalar, aten.div_.Ten
 
 
 def without_tangents(
-    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[Reach]
+    backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[GradientPaths]
 ) -> fx.GraphModule:
     """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those.
 
@@ -94,7 +94,7 @@ def without_tangents(
             present = frozenset(i for i, is_given in enumerate(mask) if is_given)
             alive = _depending(old, given)
             gradients = []
-            everything = Reach(frozenset(range(len(mask))), frozenset(range(len(mask))))
+            everything = GradientPaths(frozenset(range(len(mask))), frozenset(range(len(mask))))
             for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
                 leads = gradient is not None and reach.leads(present, alive=gradient in alive)
                 gradients.append(value(gradient) if leads else None)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ..graph.partitioned import Partitioned
 
 if TYPE_CHECKING:
-    from ..tracing.derivatives.derivable import Derivative
+    from ..tracing.derivatives.resumable_trace import Derivative
 
-__all__ = ["AtHand", "Compiled", "Derived", "Partial", "Wanted"]
+__all__ = ["AtHand", "Compiled", "Derived", "NeedsInputGrad", "Partial"]
 
 Boxed = Callable[[list[Any]], list[Any]]
-Wanted = frozenset[int] | None
+NeedsInputGrad = frozenset[int] | None
 AtHand = Callable[[], tuple[Sequence[Any], Sequence[Any]]]  # saved values and tangents of a backward
 
 
@@ -31,12 +31,12 @@ class Compiled:
     """`forward` and `backward` take one list, which they empty, and return a list.
 
     `make_backward(values)` compiles the backward, on first use; what nobody else has of that call's values may be
-    overwritten in calls to come, if nobody else has it then. `make_partial_backward(mask, wanted)` gives the
+    overwritten in calls to come, if nobody else has it then. `make_partial_backward(mask, needs_input_grad)` gives the
     backward for the case that only the tangents at True positions of `mask` came in, and only the gradients of the
-    inputs in `wanted` are asked for (None: all): it takes only those tangents, and returns None for other gradients;
-    not for a backward that has effects.
+    inputs in `needs_input_grad` are asked for (None: all): it takes only those tangents, and returns None for other
+    gradients; not for a backward that has effects.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, wanted, at_hand,
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, needs_input_grad, at_hand,
     create_graph, gone)` captures and compiles the backward for tangents of this pattern as a function that is itself
     differentiable, unless `create_graph` is False, with what it reads of values as it is in the call with these
     `at_hand`, and without the saved values at positions `gone`; None: not kept for that.
@@ -47,10 +47,10 @@ class Compiled:
     partitioned: Partitioned
     forward: Boxed
     make_backward: Callable[..., Boxed]
-    make_partial_backward: Callable[[tuple[bool, ...], Wanted], Partial]
+    make_partial_backward: Callable[[tuple[bool, ...], NeedsInputGrad], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[[tuple[int, ...], Wanted, AtHand, bool, frozenset[int]], Derived] | None = None
+    make_derived: Callable[[tuple[int, ...], NeedsInputGrad, AtHand, bool, frozenset[int]], Derived] | None = None
     native: bool = False
     hooked: bool = False
 

@@ -39,9 +39,9 @@ def decision_lines(
     """
     signature = joint.signature
     save, undo = generator_lines(signature.generators, bind)
-    for name, info in zip(inputs, signature.inputs, strict=True):
-        if info.becomes_differentiable and not signature.is_inference:
-            undo.append(f"{name}.requires_grad_(False)")
+    if not signature.is_inference:
+        marked = [i for i in sorted(signature.marked) if not signature.inputs[i].requires_grad]
+        undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
     fallback = [*undo, diverged]
     raised = bind("unless_diverged", raise_unless_diverged)
     lines = [*save, "try:", *("    " + line for line in run)]

@@ -24,7 +24,7 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE
 from .checks import check_arguments, one_call
-from .compiled import Compiled, Derived, Wanted
+from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import decision_lines
 from .in_backward import update_line
 from .kept import as_output, let_go, saved_in_part
@@ -35,9 +35,9 @@ from .release import TRAILS, Release, parts_run, saved_inputs, trail_of
 from .writes import with_history
 
 if TYPE_CHECKING:
-    from ..tracing.derivatives.derivable import ValueRef
+    from ..tracing.derivatives.resumable_trace import ValueRef
 
-__all__ = ["differentiable_backward", "needs_trail", "stopping_backward", "trails_of", "wanted_of"]
+__all__ = ["differentiable_backward", "needs_input_grad_of", "needs_trail", "stopping_backward", "trails_of"]
 
 Node = Callable[[Compiled, list[int]], Any]
 
@@ -78,8 +78,8 @@ def differentiable_backward(
             return (None,) * (len(taken) + 1)
         if hooked and create_graph:
             refuse_watched_results(ctx, compiled.partitioned.joint.name)
-        wanted = wanted_of(ctx, taken, exact=parts_run(ctx) is not None or not engine.keeps_graph())
-        return derivatives.run(ctx, tangents, pattern, wanted, create_graph=create_graph)
+        needs_input_grad = needs_input_grad_of(ctx, taken, exact=parts_run(ctx) is not None or not engine.keeps_graph())
+        return derivatives.run(ctx, tangents, pattern, needs_input_grad, create_graph=create_graph)
 
     return run
 
@@ -99,8 +99,8 @@ def stopping_backward(
         kind = VARIABLE if create_graph else CONSTANT
         pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
         pattern = tuple(STOP if i in stops else p for i, p in enumerate(pattern))
-        wanted = wanted_of(ctx, taken, exact=True) if needed else frozenset()
-        return derivatives.run(ctx, tuple(tangents), pattern, wanted, create_graph=create_graph)
+        needs_input_grad = needs_input_grad_of(ctx, taken, exact=True) if needed else frozenset()
+        return derivatives.run(ctx, tuple(tangents), pattern, needs_input_grad, create_graph=create_graph)
 
     return run
 
@@ -115,15 +115,21 @@ class _Derivatives:
         self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
 
     def run(
-        self, ctx: Any, tangents: tuple[Any, ...], pattern: tuple[int, ...], wanted: Wanted, *, create_graph: bool
+        self,
+        ctx: Any,
+        tangents: tuple[Any, ...],
+        pattern: tuple[int, ...],
+        needs_input_grad: NeedsInputGrad,
+        *,
+        create_graph: bool,
     ) -> Any:
         compiled, release = self.compiled, self.release
         gone: frozenset[int] = frozenset()
         ran = parts_run(ctx)
         if ran is not None:
-            release.check(ctx, _mask(pattern), wanted)
+            release.check(ctx, _mask(pattern), needs_input_grad)
             gone = frozenset(self.tensors[i] for i in release.gone(ran))
-        known = self.known.setdefault((pattern, wanted, create_graph, gone), [])
+        known = self.known.setdefault((pattern, needs_input_grad, create_graph, gone), [])
         for found in known:
             result = found(ctx, tangents)
             if type(result) is not Diverged:
@@ -135,8 +141,10 @@ class _Derivatives:
             )
         assert compiled.make_derived is not None
         at_hand = lambda: (_saved_values(ctx, self.is_tensor), tangents)  # noqa: E731
-        derived = compiled.make_derived(pattern, wanted, at_hand, create_graph, gone)
-        found = _Renderer(compiled, self.taken, derived, pattern, wanted, release, gone).render(self.make_node)
+        derived = compiled.make_derived(pattern, needs_input_grad, at_hand, create_graph, gone)
+        found = _Renderer(compiled, self.taken, derived, pattern, needs_input_grad, release, gone).render(
+            self.make_node
+        )
         result = found(ctx, tangents)
         if type(result) is not Diverged:
             known.append(found)
@@ -164,12 +172,12 @@ def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
     return [next(tensors) if tensor else next(sizes) for tensor in is_tensor]
 
 
-def wanted_of(ctx: Any, taken: list[int], *, exact: bool = False) -> Wanted:
+def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
     """The inputs whose gradients somebody waits for in the backward that is running (or more, unless `exact`); None:
     all of them.
     """
-    wanted = engine.wanted_gradients(ctx, exact=exact)
-    return None if wanted is None else frozenset(compress(taken, wanted))
+    needs_input_grad = engine.wanted_gradients(ctx, exact=exact)
+    return None if needs_input_grad is None else frozenset(compress(taken, needs_input_grad))
 
 
 def _refuse(ctx: Any, *tangents: Any) -> Any:
@@ -195,13 +203,13 @@ class _Renderer:
         taken: list[int],
         derived: Derived,
         pattern: tuple[int, ...],
-        wanted: Wanted,
+        needs_input_grad: NeedsInputGrad,
         release: Release,
         gone: frozenset[int],
     ) -> None:
         self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
-        self.is_part = wanted is not None or not all(pattern)
-        self.wanted, self.release = wanted, release
+        self.is_part = needs_input_grad is not None or not all(pattern)
+        self.needs_input_grad, self.release = needs_input_grad, release
         self.signature = compiled.partitioned.joint.signature
         self.inner = derived.compiled.partitioned.joint.signature
         self.globals: dict[str, Any] = {"laid_out": laid_out, "keeps_graph": engine.keeps_graph}
@@ -273,8 +281,8 @@ class _Renderer:
         if not self.is_part:
             self.globals["let_go"] = let_go
             return "let_go(ctx)"
-        mask, wanted = _mask(self.pattern), self.wanted
-        self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, wanted, saved)
+        mask, needs_input_grad = _mask(self.pattern), self.needs_input_grad
+        self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, needs_input_grad, saved)
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
         return f"release({', '.join(['ctx', *tensors])})"
 

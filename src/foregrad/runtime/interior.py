@@ -17,7 +17,7 @@ from .._torch import engine, transforms
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
 from .kept import saved_in_part
-from .passed import said_of
+from .passed import said_of, said_of_hooked
 from .release import Release
 
 __all__ = ["Interior", "finishing"]
@@ -42,6 +42,9 @@ class Interior:
     def __init__(self, signature: Signature, name: str, stopping: Stopping | None) -> None:
         self.signature, self.name, self.stopping = signature, name, stopping
         self.passed = dict(signature.passed)
+        outputs = [(at, getattr(signature.outputs[at], "output", None)) for at in signature.hooked_inside]
+        differentiable = signature.differentiable
+        self.hooked_inside = {differentiable.index(output): at for at, output in outputs if output in differentiable}
 
     def before(
         self, node: Any, watched: Collection[int], hooked: Collection[int], tangents: tuple[Any, ...], needed: bool
@@ -51,6 +54,8 @@ class Interior:
         `watched`: outputs that are asked for, or keep their gradient, or have hooks, `hooked` the last. `needed`: the
         node is going to run.
         """
+        for position in self.hooked_inside.keys() & set(watched):
+            raise UnsupportedError(said_of_hooked(self.signature, self.name, self.hooked_inside[position]))
         stops = {p for p in watched if any(tangents[i] is not None for i in self.passed.get(p, ()))}
         stops |= {p for p in watched if any(q in stops for q in self.passed.get(p, ()))}
         if not stops:

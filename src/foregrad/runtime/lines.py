@@ -8,7 +8,7 @@ import torch
 
 from .._torch.codegen import view_call
 from .._torch.symbols import expression_text, is_symbolic
-from ..graph.signature import ViewStep
+from ..graph.effect_log import ViewStep
 from ..graph.source import Names
 from ..graph.spelling import call_keywords, literal, shown
 

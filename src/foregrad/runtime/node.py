@@ -26,7 +26,7 @@ from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from .anomaly import watched
 from .compiled import Compiled
-from .higher import differentiable_backward, needs_trail, stopping_backward, trails_of, wanted_of
+from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of
 from .in_backward import EffectLines
 from .interior import Interior, finishing
 from .kept import saved_in_part
@@ -85,7 +85,7 @@ class _NodeRenderer:
         self.signature = compiled.partitioned.joint.signature
         self.taken = taken
         signature = self.signature
-        self.moved = {u.input for u in signature.updates} | {w.input for w in signature.metadata_writes}
+        self.moved = {u.input for u in signature.updates} | signature.reshaped
         self.moved |= {r.input for r in signature.replacements} | {*signature.counted, *signature.counted_along}
         self.moved_by_call = frozenset(self.moved)
         self.moved |= {*signature.in_backward.live}
@@ -157,10 +157,10 @@ class _NodeRenderer:
         for saved, output in self._outputs_saved():
             saved_from[saved - results] = output
         on_watched = None
-        if signature.passed:
+        if signature.passed or signature.hooked_inside:
             stopping = stopping_backward(self.compiled, self.taken, make_node, self.release)
             on_watched = Interior(signature, name, stopping).before
-            other = finishing(other, self.release, lambda ctx: wanted_of(ctx, self.taken, exact=True))
+            other = finishing(other, self.release, lambda ctx: needs_input_grad_of(ctx, self.taken, exact=True))
         failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
@@ -419,14 +419,14 @@ def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable
         if not any(mask):
             return _nothing(ctx, len(taken))
         keeps_graph, in_parts = engine.keeps_graph(), parts_run(ctx) is not None
-        wanted = exactly = wanted_of(ctx, taken, exact=in_parts or not keeps_graph)
+        needs_input_grad = exactly = needs_input_grad_of(ctx, taken, exact=in_parts or not keeps_graph)
         if in_parts:
             release.check(ctx, mask, exactly)
-        elif len(graphs) >= _MOST_PARTIAL and (mask, wanted) not in graphs:
-            wanted = None
-        graph = graphs.get((mask, wanted))
+        elif len(graphs) >= _MOST_PARTIAL and (mask, needs_input_grad) not in graphs:
+            needs_input_grad = None
+        graph = graphs.get((mask, needs_input_grad))
         if graph is None:
-            graph = graphs[mask, wanted] = compiled.make_partial_backward(mask, wanted)
+            graph = graphs[mask, needs_input_grad] = compiled.make_partial_backward(mask, needs_input_grad)
         given = [
             as_captured(t, spec) for t, spec in zip(tangents, signature.tangent_specs, strict=True) if t is not None
         ]

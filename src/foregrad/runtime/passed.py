@@ -33,6 +33,8 @@ __all__ = [
     "marking",
     "refuse_watched_results",
     "said_of",
+    "said_of_hooked",
+    "unwatched",
 ]
 
 Mark = Callable[[torch.Tensor, Any], None]
@@ -78,6 +80,29 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
     return mark
 
 
+def said_of_hooked(signature: Signature, name: str, at: int) -> str:
+    return (
+        f"`{name}` puts a hook on {signature.outputs[at].path}, which it returns, and computes with its own tensors in "
+        "that hook or other results from that one: another hook on it, its `.grad`, or the gradient by it would not be "
+        "what that hook makes of it. Put the hook on what the function returns."
+    )
+
+
+def unwatched(tensor: torch.Tensor, said: str) -> None:
+    """From now on whoever watches the gradient of the tensor, to which the graph's backward applies a hook, is told."""
+
+    def refuse() -> None:
+        raise UnsupportedError(said)
+
+    def check(output: weakref.ref[torch.Tensor], _gradient: Any) -> None:
+        result = output()
+        if result is not None and (result.retains_grad or asked_by(result)):
+            refuse()
+
+    if tensor.grad_fn is not None:
+        refuse_hooks(tensor, functools.partial(check, weakref.ref(tensor)), refuse)
+
+
 class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
@@ -108,8 +133,8 @@ class _LeafJoin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        wanted = wanted_gradients(ctx, exact=True)
-        if gradient is not None and (wanted is None or wanted[1]):
+        needs_input_grad = wanted_gradients(ctx, exact=True)
+        if gradient is not None and (needs_input_grad is None or needs_input_grad[1]):
             raise UnsupportedError(ctx.said)
         return gradient, None, None
 

@@ -19,7 +19,7 @@ from .._torch.histories import was_freed
 from .._torch.tensors import version_of
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
-from .compiled import Wanted
+from .compiled import NeedsInputGrad
 
 __all__ = ["TRAILS", "Release", "held", "parts_run", "saved_inputs", "trail_of"]
 
@@ -48,17 +48,17 @@ class Release:
         self.histories = histories
         self.bits = functools.cache(self._bits)
 
-    def check(self, ctx: Any, mask: tuple[bool, ...], wanted: Wanted) -> None:
+    def check(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
         """Raise where one of eager's nodes would run a second time."""
-        if self.bits(mask, wanted) & (parts_run(ctx) or 0) & self.of_eager:
+        if self.bits(mask, needs_input_grad) & (parts_run(ctx) or 0) & self.of_eager:
             raise RuntimeError(_TWICE)
 
-    def after(self, ctx: Any, mask: tuple[bool, ...], wanted: Wanted, saved: Sequence[Any]) -> None:
+    def after(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad, saved: Sequence[Any]) -> None:
         """Give up what no part that is still to run reads; `saved`: the tensors at hand, None for others."""
         ran = parts_run(ctx) or 0
         if ran == -1:
             return
-        parts = self.bits(mask, wanted)
+        parts = self.bits(mask, needs_input_grad)
         parts = ran | parts if parts & self.of_eager else ran
         gone = self.gone(parts)
         for position, at in self._inputs_saved:
@@ -74,12 +74,12 @@ class Release:
         """The saved tensors, by position among these, that nothing reads any more when these parts have run."""
         return [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
 
-    def _bits(self, mask: tuple[bool, ...], wanted: Wanted) -> int:
+    def _bits(self, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> int:
         outputs = _mask(i for i, given in enumerate(mask) if given)
-        inputs = 0 if wanted is None else _mask(wanted)
+        inputs = 0 if needs_input_grad is None else _mask(needs_input_grad)
         ways = enumerate((*self.saving, *self._tensors_by_way))
         # A backward for all inputs runs what leads to none of them as well.
-        return _mask(n for n, (a, b) in ways if a & outputs and (wanted is None or b & inputs))
+        return _mask(n for n, (a, b) in ways if a & outputs and (needs_input_grad is None or b & inputs))
 
     @functools.cached_property
     def _inputs_saved(self) -> list[tuple[int, int]]:

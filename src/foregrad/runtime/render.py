@@ -15,20 +15,30 @@ import torch
 
 from .._torch import engine
 from .._torch.histories import have_hooks, lead_to
-from .._torch.settings import apply_settings
+from .._torch.settings import apply_settings, under_settings
 from .._torch.tensors import allow_writes, of_other_mode
 from ..errors import UnsupportedError
+from ..graph.effect_log import (
+    BumpVersion,
+    Detach,
+    Effect,
+    InplaceView,
+    MarkRequiresGrad,
+    QueryGradFn,
+    RunGraph,
+    TakeView,
+    Write,
+    with_graph,
+)
 from ..graph.meta import TensorSpec
+from ..graph.python_effects import Kept
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
     GraphOutput,
     InputOutput,
-    MetadataWrite,
     OutputInfo,
     Signature,
-    ViewStep,
-    When,
 )
 from ..graph.source import Names, unpacked
 from .checks import check_lines
@@ -39,6 +49,8 @@ from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .pack import pack_expression
 from .passed import join, join_error, join_leaf, marking
+from .python_effects import write_lines
+from .result_objects import result_lines
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
@@ -98,62 +110,61 @@ class _Renderer(LineWriter):
         self.from_leaves = self._from_leaves()
         self.made_by = names.fresh("node") if self.joins else ""
         self.returning = False
-        self.marked: set[str] = set()  # inputs that are made to require grad before the graph runs
+        self.sources: dict[int, str] | None = None
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
 
     def render(self) -> RunLines:
         signature = self.signature
         taken = [] if signature.is_inference else self.joint.inputs_taken()
-        marks = self._marks([i for i in range(len(self.inputs)) if i not in taken])
+        self.lines += [
+            f"{self.bind('generator', made)}.set_state({self.bind('state', state)})"
+            for made, state in signature.made_generators
+        ]
         for targets, others, said in signature.apart:
             check = self.bind("check_apart", check_apart)
             lists = (f"[{', '.join(self.inputs[i] for i in group)}]" for group in (others, targets))
             self.lines.append(f"{check}({', '.join(lists)}, {self.bind('said', said)})")
-        self._early_views(When.AT_FIRST)
         # A write of no elements moves a version that what is saved is to be saved with: had eager saved it before, the
         # backward raises anyway.
-        counts_first = bool(signature.counted) and not signature.is_inference and not signature.may_stop
-        if signature.is_inference:
-            self._inference()
-            self._histories()
-        else:
-            early = self._marks(taken)
-            self.lines += early
-            self.marked = {line.partition(".")[0] for line in early}
-            if counts_first:
-                marks = self._before_writes(marks)
-                self._count_writes()
-            self._training(taken)
-            self._histories()
-        if signature.may_stop:
-            self._may_stop()
-        if not counts_first:
-            marks = self._before_writes(marks)
-        self.lines += [
-            f"{name}.{'requires_grad_(False)' if info.is_leaf else 'detach_()'}"
-            for name, info in zip(self.inputs, signature.inputs, strict=True)
-            if info.detached
-        ]
-        self._updates()  # in the sizes the inputs came with
-        for index in [index for index, update in self.unwritten.items() if update.first]:
-            self._differentiable_update(index)
-        # A view of another dtype takes up the history of its base, when asked, as it was taken: its sizes change then.
-        written = set() if signature.replacements else {signature.inputs[i].spec.dtype for i in self.unwritten}
-        after = [
-            w for w in signature.metadata_writes if written and signature.inputs[w.input].spec.dtype not in written
-        ]
-        self._metadata_writes([write for write in signature.metadata_writes if write not in after])
-        sources = self._sources()
-        for index in list(self.unwritten):  # in the sizes they have after the call
-            self._differentiable_update(index)
-        self.lines += dict.fromkeys(f"{self.inputs[write.input]}.grad_fn" for write in after)
-        self._metadata_writes(after)
-        if not counts_first:
-            self._count_writes()
-        self._early_views(When.BEFORE_MARKS)
-        self.lines += marks
-        self._returns(sources)
+        counts_first = not signature.is_inference and not signature.may_stop
+        leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
+        for effect in with_graph(signature.log, taken, leaves, counts_first=counts_first):
+            if isinstance(effect, RunGraph):
+                self._run_graph(taken)
+            else:
+                self._effect(effect)
+        self._returns(self._sources())
         return RunLines(self.lines, self.globals, self.node)
+
+    def _run_graph(self, taken: list[int]) -> None:
+        if self.signature.is_inference:
+            self._inference()
+        else:
+            self._training(taken)
+        self._histories()
+        if self.signature.may_stop:
+            self._may_stop()
+
+    def _effect(self, effect: Effect) -> None:
+        """One entry of the log, on the real tensors."""
+        name = self.inputs[effect.input]
+        if isinstance(effect, TakeView):
+            self._early_view(name, effect)
+        elif isinstance(effect, MarkRequiresGrad):
+            self.lines.append(f"{self.view(name, effect.steps, '')}.requires_grad_()")
+        elif isinstance(effect, Detach):
+            self.lines.append(f"{name}.{'detach_()' if effect.in_place else 'requires_grad_(False)'}")
+        elif isinstance(effect, Write):
+            self._write(effect)
+        elif isinstance(effect, InplaceView):
+            op, arguments = self.bind(op_name(effect.op), effect.op), self.arguments(effect.args, effect.kwargs)
+            guards = [] if effect.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
+            self.under(guards, [f"{op}({', '.join([name, *arguments])})"])
+        elif isinstance(effect, QueryGradFn):
+            self.lines.append(f"{self.view(name, effect.steps, '')}.grad_fn")
+        else:
+            assert isinstance(effect, BumpVersion)
+            self.lines.append(f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({name})")
 
     def _may_stop(self) -> None:
         signature = self.signature
@@ -163,25 +174,14 @@ class _Renderer(LineWriter):
             self.joint, self.inputs, self.outputs, self.lines, self.bind, diverged, self.symbols, checks=checks
         )
 
-    def _before_writes(self, marks: list[str]) -> list[str]:
-        """Take the views that are taken before inputs are written; the marks that come later still."""
-        if self._views_taken(When.BEFORE_WRITES):
-            early = {name for name, _, _ in self._views_taken(When.BEFORE_WRITES)}
-            late = {name for name, _, _ in self._views_taken(When.BEFORE_MARKS)} - early
-            late |= {self.inputs[write.input] for write in self.signature.metadata_writes}
-            late_marks = [line for line in marks if line.partition(".")[0] in late]
-            self.lines += [line for line in marks if line not in late_marks]
-            marks = late_marks
-        self._early_views(When.BEFORE_WRITES)
-        return marks
-
     # ---------------------------------------------------------------- running the graph
 
     def _inference(self) -> None:
         forward = self.bind("forward_graph", self.compiled.forward)
         call = f"{unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
         autocast = [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
-        if any(info.requires_grad or info.becomes_differentiable for info in self.signature.inputs):
+        autocast += self._settings_inside()
+        if self.signature.marked or any(info.requires_grad for info in self.signature.inputs):
             # Gradients are mostly off already; asking is ten times quicker than turning them off again.
             self.lines.append(f"if {self.bind('is_grad_enabled', torch.is_grad_enabled)}():")
             start = len(self.lines)
@@ -193,6 +193,10 @@ class _Renderer(LineWriter):
             self.indent(start)
         else:
             self.under(autocast, [call])
+
+    def _settings_inside(self) -> list[str]:
+        inside = dict(self.signature.settings_inside)
+        return [f"{self.bind('under_settings', under_settings)}({self.bind('settings', inside)})"] if inside else []
 
     def _histories(self) -> None:
         """Outputs that require grad though it leads nowhere."""
@@ -213,16 +217,13 @@ class _Renderer(LineWriter):
         if lines:
             self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], lines)
 
-    def _marks(self, inputs: list[int]) -> list[str]:
-        infos = [(self.inputs[i], self.signature.inputs[i]) for i in inputs]
-        return [f"{name}.requires_grad_()" for name, info in infos if info.becomes_differentiable or info.marked]
-
     def _training(self, taken: list[int]) -> None:
         signature = self.signature
         joined = {self._position(output) for output in self.joins}
         self.node = node = make_node(self.compiled, taken, joined)
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
+        guards += self._settings_inside()
         if torch.is_inference_mode_enabled():
             guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
         before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
@@ -234,30 +235,16 @@ class _Renderer(LineWriter):
 
     # ---------------------------------------------------------------- after it
 
-    def _metadata_writes(self, writes: list[MetadataWrite]) -> None:
-        for write in writes:
-            op = self.bind(op_name(write.op), write.op)
-            arguments = self.arguments(write.args, write.kwargs)
-            info = self.signature.inputs[write.input]
-            was_leaf = info.requires_grad and info.is_leaf  # eager's was detached by then
-            grad_enabled = write.grad_enabled and not (info.becomes_differentiable or was_leaf)
-            guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
-            self.under(guards, [f"{op}({', '.join([self.inputs[write.input], *arguments])})"])
-
-    def _count_writes(self) -> None:
-        """Eager moves the version counter of these though no element is written here."""
-        for index in self.signature.counted:
-            self.lines.append(
-                f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({self.inputs[index]})"
-            )
-
-    def _updates(self) -> None:
-        for update in self.signature.updates:
-            if update.differentiable:
-                continue
-            target, value = self.inputs[update.input], self.outputs[update.output]
-            spec = self.signature.inputs[update.input].spec
-            self.lines.append(update_line(self, target, value, spec, counted=update.counted))
+    def _write(self, effect: Write) -> None:
+        if effect.differentiable:
+            self._sources()
+            if effect.steps:
+                self._write_view(self.view(self.inputs[effect.input], effect.steps, ""), effect.output)
+            else:
+                self._differentiable_update(effect.input)
+            return
+        target, spec = self.inputs[effect.input], self.signature.inputs[effect.input].spec
+        self.lines.append(update_line(self, target, self.outputs[effect.output], spec, counted=effect.counted))
 
     def _differentiable_update(self, index: int) -> None:
         """Write to an input what it is to be, with its history, unless that was done."""
@@ -274,6 +261,12 @@ class _Renderer(LineWriter):
         spec = spec or self.signature.graph_output_specs[output]
         write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
         self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
+
+    def _write_view(self, view: str, output: int) -> None:
+        """Give a view its history, once."""
+        if view not in self.with_history:
+            self.with_history.add(view)
+            self._write_history(view, output)
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
@@ -344,40 +337,30 @@ class _Renderer(LineWriter):
         outputs = sorted(enumerate(self.signature.outputs), key=lambda pair: getattr(pair[1], "history", None) is None)
         return {at: self._output(info) for at, info in outputs if chosen(info)}
 
-    def _views_taken(self, when: When) -> list[tuple[str, tuple[ViewStep, ...], str]]:
-        """The views of inputs that are taken by then: input, steps, path of the output."""
-        found = []
-        outputs = self.signature.outputs
-        for info in (*outputs, *(out.memory for out in outputs if isinstance(out, AliasOutput))):
-            if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement:
-                steps = tuple(step for step in info.steps if step.when <= when)
-                if steps and steps[-1].when == when:
-                    found.append((self.inputs[info.input], steps, info.path))
-        return found
-
     def _leaf_bases(self) -> None:
         """Graph outputs that are leaves which require grad: views that were taken before they did come first."""
-        views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.leaf_base]
+        outputs = [info for info in self.signature.outputs if isinstance(info, AliasOutput)]
+        views = [info for info in outputs if info.before_mark is not None]
         for info in views:
-            steps = tuple(step for step in info.steps if step.when is not When.AT_LAST)
-            self.view(self.outputs[info.output or 0], steps, info.path)
+            self.view(self.outputs[info.output or 0], info.steps[: info.before_mark], info.path)
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
-        views = [info for info in self.signature.outputs if isinstance(info, AliasOutput) and info.of_detached]
+        views = [info for info in outputs if info.of_detached]
         for info in views:
             self.view(self.outputs[info.output or 0], info.steps, info.path)
         self.lines += [f"{name}.detach_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
 
-    def _early_views(self, when: When) -> None:
-        for base, steps, path in self._views_taken(when):
-            is_marked = when is When.BEFORE_MARKS and base in self.marked
-            if is_marked:  # the graph was to see the mark: a view that no gradients go through is as one taken before
-                steps = tuple(dataclasses.replace(step, grad_enabled=False) for step in steps)
-            name = self.view(base, steps, path)
-            if is_marked and all(step.index is None for step in steps):
-                self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
+    def _early_view(self, base: str, effect: TakeView) -> None:
+        steps = effect.steps
+        if effect.is_late:  # a view that no gradients go through is as one taken of a plain tensor
+            steps = tuple(dataclasses.replace(step, grad_enabled=False) for step in steps)
+        name = self.view(base, steps, effect.path)
+        if effect.is_late and all(step.index is None for step in steps):
+            self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
     def _sources(self) -> dict[int, str]:
         """The views of inputs that are to be the memory of others: autograd may bar views from use once written."""
+        if self.sources is not None:
+            return self.sources
         views, self.views = self.views, {}
         inputs = self.signature.inputs
         # `set_` in grad mode asks whether one of the two requires grad: after the marks, then.
@@ -386,14 +369,14 @@ class _Renderer(LineWriter):
             for r in self.signature.replacements
             if inputs[r.input].requires_grad or not (r.is_set and r.grad_enabled)
         ]
-        found = {
+        self.sources = {
             index: self._output(info)
             for index, info in infos
             if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement
         }
         self.views = views
         self._make_leaves()
-        return found
+        return self.sources
 
     def _returns(self, sources: dict[int, str]) -> None:
         outputs = self.signature.outputs
@@ -424,11 +407,16 @@ class _Renderer(LineWriter):
             self._mark(values[at], after, outputs[at].path)
         keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]
         self.lines += [f"{name}.retain_grad()" for name in keeping]
+        is_native = self.node is not None and self.node.is_native
+        self.lines += result_lines(self, self.signature, self.joint.name, values, sees_watchers=is_native)
         if self.signature.settings:
             settings = self.bind("settings", dict(self.signature.settings))
             self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
-        expression = pack_expression(self.signature.output_spec, [values[at] for at in range(len(outputs))], self.bind)
-        self.lines.append(f"return {expression}")
+        leaves, signature = [values[at] for at in range(len(outputs))], self.signature
+        if signature.python_writes:
+            written = leaves[signature.output_spec.size :]
+            self.lines += write_lines(self, signature.python_writes, signature.written_spec, written)
+        self.lines.append(f"return {pack_expression(signature.output_spec, leaves, self.bind)}")
 
     def _make_leaves(self) -> None:
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.leaves)]
@@ -444,7 +432,7 @@ class _Renderer(LineWriter):
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
-            return self.literal(value)
+            return self.bind("kept", value.value) if type(value) is Kept else self.literal(value)
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, GraphOutput):
@@ -456,9 +444,7 @@ class _Renderer(LineWriter):
         base = self.inputs[info.input] if info.input is not None else self._result(info.output or 0)
         if info.history is not None:
             owner = self.view(base, info.steps[: info.history_at], info.path)
-            if owner not in self.with_history:
-                self.with_history.add(owner)
-                self._write_history(owner, info.history)
+            self._write_view(owner, info.history)
         name = self.view(base, info.steps, info.path)
         if info.leaf:
             self.leaves.append(name)

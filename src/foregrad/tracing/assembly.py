@@ -10,16 +10,21 @@ import torch
 
 from .._torch.fakes import FakeTensorMode
 from .._torch.plain_attributes import drop_own
+from ..graph.effect_log import Write
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import InputInfo, Reach, Signature, SizeSymbol, Update
+from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
-from .derivatives.derivable import Derivable, read_again
 from .derivatives.derived_effects import effects_of
+from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
 from .effects.infos import input_info
+from .effects.lowering import log_of
 from .effects.new_leaves import new_leaves
+from .effects.python_state import PythonState
+from .effects.result_hooks import OwnHooks
+from .effects.result_objects import attributes_set, parameters_made
 from .effects.retained import check_watched_inside, retained_by
 from .heap.records import InputRecord
 from .heap.view_chain import memory_root
@@ -30,12 +35,12 @@ from .tape.gradient_paths import passed_through, saving_nodes
 from .tape.graph import build_module
 from .tape.symbols import SizeSymbols
 from .tape.tape import Entry
-from .values.decisions import generators_drawn_from
+from .values.prefix import generators_drawn_from
 
 __all__ = ["Assembly"]
 
 aten = torch.ops.aten
-_NOWHERE = Reach(frozenset(), frozenset())
+_NOWHERE = GradientPaths(frozenset(), frozenset())
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
@@ -51,36 +56,39 @@ class Assembly:
     backward: Backward
     inner: InnerGradients
     lifting: Lifting
+    hooks: OwnHooks
+    made_generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
+    state: PythonState
 
-    def separate_outputs(self, found: Analysis) -> None:
+    def separate_outputs(self, analysis: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
         recorder = self.recorder
         taken: set[int] = set()
-        for index, entry in enumerate(found.entries):
+        for index, entry in enumerate(analysis.entries):
             root = memory_root(entry)
             if root.target is None or id(root) in taken:
                 starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and entry.spec.is_dense
                 again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
                 op = aten.clone.default if starts_late else aten.copy.default
-                entry = recorder.emit(op, *again, spec=found.specs[index])
+                entry = recorder.emit(op, *again, spec=analysis.specs[index])
                 root = entry
-                found.entries[index] = entry
+                analysis.entries[index] = entry
             taken.add(id(root))
 
     def joint(
         self,
-        found: Analysis,
+        analysis: Analysis,
         differentiable: list[int],
         rootless: list[int],
         tangents: list[tuple[torch.Tensor, Entry]],
         gradients: list[Entry | None],
-        reached: dict[int, Reach],
+        reached: dict[int, GradientPaths],
         out_tree: Any,
         results: list[Any],
-        settings: dict[str, Any],
+        settings: tuple[dict[str, Any], dict[str, Any]],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs = self.inputs
-        outputs: list[Entry | None] = [*found.entries, *gradients]
+        outputs: list[Entry | None] = [*analysis.entries, *gradients]
         records = list(inputs.records)
         live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
         shared = []
@@ -93,7 +101,7 @@ class Assembly:
         decisions = self.recorder.decisions
         table = decisions.numbers.table if self.symbols or decisions.sizes.made else None
         late, run = self.recorder.late, self.backward.run
-        tangent_slots = [found.slots[i] for i in differentiable]
+        tangent_slots = [analysis.slots[i] for i in differentiable]
         effects = effects_of(self.recorder, run, [live.slot for live in late.live], tangent_slots)
         outputs += effects.entries
         module = build_module(
@@ -109,64 +117,74 @@ class Assembly:
             | {id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
         )
         number = {id(r): i for i, r in enumerate(records)}
-        found.updates += [
-            Update(number[id(whole)], out, differentiable=False, counted=False) for whole, out in found.whole_updates
+        analysis.updates += [
+            Write(number[id(whole)], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
         ]
         shared_of = {whole: members[0] for whole, members in shared}
-        passed = passed_through([found.fakes[i] for i in differentiable], found.aliases)  # type: ignore[misc]
-        retained, retained_inputs = self._retained(found, differentiable, results, passed, number)
+        passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
+        retained, retained_inputs = self._retained(analysis, differentiable, results, passed, number)
         runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
-                *(input_info(r, i, number, shared_of, self.recorder.writes.where) for i, r in enumerate(records)),
+                *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
                 *(
                     InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
                     for n in inputs.numbers
                 ),
             ),
-            graph_outputs=tuple(found.slots),
-            graph_output_specs=tuple(found.specs),
+            graph_outputs=tuple(analysis.slots),
+            graph_output_specs=tuple(analysis.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(rootless),
-            other_mode=tuple(out for out, made_in in found.inference.items() if made_in is not runs_in_inference),
+            other_mode=tuple(out for out, made_in in analysis.inference.items() if made_in is not runs_in_inference),
             reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
             tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
-            gradients=tuple(e is not None for e in outputs[len(found.entries) : len(outputs) - len(effects.entries)]),
-            runtime_views=frozenset(i for i, e in enumerate(found.entries) if memory_root(e) is not e),
-            updates=tuple(found.updates),
-            metadata_writes=tuple(found.metadata_writes),
-            outputs=tuple(found.outputs),
+            gradients=tuple(
+                e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
+            ),
+            runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
+            log=log_of(self.recorder, analysis, inputs.records, records[len(inputs.records) :]),
+            outputs=tuple(analysis.outputs),
             output_spec=out_tree,
-            replacements=tuple(found.replacements),
-            counted=tuple(found.counted),
-            counted_along=tuple(found.counted_along),
+            python_writes=self.state.writes,
+            written_spec=self.state.spec,
+            replacements=tuple(analysis.replacements),
+            counted_along=tuple(analysis.counted_along),
             shared_memory=tuple(shared),
-            decisions=tuple(found.decisions),
-            generators=generators_drawn_from(self.recorder.tape.forward()) if found.decisions or found.checks else (),
+            decisions=tuple(analysis.decisions),
+            generators=generators_drawn_from(self.recorder.tape.forward())
+            if analysis.decisions or analysis.checks
+            else (),
+            made_generators=self.made_generators,
             symbols=self._signature_symbols(records),
-            settings=tuple(settings.items()),
+            settings=tuple(settings[0].items()),
+            settings_inside=tuple(settings[1].items()),
             retained=retained,
             retained_inputs=retained_inputs,
-            saving=self._saving([found.fakes[i] for i in differentiable], records),
+            hooks=tuple(self.hooks.on_results),
+            hooked_inside=tuple(self.hooks.inside),
+            parameters=parameters_made(results, inputs.by_stand_in),
+            attributes=attributes_set(self.name, results, [info.path for info in analysis.outputs], inputs.by_stand_in),
+            saving=self._saving([analysis.fakes[i] for i in differentiable], records),
             apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
             new_leaves=new_leaves(
                 self.name,
                 results,
-                found.outputs,
+                analysis.outputs,
                 inputs.by_stand_in,
-                found.fakes,
+                analysis.fakes,
                 {differentiable[position] for position, _ in passed[0]},
             ),
-            checks=tuple(found.checks),
+            checks=tuple(analysis.checks),
             in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
     def _retained(
-        self, found: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: dict[int, int]
+        self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: dict[int, int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         retained, inputs = retained_by(self.lifting.retained, results, self.inputs.by_stand_in, number)
         interior = {differentiable[position] for position, _ in passed[0]}
@@ -174,9 +192,9 @@ class Assembly:
         inside = [
             at
             for at in retained
-            if self.lifting.has_hooks or at in aliases or getattr(found.outputs[at], "output", None) in interior
+            if at in self.hooks.inside or at in aliases or getattr(analysis.outputs[at], "output", None) in interior
         ]
-        check_watched_inside(self.name, [info.path for info in found.outputs], inside, self.lifting.has_hooks)
+        check_watched_inside(self.name, [info.path for info in analysis.outputs], inside, self.hooks.inside)
         return retained, inputs
 
     def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
@@ -195,17 +213,17 @@ class Assembly:
         entries = [*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)]
         return self.symbols.signature({id(entry): i for i, entry in enumerate(entries)})
 
-    def derivable(self, found: Analysis, records: list[InputRecord], joint: JointGraph) -> Derivable:
+    def resumable(self, analysis: Analysis, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
         known = {id(r.real): (weakref.ref(r.real), r.stand_in) for r in self.inputs.records}
         for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
             drop_own(record.stand_in, record.real.__dict__)
         differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
         session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
-        return Derivable(
+        return ResumableTrace(
             session,
-            tuple(found.fakes[i] for i in differentiable),  # type: ignore[misc]
-            tuple(found.slots[i] for i in differentiable),
+            tuple(analysis.fakes[i] for i in differentiable),  # type: ignore[misc]
+            tuple(analysis.slots[i] for i in differentiable),
             joint.signature.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (

@@ -11,46 +11,57 @@ from typing import Any
 
 import torch
 
+from .._torch.asked import ViewReplay
 from .._torch.dispatch import (
     force_view_tracking,
     no_saved_tensors_hooks,
     symbolic_composites,
 )
+from .._torch.generators import MadeGenerators
 from .._torch.patches import Hooks, patched
 from .._torch.plain_attributes import MADE_UP
 from .._torch.plain_types import PlainTypes
 from .._torch.settings import apply_settings, settings
-from ..errors import ForegradError, InternalError
+from ..errors import ForegradError, InternalError, ProgramOutputError
 from ..frontend.call import FlatCall
+from ..frontend.classes import functions_held_by
+from ..frontend.lifted import capturing
 from ..frontend.reads import Reads
 from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
+from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import Reach
-from ..interrupts import held, note_escaping, runs_user_code
+from ..graph.signature import GradientPaths
+from ..interrupts import held, is_interrupt, note_escaping, runs_user_code
 from .assembly import Assembly
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
-from .derivatives.derivable import Derivable
 from .derivatives.derived_effects import check_outputs, written_by
+from .derivatives.resumable_trace import ResumableTrace
 from .derivatives.session import fresh_autocast_cache, make_tangent
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.outputs import analyze
+from .effects.python_state import PythonState
+from .effects.result_hooks import OwnHooks
 from .effects.side_effects import (
+    check_escaped_tensors,
     check_finished,
+    check_generators,
     check_gradients,
-    check_left_behind,
     check_results,
     check_run,
     check_tensors,
 )
 from .effects.storage_swap import check_marked, check_overlapping, check_sizes, views_of_written
-from .inputs.escaped_tensors import LeftBehind
+from .heap.event_log import Happened
+from .inputs.escaped_tensors import EscapedTensors
 from .inputs.inplace_views import check_reshaped, reshape_view
 from .inputs.inputs import CaptureAgain, Inputs, SharedClosureFound
 from .inputs.lifting import Lifting
+from .kernels.dead_checks import dead_checks
+from .options import Learned, Options
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder
 from .tape.collection import paused_collection
@@ -59,14 +70,18 @@ from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of
 from .tape.tape import Entry
 from .values.decisions import Decisions
+from .values.draws import Draws, DrawsFound, drawing
 from .values.numbers import Numbers
+from .values.prefix import generators_drawn_from
 from .values.sizes import OpenSizes
 
 __all__ = ["Captured", "capture_call"]
 
 aten = torch.ops.aten
-_NOWHERE = Reach(frozenset(), frozenset())
+_NOWHERE = GradientPaths(frozenset(), frozenset())
 
+_OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
+_REPLAY = "view replay"  # a setting of which a capture has its own
 _MOST_RUNS = 1000  # each learns of one more tensor, or of none
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
@@ -83,7 +98,7 @@ class Captured:
     modules: tuple[torch.nn.Module, ...]
     reads: Reads
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
-    derivable: Derivable | None = None
+    resumable: ResumableTrace | None = None
 
 
 def capture_call(
@@ -94,33 +109,26 @@ def capture_call(
     lifted: Sequence[tuple[torch.Tensor, Source]] = (),
     higher_order: bool = True,
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    live_hooks: bool = False,
+    keeps_effects_of_errors: bool = False,
+    refuses_output: bool = False,
 ) -> Captured:
     """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
 
     `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
-    the function.
+    the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
+    `refuses_output`: raise before the function prints or logs.
+    `keeps_effects_of_errors`: what the function changed before it raised an error of its own stays, as in eager; else
+    everything is as it was.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
-    lifted = list(lifted)
-    shared_bases: set[int] = set()
-    replays_views = True
-    whole: set[int] = set()
-    viewed: set[int] = set()
-    late: set[int] = set()
+    lifted, learned = list(lifted), Learned()
+    options = Options(
+        name, decompositions or {}, higher_order, around, live_hooks, keeps_effects_of_errors, refuses_output
+    )
     for _ in range(_MOST_RUNS):
-        run = _Capture(
-            call,
-            name,
-            decompositions or {},
-            shared_bases=shared_bases,
-            replays_views=replays_views,
-            whole=whole,
-            viewed=viewed,
-            late=late,
-            higher_order=higher_order,
-            around=around,
-        )
+        run = _Capture(call, options, learned)
         try:
             with held, paused_collection():
                 captured = run.run(lifted)
@@ -129,7 +137,6 @@ def capture_call(
                 lifted.append((found.tensor, found.source))
             captured = None
         if captured is None:
-            replays_views = run.replays_views
             continue
         vars(run).clear()  # its parts refer to it: they go now, and the arguments with them, not when next looked for
         return captured
@@ -137,67 +144,58 @@ def capture_call(
 
 
 class _Capture:
-    def __init__(
-        self,
-        call: FlatCall,
-        name: str,
-        decompositions: Mapping[Any, Callable[..., Any]],
-        *,
-        shared_bases: set[int],
-        replays_views: bool,
-        whole: set[int],
-        viewed: set[int],
-        late: set[int],
-        higher_order: bool,
-        around: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self.call = call
-        self.around = around
-        self.higher_order = higher_order
-        self.name = name
-        self.replays_views = replays_views
+    """One run of the function."""
+
+    def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
+        self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
         self.inputs = Inputs(
             call,
             self.fake_mode,
-            shared_bases=shared_bases,
-            whole=whole,
-            viewed=viewed,
+            shared_bases=learned.shared_bases,
+            whole=learned.whole,
+            viewed=learned.viewed,
             symbols=self.symbols,
         )
         self.origins = Origins(_run_function.__code__)
-        self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, decompositions)
+        self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, options.decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
         self.recorder.writes.on_resize = self._on_resize
         self.reads = self.inputs.reads
-        self.recorder.late.name, self.recorder.late.ids = name, late
+        self.recorder.late.name, self.recorder.late.ids = self.name, learned.late
         self.scan = Scan(self.reads)
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
         self.recorder.decisions.check_before(self.recorder.checks)
         table = self.symbols.table if self.symbols else None
         numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
-        self.left_behind = LeftBehind(self.reads)
+        self.escaped_tensors = EscapedTensors(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
+        self.told_of: dict[int, Any] = {}  # functions that modules hold
         self.regions = Regions(self.recorder)
         self.lifting = Lifting(
             self.inputs.adopt,
-            self.inputs.check_mark,
+            self._on_mark,
             self._on_detach,
             self.recorder.taken_as_data,
             self.recorder.replaced_by,
             lambda: user_line(self.origins.here()),
             self.recorder.decisions.numbers.ours,
         )
-        self.inner = InnerGradients(self.inputs, self.recorder, name)
+        self.inner = InnerGradients(self.inputs, self.recorder, self.name)
+        self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
         self.settings: dict[str, Any] = {}
+        self.settings_inside: dict[str, Any] = {}
+        self.view_replay = ViewReplay()
+        self.hooks = OwnHooks()
+        self.lifting.on_hook = self.hooks.note
         self.lifting.on_gradient = self.inner.note
         self.lifting.on_check = self.recorder.checks.note
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.lifting.ask = self.facts.ask
         self.types = PlainTypes(self.facts.table)
-        self.lifting.views_by_strides = not replays_views
+        self.lifting.views_by_strides = not learned.replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder, self.inputs)
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
 
@@ -205,15 +203,27 @@ class _Capture:
         """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
+        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of)
+        self.draws = Draws(self.name, self.call.function)
+        self.inputs.source_in_state = self.state.before.source_of
+        captured, is_kept = None, False
         try:
             captured = self._run(lifted)
-        except RuntimeError as error:
-            self.inputs.check_detached(error)
+        except BaseException as error:
+            if isinstance(error, RuntimeError):
+                self.inputs.check_detached(error)
+            is_kept = not isinstance(error, _OF_FOREGRAD) and (
+                self.options.keeps_effects_of_errors or is_interrupt(error)
+            )
             raise
         finally:
-            looked_at, written = self.left_behind.take_back(self.inputs.real_of)
+            if captured is None and not is_kept:
+                self.state.give_up()
+            looked_at, written = self.escaped_tensors.take_back(self.inputs.real_of)
+            if looked_at:
+                self.state.give_up()
         if captured is not None:
-            check_left_behind(self.name, looked_at, written)
+            check_escaped_tensors(self.name, looked_at, written)
         return captured
 
     def _run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
@@ -229,31 +239,40 @@ class _Capture:
             self.reads.note,
             self.facts.missing,
             self.lifting.in_engine,
+            self.reads.note_scripted,
+            self.made_generators,
+            self._refuse_output if self.options.refuses_output else None,
         )
         with (
             patched(hooks),
-            force_view_tracking(self.replays_views),
+            self.view_replay,
+            force_view_tracking(self.learned.replays_views),
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             fresh_autocast_cache(),
             symbolic_composites(recorder.is_symbolic),
             self.types,
         ):
-            self._tell_plain_types()
+            self._tell_plain_types(self.scan)
+            for module, _ in list(self.scan.modules.values()):
+                self._tell_of_functions(module)
+            self.state.wrap_drawing()
             with self._settings_put_back(), self.lifting, recorder:
                 try:
-                    with self.around():
+                    with self.options.around(), capturing(), drawing(self.draws):
                         result = _run_function(call.function, args, kwargs)
                 except Exception as error:
                     note_escaping(error)
-                    if self.replays_views and recorder.writes.resized:
-                        self.replays_views = False
+                    if self.learned.replays_views and recorder.writes.resized:
+                        self.learned.replays_views = False
                         return None
                     recorder.detached.explain(error)
                     raise
                 finally:
+                    self.types.unbind()
                     self.origins.forget()
                     recorder.decisions.raise_failed()
                     self.lifting.values_asked.raise_failed()
+            self.draws.check()
             check_run(self.name, call, (args, kwargs), leaves, self.reads)
             needed = views_of_written(inputs.memory, recorder)
             if not needed <= inputs.shared_bases:
@@ -261,24 +280,32 @@ class _Capture:
                 return None
             inputs.check_unlinked()
             changed = recorder.writes.follows_strides() or recorder.writes.resized_with_gradients()
-            if self.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
-                self.replays_views = False
+            if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
+                self.learned.replays_views = False
                 return None
             out_leaves, out_tree = flatten(result)
             paths = out_tree.paths("out")
             check_leaves(out_leaves, paths, "output")
+            written, written_paths = self.state.outputs(result)
+            out_leaves, paths = [*out_leaves, *written], [*paths, *written_paths]
             check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
-            check_results(self.name, out_leaves, paths, inputs.by_stand_in)
+            check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators)
+            if "Generator" in self.scan.names:
+                check_generators(self.name, self.made_generators)
             check_reshaped(recorder)
             check_overlapping(recorder, inputs.records)
-            found = analyze(recorder, inputs, out_leaves, paths)
+            analysis = analyze(recorder, inputs, out_leaves, paths)
+            self.hooks.settle(
+                self.name, call.function, out_leaves, analysis, inputs.by_stand_in, live=self.options.live_hooks
+            )
+            self.lifting.has_hooks = bool(self.hooks)
             rootless: list[int] = []
-            differentiable = found.carrying_gradients()
-            with_history = [fake for fake in found.fakes if fake is not None]
-            self.lifting.check_windows([*with_history, *(alias for _, alias in found.aliases)])
-            tangents = [make_tangent(recorder, found.specs[i]) for i in differentiable]
+            differentiable = analysis.carrying_gradients()
+            with_history = [fake for fake in analysis.fakes if fake is not None]
+            self.lifting.check_out_of_bounds_views([*with_history, *(alias for _, alias in analysis.aliases)])
+            tangents = [make_tangent(recorder, analysis.specs[i]) for i in differentiable]
             reached = self._reached(with_history)
-            gradients = self._backward(found, differentiable, [fake for fake, _ in tangents])
+            gradients = self._backward(analysis, differentiable, [fake for fake, _ in tangents])
             if recorder.late.missing:
                 recorder.late.ids |= written_by(recorder, inputs.records)
                 return None
@@ -289,7 +316,7 @@ class _Capture:
                     self.backward.error = None
             nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
             if nowhere:
-                self.backward.to_nowhere({i: found.fakes[i] for i in nowhere}, list(nowhere.values()))
+                self.backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()))
                 rootless = list(nowhere)
                 tangents = [t for i, t in zip(differentiable, tangents, strict=True) if i not in nowhere]
                 kept = [k for k, i in enumerate(differentiable) if i not in nowhere]
@@ -297,24 +324,29 @@ class _Capture:
                 reached = {key: reach.of_outputs(kept) for key, reach in reached.items()} if len(kept) > 1 else {}
                 differentiable = [differentiable[k] for k in kept]
             if self.inner.was_asked and self.backward.error is None:
-                self.backward.on_dead_ends({i: found.fakes[i] for i in differentiable}, [fake for fake, _ in tangents])
+                self.backward.on_dead_ends(
+                    {i: analysis.fakes[i] for i in differentiable}, [fake for fake, _ in tangents]
+                )
         self.lifting.values_asked.raise_failed()  # by a hook, in the backward
         check_gradients(self.name, inputs.records, self.lifting.accumulated_at)
-        check_sizes(recorder, found, inputs.records, gradients)
-        check_marked(recorder, found, inputs.records)
-        assembly = Assembly(
-            self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, self.inner, self.lifting
-        )
-        assembly.separate_outputs(found)
+        check_sizes(recorder, analysis, inputs.records, gradients)
+        check_marked(recorder, analysis, inputs.records)
+        parts = self.inner, self.lifting, self.hooks, self.made_generators.used(), self.state
+        assembly = Assembly(self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, *parts)
+        assembly.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
-        found.add_decisions(recorder.decisions.made)
-        found.add_checks(recorder.checks.made, inputs.records)
-        parts = found, differentiable, rootless, tangents, gradients, reached
-        records, joint = assembly.joint(*parts, out_tree, out_leaves, self.settings)
+        analysis.add_decisions(recorder.decisions.made)
+        dead = dead_checks(recorder.tape, [*analysis.entries, *gradients], len(recorder.decisions.made))
+        analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
+        described = analysis, differentiable, rootless, tangents, gradients, reached
+        records, joint = assembly.joint(*described, out_tree, out_leaves, (self.settings, self.settings_inside))
         self.regions.check({id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates})
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
+        self.state.settle()
         self._scan_what_ran()
-        derivable = assembly.derivable(found, records, joint) if differentiable and self.higher_order else None
+        resumable = (
+            assembly.resumable(analysis, records, joint) if differentiable and self.options.higher_order else None
+        )
         self.facts.attributes(None if self.scan.makes_up_names else self.scan.names)
         number = {id(record): index for index, record in enumerate(records)}
         facts = [
@@ -322,47 +354,72 @@ class _Capture:
             for (_, question, attribute), (record, value) in self.facts.made.items()
             if id(record) in number
         ]
-        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, tuple(facts), derivable)
+        return Captured(joint, tuple(tensors), tuple(self.modules.values()), self.reads, tuple(facts), resumable)
 
     @contextlib.contextmanager
     def _settings_put_back(self) -> Iterator[None]:
         """Context: what the function sets for what comes after it is noted, and put back: each call sets it."""
         before, was_inference = settings(), torch.is_inference_mode_enabled()
-        self.recorder.default_dtype = torch.get_default_dtype()
+        self.recorder.arithmetic.begin(before, getattr(self.call.function, "settings_between", ()))
         try:
             yield
         except (CaptureAgain, ForegradError):  # the function runs again, or in eager
             apply_settings(before)
             raise
         finally:
-            self.recorder.default_dtype = None
-        now, known = settings(), getattr(self.call.function, "settings", ())
+            self.recorder.arithmetic.end()
+        now, known = settings() | {_REPLAY: self.view_replay.now}, getattr(self.call.function, "settings", ())
+        before |= {_REPLAY: self.view_replay.before}
         self.settings = {name: value for name, value in now.items() if value != before[name] or name in known}
-        apply_settings({name: before[name] for name in self.settings})
+        self.settings_inside = self.recorder.arithmetic.inside(before, known)
+        apply_settings({name: before[name] for name in self.settings if name != _REPLAY})
         check_finished(self.name, was_inference)
         if "the default dtype" in self.settings:
-            self.recorder.refuse_dtype()  # of operators before it nothing is known
+            self.recorder.arithmetic.refuse_dtype()  # of operators before it nothing is known
 
     # ---------------------------------------------------------------- while the function runs
 
     def _enter(self, module: torch.nn.Module) -> None:
         self.modules[id(module)] = module
-        self.left_behind.enter(module)
+        self.escaped_tensors.enter(module)
         self.types.module(type(module))
+        self._tell_of_functions(module)
         self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
 
-    def _tell_plain_types(self) -> None:
+    def _tell_of_functions(self, module: torch.nn.Module) -> None:
+        """The same for functions that a module holds, and for what they call: whether they run is not known."""
+        for function in functions_held_by(module):
+            if id(function) not in self.told_of:
+                self.told_of[id(function)] = function
+                scan = Scan(Reads())
+                scan.function(function, function.__name__)
+                scan.finish()
+                self._tell_plain_types(scan)
+
+    def _tell_plain_types(self, scan: Scan) -> None:
         """Code that was found so far, and asks for the type of a stand-in, is told that of a tensor."""
-        for namespace in self.scan.asking_types:
-            self.types.namespace(namespace)
-        if self.scan.asks_for_class:
+        for namespace, loaded in scan.loads:
+            self.types.loaded(namespace, loaded)
+        if scan.asks_for_class:
             self.types.asks_for_class()
-        self.types.named(self.scan.names)
-        if self.scan.makes_up_names or not self.scan.names.isdisjoint({"setattr", "delattr"}):
+        self.types.named(scan.names)
+        if scan.makes_up_names or not scan.names.isdisjoint({"setattr", "delattr"}):
             self.types.named(MADE_UP)
+
+    def _refuse_output(self, what: str) -> None:
+        raise ProgramOutputError(
+            f"`{self.name}` {what}, which a compiled call would not repeat. Do it outside the compiled function."
+        )
 
     def _leave(self) -> None:
         self.origins.leave()
+
+    def _on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> None:
+        value = self.recorder.values.get(id(tensor))
+        if value is not None:  # no transform's own
+            what = Happened.MARKED if requires_grad else Happened.UNMARKED
+            self.recorder.writes.log.note(what, tensor, value, None, (tensor.requires_grad,))
+        self.inputs.check_mark(tensor)
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
         self.inputs.check_detach(tensor)
@@ -370,8 +427,8 @@ class _Capture:
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
-        if self.replays_views and self.recorder.writes.resized_with_gradients():
-            self.replays_views = False
+        if self.learned.replays_views and self.recorder.writes.resized_with_gradients():
+            self.learned.replays_views = False
             raise CaptureAgain
 
     # ---------------------------------------------------------------- what it reads besides tensors
@@ -384,7 +441,7 @@ class _Capture:
             self.scan.visit(kind, kind.__name__)
         self.scan.finish()
         for module, _ in self.scan.modules.values():
-            self.left_behind.enter(module)
+            self.escaped_tensors.enter(module)
 
     def _scan_what_ran(self) -> None:
         """The code behind the attributes that were read on modules; names for the modules."""
@@ -398,18 +455,20 @@ class _Capture:
 
     # ---------------------------------------------------------------- afterwards
 
-    def _backward(self, found: Analysis, differentiable: list[int], tangents: list[torch.Tensor]) -> list[Entry | None]:
+    def _backward(
+        self, analysis: Analysis, differentiable: list[int], tangents: list[torch.Tensor]
+    ) -> list[Entry | None]:
         """An entry, or None, for each input's gradient."""
         records = self.inputs.records
         sinks = [r for r in records if takes_gradient(r)]
         if not differentiable or not sinks:
             return [None] * len(records)
-        outputs = [found.fakes[i] for i in differentiable]
-        gradients = self.backward.gradients(outputs, sinks, tangents, keep=self.higher_order)
+        outputs = [analysis.fakes[i] for i in differentiable]
+        gradients = self.backward.gradients(outputs, sinks, tangents, keep=self.options.higher_order)
         return [gradients.get(id(r)) for r in records]
 
     def _leading_nowhere(
-        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, Reach], tangents: Any
+        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, GradientPaths], tangents: Any
     ) -> dict[int, torch.Tensor]:
         """The outputs, with their tangents, from which no gradient flows to anything outside."""
         if self.backward.error is not None or self.backward.failing or (any(gradients) and not reached):
@@ -422,7 +481,7 @@ class _Capture:
         used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
         return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
 
-    def _reached(self, outputs: list[Any], least: int = 2) -> dict[int, Reach]:
+    def _reached(self, outputs: list[Any], least: int = 2) -> dict[int, GradientPaths]:
         """For each record, which outputs lead to it, when there are as many outputs."""
         if len(outputs) < least:
             return {}

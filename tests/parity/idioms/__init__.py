@@ -3,7 +3,7 @@
 `PROGRAMS[name]` is (function or module, what makes its arguments, options of `check`).
 """
 
-from tests.parity.idioms import memory, modules, values  # noqa: F401 - they register
+from tests.parity.idioms import derivatives, memory, modules, networks, operators, values  # noqa: F401 - they register
 from tests.parity.idioms.common import PROGRAMS
 
 __all__ = ["PROGRAMS"]

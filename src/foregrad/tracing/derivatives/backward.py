@@ -13,7 +13,7 @@ from ..._torch.histories import have_hooks, lead_to
 from ..._torch.tensors import is_usable, is_view
 from ...errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
 from ..heap.inplace_detach import keeps_history
-from ..heap.records import is_unlinked
+from ..heap.records import is_no_grad_view
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import other_leaves, reached_from
 from ..tape.origin import user_line
@@ -115,7 +115,7 @@ class Backward:
         """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
         found: dict[int, Entry] = {}
         leaves = [record.leaf for record in sinks]
-        unlinked = [record for record in sinks if is_unlinked(record)]
+        unlinked = [record for record in sinks if is_no_grad_view(record)]
         has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
         try:
             others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
@@ -157,7 +157,7 @@ class Backward:
             )
 
     def _named(self, error: Exception) -> Exception:
-        return _named(error, has_moved=bool(self.recorder.writes.metadata_log))
+        return _named(error, has_moved=self.recorder.writes.log.has_moved())
 
     def _has_unlinked(self) -> bool:
         """Whether views were made under no_grad of what requires grad, and something was written to in place."""
@@ -165,7 +165,7 @@ class Backward:
         made = [v.fake for v in values if v.view is not None and not v.view.grad_enabled and v.fake is not None]
         if not any(is_view(fake) and fake.requires_grad for fake in made):
             return False
-        return any(v.fake is not None and v._storage is not None and v._storage.clock for v in values)
+        return any(v.fake is not None and v._storage is not None and v._storage.changes for v in values)
 
     def _check_aside(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
@@ -186,11 +186,12 @@ class Backward:
                 ) from None
 
     def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> bool:
-        """The backward of an output, to wherever it leads; `.grad` of inputs stays what it is. Whether it has effects
-        besides.
+        """The backward of an output, to wherever it leads; `.grad` of inputs, and of leaves that the function made,
+        stays what it is. Whether it has effects besides.
         """
         pairs = [(r.leaf, r.stand_in) for r in self.inputs.records]  # an argument may be made a leaf of its own
         leaves = [t for pair in pairs for t in pair if t is not None and is_usable(t) and t.is_leaf]
+        leaves += other_leaves([output], leaves)
         grads = [leaf.grad for leaf in leaves]
         try:
             with self._recording([tangent]):

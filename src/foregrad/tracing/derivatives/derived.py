@@ -15,7 +15,7 @@ from ...graph.slots import Live, Saved, Slot, Tangent
 from ..heap.views import undone
 from ..tape.symbols import symbols_of_inputs
 from ..tape.tape import Entry, Tape, entries_in, map_entries
-from .derivable import Derivable, ValueRef
+from .resumable_trace import ResumableTrace, ValueRef
 
 __all__ = ["AtHand", "Cut"]
 
@@ -30,7 +30,7 @@ class AtHand:
     numbers.
     """
 
-    origin: Derivable
+    origin: ResumableTrace
     start: int
     results: list[int]
     sinks: list[int]

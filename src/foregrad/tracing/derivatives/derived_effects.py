@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedMutationError
+from ...graph.effect_log import Write
 from ...graph.effects import BackwardEffects, LateUpdate, Result
-from ...graph.signature import Update
 from ...graph.slots import Checked, Slot, Updated
 from ..heap.records import InputRecord
 from ..heap.view_chain import memory_root
 from ..recorder.backward_writes import Run
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
-from ..values.decisions import generators_drawn_from
-from .derivable import ValueRef
+from ..values.prefix import generators_drawn_from
+from .resumable_trace import ValueRef
 
 __all__ = ["DerivedEffects", "check_outputs", "effects_of", "written_by"]
 
@@ -92,11 +92,11 @@ class DerivedEffects:
         updates = []
         for update in self.own.effects.updates:
             key = ("tangent", given[update.tangent]) if update.live is None else ("live", update.live)
-            updates.append(Update(number[key], update.output + count, differentiable=False, counted=update.counted))
+            updates.append(Write(number[key], update.output + count, differentiable=False, counted=update.counted))
         live = tuple(number["live", i] for i in range(sum(place.kind == "live" for place in feeds)))
         return {
             "checks": tuple(check.behind(count) for check in self.own.effects.checks),
-            "updates": tuple(updates),
+            "log": tuple(updates),
             "in_backward": dataclasses.replace(self.later.effects, live=live if has_late else ()),
         }
 

@@ -50,7 +50,7 @@ class Session:
         self.numbering = Numbering(recorder.tape)
         self.lifting = Lifting(
             self._adopt,
-            lambda _marked: None,
+            lambda *_marked: None,
             lambda _detached: None,
             recorder.taken_as_data,
             recorder.replaced_by,

@@ -7,16 +7,26 @@ import dataclasses
 import torch
 
 from ..._torch.tensors import history_of
+from ...graph.effect_log import Write
 from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
-from ...graph.signature import DecisionInfo, MetadataWrite, OutputInfo, Replacement, Update
+from ...graph.signature import AliasOutput, DecisionInfo, OutputInfo, Replacement
 from ...graph.slots import Checked, Decision, Slot
 from ..heap.records import InputRecord
 from ..kernels.checks import Check
 from ..tape.tape import Entry
 from ..values.decisions import Decided
 
-__all__ = ["Analysis"]
+__all__ = ["Analysis", "Early"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Early:
+    """When a step to a view is taken, see `TakeView`: before something else that happens."""
+
+    at: float
+    of_plain: bool = False
+    first: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,9 +37,11 @@ class Analysis:
     entries: list[Entry] = dataclasses.field(default_factory=list)
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
-    updates: list[Update] = dataclasses.field(default_factory=list)
+    updates: list[Write] = dataclasses.field(default_factory=list)
     whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
-    metadata_writes: list[MetadataWrite] = dataclasses.field(default_factory=list)
+    first: set[int] = dataclasses.field(default_factory=set)  # inputs that are written before their sizes change
+    detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
+    early: dict[tuple[int, int], Early] = dataclasses.field(default_factory=dict)  # by input and `ViewStep.call`
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     replacements: list[Replacement] = dataclasses.field(default_factory=list)
     counted: list[int] = dataclasses.field(default_factory=list)
@@ -41,9 +53,18 @@ class Analysis:
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
     by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
 
+    def written_dtypes(self) -> set[torch.dtype]:
+        """The dtypes of what is written with a history."""
+        return {self.specs[update.output].dtype for update in self.updates if update.differentiable}
+
     def carrying_gradients(self) -> list[int]:
         """The graph outputs that autograd has a history of."""
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
+
+    def is_early(self, info: AliasOutput, *, first: bool = False) -> bool:
+        """Whether a view of an input is taken before something else happens; `first`: of a plain tensor, before all."""
+        early = self.early.get((info.input or 0, info.steps[0].call)) if info.steps else None
+        return early is not None and (not first or (early.of_plain and early.first))
 
     def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
         """One more graph output."""

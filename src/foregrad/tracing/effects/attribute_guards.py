@@ -14,8 +14,8 @@ import torch
 
 from ..._torch.fakes import FakeTensor
 from ..._torch.plain_attributes import own_attributes
-from ...errors import UnsupportedError
-from ...frontend.reads import ABSENT
+from ...errors import UnsupportedError, UnsupportedSideEffectError
+from ...frontend.expected import ABSENT
 from ...frontend.sources import Source
 from ...graph.slots import Closure
 from ...graph.spelling import key_text
@@ -176,6 +176,15 @@ class Facts:
         self.inputs.add_source(grad, Source(Closure(f"{record.slot}.grad"), source.root, steps))
         return grad
 
+    def _set_grad(self, record: InputRecord, func: Any) -> Any:
+        if record.real.grad is not None:
+            raise UnsupportedSideEffectError(
+                f"`.grad` of {record.slot} is set at {self.where()}, which a compiled call can't repeat. Set it "
+                "outside the compiled function, for example by the optimizer's `zero_grad()`."
+            )
+        self.note(record, "{}.grad is None", True)
+        return NotImplemented  # what it is set to is looked at when the function has run: see `check_gradients`
+
 
 _RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
     _TENSOR.is_leaf.__get__: Facts._is_leaf,
@@ -191,4 +200,6 @@ _RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
     _TENSOR.is_pinned: Facts._pinned,
     _TENSOR.data_ptr: Facts._address,
     _TENSOR.grad.__get__: Facts._grad,
+    _TENSOR.grad.__set__: Facts._set_grad,
+    _TENSOR.grad.__delete__: Facts._set_grad,
 }

@@ -10,15 +10,15 @@ import torch
 from ..._torch.fakes import FakeTensor
 from ..._torch.tensors import base_of, history_of, is_marked, is_usable, is_view
 from ...errors import UnsupportedAliasError
+from ...graph.effect_log import ViewStep
 from ...graph.meta import TensorSpec
-from ...graph.signature import ViewStep
 from ...graph.slots import Base, Output, Slot
 from ..heap.alias import Value
 from ..heap.inplace_detach import keeps_history
 from ..heap.view_chain import chain_of, is_from_custom_function, memory_root
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import is_barred
+from ..tape.gradient_paths import has_undefined_gradient
 from ..tape.opinfo import set_to, take_data
 from ..tape.tape import Entry
 from .analysis import Analysis
@@ -29,7 +29,7 @@ __all__ = [
     "as_it_was",
     "bases_of",
     "has_been_another",
-    "is_barred_tensor",
+    "has_undefined_gradient_of",
     "tensor_outputs",
 ]
 
@@ -95,7 +95,7 @@ def has_been_another(tensor: torch.Tensor, old: Value) -> bool:
 
 
 def bases_of(
-    recorder: Recorder, inputs: Inputs, found: Analysis, by_storage: dict[int, list[_Member]]
+    recorder: Recorder, inputs: Inputs, analysis: Analysis, by_storage: dict[int, list[_Member]]
 ) -> dict[int, BaseOutput]:
     """Graph outputs for every memory; {storage: its base} where outputs are views of one."""
     bases: dict[int, BaseOutput] = {}
@@ -105,11 +105,11 @@ def bases_of(
         if _owns_more(inputs, group):
             root = value.root  # an input comes to own all of this memory
             whole = Base(tuple(Output(member.path) for member in group))
-            output = found.add(whole, root.read(recorder.emit), root.spec, None)
+            output = analysis.add(whole, root.read(recorder.emit), root.spec, None)
             bases[key] = BaseOutput(root, output, ())
             continue
-        if len(group) == 1 and is_barred_tensor(first):
-            bases[key] = _barred_base(found, Base((Output(path),)), value, value, value.read(recorder.emit), ())
+        if len(group) == 1 and has_undefined_gradient_of(first):
+            bases[key] = _barred_base(analysis, Base((Output(path),)), value, value, value.read(recorder.emit), ())
             continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
         has_own = id(first) in recorder.writes.replaced or is_from_custom_function(value, first)
@@ -122,10 +122,10 @@ def bases_of(
             is_data = any(above.view is not None and above.view.op is take_data for above in chain_of(value))
             if is_data and not first.requires_grad:
                 # What autograd has saved of this memory keeps a version counter of its own.
-                output = found.add(Base((Output(path),)), entry, value.spec, None)
+                output = analysis.add(Base((Output(path),)), entry, value.spec, None)
                 bases[key] = BaseOutput(value, output, (ViewStep(take_data, (), (), None, id(value), True),))
                 continue
-            found.add(Output(path), entry, value.spec, first)
+            analysis.add(Output(path), entry, value.spec, first)
             continue
         start, base = _common_base(recorder, [member.value for member in group])
         back: tuple[ViewStep, ...] = ()
@@ -134,23 +134,23 @@ def bases_of(
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [member.path for member in group if member.tensor is base.fake]
-        known = found.by_fake.get(id(base.fake))
+        known = analysis.by_fake.get(id(base.fake))
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
-        if is_barred_tensor(base.fake):
-            bases[key] = _barred_base(found, slot, start, base, entry, back)
+        if has_undefined_gradient_of(base.fake):
+            bases[key] = _barred_base(analysis, slot, start, base, entry, back)
             continue
         twin = recorder.detached.twin_of(base.fake)
         if twin is not None and any(_keeps_history(recorder, member) for member in group):
-            bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, twin), back, detached=True)
-            found.by_fake[id(base.fake)] = bases[key].output
+            bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
+            analysis.by_fake[id(base.fake)] = bases[key].output
             continue
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
-        bases[key] = BaseOutput(start, found.add(slot, entry, base.spec, base.fake), back, leaf)
+        bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf)
         if recorder.values.get(id(base.fake)) is not base:
-            found.by_fake.pop(id(base.fake))  # that is what it was
-            found.by_fake |= {} if known is None else {id(base.fake): known}
+            analysis.by_fake.pop(id(base.fake))  # that is what it was
+            analysis.by_fake |= {} if known is None else {id(base.fake): known}
     return bases
 
 
@@ -162,9 +162,9 @@ def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
     return any(owner.value.root.spec.nbytes != owner.value.spec.nbytes for owner in owners)
 
 
-def is_barred_tensor(tensor: torch.Tensor) -> bool:
+def has_undefined_gradient_of(tensor: torch.Tensor) -> bool:
     """Whether `set_` left it without a derivative."""
-    return tensor.requires_grad and is_barred(history_of(tensor))
+    return tensor.requires_grad and has_undefined_gradient(history_of(tensor))
 
 
 def _separate(recorder: Recorder, root: Value) -> None:
@@ -175,12 +175,12 @@ def _separate(recorder: Recorder, root: Value) -> None:
 
 
 def _barred_base(
-    found: Analysis, slot: Slot, start: Value, base: Value, entry: Entry, back: tuple[ViewStep, ...]
+    analysis: Analysis, slot: Slot, start: Value, base: Value, entry: Entry, back: tuple[ViewStep, ...]
 ) -> BaseOutput:
     """A tensor that `set_` left without a derivative: its backward raises, on whatever way to an input."""
     barred = ViewStep(set_to, (True,), (), None, id(base), True)
-    output = found.add(slot, entry, base.spec, base.fake)
-    found.by_fake.pop(id(base.fake), None)
+    output = analysis.add(slot, entry, base.spec, base.fake)
+    analysis.by_fake.pop(id(base.fake), None)
     return BaseOutput(start, output, (barred, *back))
 
 

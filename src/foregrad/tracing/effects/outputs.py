@@ -20,14 +20,13 @@ from ..._torch.tensors import (
     share_counters,
 )
 from ...errors import UnsupportedAliasError
+from ...graph.effect_log import ViewStep
 from ...graph.signature import (
     AliasOutput,
     ConstantOutput,
     GraphOutput,
     InputOutput,
     OutputInfo,
-    ViewStep,
-    When,
 )
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
@@ -35,7 +34,7 @@ from ..heap.records import InputRecord
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import is_barred, nodes_behind
+from ..tape.gradient_paths import has_undefined_gradient, nodes_behind
 from ..tape.opinfo import CUTS
 from ..tape.origin import user_line
 from ..tape.tape import Entry
@@ -45,18 +44,18 @@ from .output_alias_sets import (
     as_it_was,
     bases_of,
     has_been_another,
-    is_barred_tensor,
+    has_undefined_gradient_of,
     tensor_outputs,
 )
-from .steps import steps_between
+from .steps import early_steps, steps_between, steps_of_plain, toggles
 from .storage_swap import in_order, replacement_of
 from .updates import (
     WRITTEN_BY_LISTS,
     add_counted,
-    add_metadata_writes,
     add_updates,
     check_histories,
     check_resized,
+    is_replaced,
     written_through_bases,
 )
 
@@ -75,41 +74,43 @@ _OF_ANOTHER_KIND = {
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
-    found = Analysis()
+    analysis = Analysis()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
     recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
         if id(record) in through_bases:
             check_resized(recorder, record)
-            add_metadata_writes(recorder, found, index, record)
+            analysis.replaced += [index] if is_replaced(recorder, record) else []
         else:
-            add_updates(recorder, found, index, record, id(record) in through_bases.values())
-    add_counted(recorder, found, inputs.records)
+            of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
+            add_updates(recorder, analysis, index, record, id(record) in through_bases.values(), of_it)
+    add_counted(recorder, analysis, inputs.records)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
-            out = found.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
-            found.whole_updates.append((whole, out))
-    stand_ins = [inputs.records[i].stand_in for i in found.replaced]
+            out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
+            analysis.whole_updates.append((whole, out))
+    stand_ins = [inputs.records[i].stand_in for i in analysis.replaced]
     tensors = tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
-    bases = bases_of(recorder, inputs, found, tensors)
+    bases = bases_of(recorder, inputs, analysis, tensors)
     for key, group in tensors.items():
         first = group[0].tensor
-        found.inference[bases[key].output if key in bases else found.by_fake[id(first)]] = first.is_inference()
+        analysis.inference[bases[key].output if key in bases else analysis.by_fake[id(first)]] = first.is_inference()
     number = {id(r): i for i, r in enumerate(inputs.records)}
     for leaf, path in zip(leaves, paths, strict=True):
-        found.outputs.append(_output(recorder, inputs, found, number, bases, leaf, path))
-        if isinstance(found.outputs[-1], AliasOutput):
-            found.aliases.append((len(found.outputs) - 1, leaf))
+        analysis.outputs.append(_output(recorder, inputs, analysis, number, bases, leaf, path))
+        if isinstance(analysis.outputs[-1], AliasOutput):
+            analysis.aliases.append((len(analysis.outputs) - 1, leaf))
         if recorder.writes.replaced and isinstance(leaf, FakeTensor):
-            _check_counter(recorder, inputs, found.outputs[-1], leaf)
-    for index, stand_in in zip(found.replaced, stand_ins, strict=True):
-        info = _tensor_output(recorder, inputs, found, number, bases, stand_in, str(inputs.records[index].slot))
-        found.replacements.append(replacement_of(recorder, found, index, inputs.records, info))
-    found.replacements = in_order(found.replacements)
-    check_histories(found, inputs, through_bases, recorder.writes)
-    recorder.detached.check(inputs.records, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
-    return found
+            _check_counter(recorder, inputs, analysis.outputs[-1], leaf)
+    for index, stand_in in zip(analysis.replaced, stand_ins, strict=True):
+        info = _tensor_output(recorder, inputs, analysis, number, bases, stand_in, str(inputs.records[index].slot))
+        analysis.replacements.append(replacement_of(recorder, analysis, index, inputs.records, info))
+    analysis.replacements = in_order(analysis.replacements)
+    check_histories(analysis, inputs, through_bases, recorder.writes)
+    known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
+    recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
+    return analysis
 
 
 # -------------------------------------------------------------------- outputs
@@ -118,7 +119,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 def _output(
     recorder: Recorder,
     inputs: Inputs,
-    found: Analysis,
+    analysis: Analysis,
     number: dict[int, int],
     bases: dict[int, BaseOutput],
     leaf: Any,
@@ -127,7 +128,7 @@ def _output(
     if isinstance(leaf, torch.SymFloat):
         value = recorder.decisions.numbers.entry_of(leaf)
         if isinstance(value, Entry):
-            return GraphOutput(path, found.add(Output(path), value, None, None))  # type: ignore[arg-type]
+            return GraphOutput(path, analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
@@ -138,23 +139,13 @@ def _output(
         number[id(record)] = len(inputs.records) - 1
     if record is not None:
         return InputOutput(path, number[id(record)])
-    info = _tensor_output(recorder, inputs, found, number, bases, leaf, path)
-    if isinstance(info, AliasOutput) and info.input is not None and info.history is None:
-        given = inputs.records[info.input]
-        is_late = info.input in found.replaced or (info.steps and info.steps[0].when is When.AT_LAST)
-        if is_late or not (given.real.requires_grad or given.stand_in.requires_grad):
-            _check_detached(recorder, given, leaf, path, info.steps)
-        above = inputs.by_real.get(id(base_of(given.real)))
-        is_first = bool(info.steps) and info.steps[0].when is When.AT_FIRST
-        if above is not None and (is_first or not (above.real.requires_grad or above.stand_in.requires_grad)):
-            _check_detached(recorder, above, leaf, path, info.steps)
-    return info
+    return _tensor_output(recorder, inputs, analysis, number, bases, leaf, path)
 
 
 def _tensor_output(
     recorder: Recorder,
     inputs: Inputs,
-    found: Analysis,
+    analysis: Analysis,
     number: dict[int, int],
     bases: dict[int, BaseOutput],
     leaf: torch.Tensor,
@@ -162,50 +153,57 @@ def _tensor_output(
 ) -> OutputInfo:
     old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.writes.replaced and is_view(leaf):
-        _check_memory(recorder, inputs, found, bases, leaf, path)
+        _check_memory(recorder, inputs, analysis, bases, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
-        if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.clock or not allows_writes(leaf)):
+        if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.changed_at or not allows_writes(leaf)):
             raise UnsupportedAliasError(
                 f"the output {path} is a view that was given other memory (`.data = ...` or `set_`) at "
                 f"{recorder.writes.where(leaf)}, while what it was a view of is written, or which is one of several "
                 "views made at once: return a copy."
             )
-        if is_set and leaf.requires_grad and not is_barred_tensor(leaf) and any(map(is_barred, nodes_behind([leaf]))):
+        if (
+            is_set
+            and leaf.requires_grad
+            and not has_undefined_gradient_of(leaf)
+            and any(map(has_undefined_gradient, nodes_behind([leaf])))
+        ):
             raise UnsupportedAliasError(
                 f"the output {path} is given other memory by `set_` with gradients, which has no derivative, at "
                 f"{recorder.writes.where(leaf)}, and is written to with gradients then: detach it before."
             )
-        alias = _what_it_was(recorder, inputs, found, number, bases, old, path)
+        alias = _what_it_was(recorder, inputs, analysis, number, bases, old, path)
         if alias is None:
-            info = _memory(recorder, inputs, found, number, bases, leaf, path)
+            info = _memory(recorder, inputs, analysis, number, bases, leaf, path)
             given = inputs.records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
-            if given is not None and is_set and is_barred_tensor(leaf) and not given.real.requires_grad:
+            if given is not None and is_set and has_undefined_gradient_of(leaf) and not given.real.requires_grad:
                 raise UnsupportedAliasError(
                     f"the output {path} is given the memory of {given.slot} by `set_` with gradients at "
                     f"{recorder.writes.where_set()}, and can't be differentiated then: detach it before."
                 )
             return info
-        is_cut = any(step.op in CUTS for step in alias.steps) and not (is_marked(leaf) or is_barred_tensor(leaf))
+        is_cut = any(step.op in CUTS for step in alias.steps) and not (
+            is_marked(leaf) or has_undefined_gradient_of(leaf)
+        )
         if leaf.requires_grad and is_cut:
             raise UnsupportedAliasError(
                 f"the output {path} is detached memory that was written to with gradients, and is given other memory "
                 f"(`.data = ...`, `set_`) at {recorder.writes.where(leaf)}: return a copy."
             )
-        memory = _memory(recorder, inputs, found, number, bases, leaf, path)
+        memory = _memory(recorder, inputs, analysis, number, bases, leaf, path)
         return dataclasses.replace(
             alias,
             leaf=is_marked(leaf),
             memory=memory,
             memory_is_set=is_set,
-            memory_is_barred=is_set and is_barred_tensor(leaf),
+            memory_is_barred=is_set and has_undefined_gradient_of(leaf),
         )
-    return _memory(recorder, inputs, found, number, bases, leaf, path)
+    return _memory(recorder, inputs, analysis, number, bases, leaf, path)
 
 
 def _what_it_was(
     recorder: Recorder,
     inputs: Inputs,
-    found: Analysis,
+    analysis: Analysis,
     number: dict[int, int],
     bases: dict[int, BaseOutput],
     old: Value,
@@ -213,8 +211,8 @@ def _what_it_was(
 ) -> AliasOutput | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
     if old.storage.is_input:
-        return _input_alias(recorder, inputs, found, number, old, path)
-    index, above = _replaced_above(recorder, inputs, found, old)
+        return _input_alias(recorder, inputs, analysis, number, old, path)
+    index, above = _replaced_above(recorder, inputs, analysis, old)
     if above is not None:
         return AliasOutput(path, index, None, steps_between(old, above), after_replacement=True)
     base = bases.get(id(old.storage))
@@ -225,9 +223,9 @@ def _what_it_was(
     )
 
 
-def _replaced_above(recorder: Recorder, inputs: Inputs, found: Analysis, value: Value) -> tuple[int, Value | None]:
+def _replaced_above(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value) -> tuple[int, Value | None]:
     """The input that is another tensor by now and that `value` is a view of, and what it is."""
-    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in found.replaced}
+    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in analysis.replaced}
     for above in chain_of(value)[1:] if replaced else ():
         if id(above) in replaced:
             return replaced[id(above)], above
@@ -237,7 +235,7 @@ def _replaced_above(recorder: Recorder, inputs: Inputs, found: Analysis, value: 
 def _memory(
     recorder: Recorder,
     inputs: Inputs,
-    found: Analysis,
+    analysis: Analysis,
     number: dict[int, int],
     bases: dict[int, BaseOutput],
     leaf: torch.Tensor,
@@ -248,27 +246,34 @@ def _memory(
     is_input = id(leaf) in inputs.by_stand_in
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
         _check_view(recorder, leaf, path)
-    index, above = _replaced_above(recorder, inputs, found, value)
+    index, above = _replaced_above(recorder, inputs, analysis, value)
     if above is not None:
+        _check_marks_after_swap(recorder, inputs, inputs.records[index], value, above, path)
         alias = AliasOutput(path, index, None, steps_between(value, above), after_replacement=True)
-        return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
+        return alias if is_input else _with_own_history(recorder, inputs, analysis, alias, leaf, value)
     if value.storage.is_input:
-        alias = _input_alias(recorder, inputs, found, number, value, path, at_last=is_input)
-        return alias if is_input else _with_own_history(recorder, inputs, found, alias, leaf, value)
-    existing = found.by_fake.get(id(leaf))
+        alias = _input_alias(recorder, inputs, analysis, number, value, path, at_last=is_input)
+        return alias if is_input else _with_own_history(recorder, inputs, analysis, alias, leaf, value)
+    existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=is_marked(leaf))
     base = bases[id(value.storage)]
-    steps = (*base.back, *steps_between(value, base.value, marked=base.leaf))
+    steps = (*base.back, *steps_between(value, base.value))
     before_detach = base.detached and leaf.requires_grad
     alias = AliasOutput(
-        path, None, base.output, steps, leaf=inputs.is_own_leaf(leaf), leaf_base=base.leaf, of_detached=before_detach
+        path,
+        None,
+        base.output,
+        steps,
+        leaf=inputs.is_own_leaf(leaf),
+        before_mark=len(base.back) + steps_of_plain(value, base.value) if base.leaf else None,
+        of_detached=before_detach,
     )
     if before_detach:
         return alias
-    _check_copy(recorder, leaf, found.fakes[base.output], steps, path)
-    alias = _with_own_history(recorder, inputs, found, alias, leaf, value)
-    has_history = alias.history is not None or alias.leaf or base.leaf or found.fakes[base.output] is not None
+    _check_copy(recorder, leaf, analysis.fakes[base.output], steps, path)
+    alias = _with_own_history(recorder, inputs, analysis, alias, leaf, value)
+    has_history = alias.history is not None or alias.leaf or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
         raise UnsupportedAliasError(
             f"the output {path} is a view with the history of a tensor whose memory was replaced in place "
@@ -294,7 +299,7 @@ def _check_copy(
 def _check_memory(
     recorder: Recorder,
     inputs: Inputs,
-    found: Analysis,
+    analysis: Analysis,
     bases: dict[int, BaseOutput],
     leaf: torch.Tensor,
     path: str,
@@ -307,7 +312,7 @@ def _check_memory(
             f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
             f"in place, last at {recorder.writes.where(base)}: return a copy."
         )
-    if id(base) not in inputs.by_stand_in and id(base) not in found.by_fake:
+    if id(base) not in inputs.by_stand_in and id(base) not in analysis.by_fake:
         return
     storage = recorder.value_of(leaf).storage
     is_former = recorder.value_of(base).storage is not storage and id(base) in recorder.writes.replaced
@@ -346,35 +351,20 @@ def _check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: t
             )
 
 
-def _check_detached(
-    recorder: Recorder, record: InputRecord, leaf: torch.Tensor, path: str, steps: tuple[ViewStep, ...]
+def _check_marks_after_swap(
+    recorder: Recorder, inputs: Inputs, record: InputRecord, value: Value, swapped: Value, path: str
 ) -> None:
-    """A view keeps the history that its base had; taken after the call, it would have what that has by then."""
-    if record.detached_at is None:
-        return
-    too_early = bool(steps) and steps[0].when is When.AT_FIRST and recorder.value_of(leaf).born > record.detached_at
-    is_cut = not (leaf.is_floating_point() or leaf.is_complex()) or any(step.op in CUTS for step in steps)
-    keeps = leaf.requires_grad and not (is_usable(leaf) and leaf.is_leaf)
-    keeps |= recorder.value_of(leaf).of_differentiable  # autograd, once asked again, may have forgotten
-    gains = record.stand_in.requires_grad and not is_cut and not keeps
-    if gains or keeps or too_early:
+    """Marks and detaches are replayed before an input is given other memory: none may come after a view of that."""
+    views = chain_of(value)
+    views = views[: views.index(swapped)]
+    marked = [view.fake for view in views[1:] if view.fake is not None and id(view.fake) in inputs.marked]
+    later = [event for event in toggles(recorder, record) if views and event.at > views[-1].born]
+    if marked or later:
+        where = user_line(inputs.marked[id(marked[0])]) if marked else recorder.writes.where(record.stand_in)
         raise UnsupportedAliasError(
-            f"the output {path} is a view of {record.slot}, which `detach_` is called on, last at "
-            f"{recorder.writes.where(record.stand_in)}: its history can't be given back. Return a copy."
+            f"the output {path} is a view in the memory that {record.slot} was given, and `requires_grad_` or "
+            f"`detach_` is called on that or on a view of it since, last changed at {where}: return a copy."
         )
-
-
-def _check_marks(recorder: Recorder, inputs: Inputs, value: Value, path: str) -> None:
-    """A view of a view that the function makes a leaf of has its history begin there, where no output may be."""
-    for above in chain_of(value)[1:]:
-        fake = above.fake
-        if fake is None or id(fake) not in inputs.marked:
-            continue
-        if recorder.values.get(id(fake)) is above:
-            raise UnsupportedAliasError(
-                f"the output {path} is a view of a tensor in an input's memory that the function calls "
-                f"`requires_grad_` on at {user_line(inputs.marked[id(fake)])}: return a copy, or call it on the input."
-            )
 
 
 def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
@@ -400,14 +390,13 @@ def _check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: tor
 
 
 def _with_own_history(
-    recorder: Recorder, inputs: Inputs, found: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
+    recorder: Recorder, inputs: Inputs, analysis: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
 ) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
     if not leaf.requires_grad:
         return alias
     _check_set(recorder, inputs, alias, leaf)
     if not is_usable(leaf):
-        _check_marks(recorder, inputs, value, alias.path)
         if any(step.op in CUTS for step in alias.steps):
             raise UnsupportedAliasError(
                 f"the output {alias.path} is a view of detached memory that was written to with gradients, and again "
@@ -415,9 +404,6 @@ def _with_own_history(
             )
         return alias
     if leaf.is_leaf:
-        base = base_of(leaf) if is_view(leaf) else None
-        if base is not None and base.requires_grad and value.storage.is_input:
-            _check_marks(recorder, inputs, value, alias.path)
         is_cut = any(step.op in CUTS for step in alias.steps)  # its base, taken again, does not require grad
         return dataclasses.replace(alias, leaf=is_cut or inputs.is_own_leaf(leaf))
     if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
@@ -425,31 +411,31 @@ def _with_own_history(
         alias = dataclasses.replace(
             alias, steps=(cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
         )
-        own = found.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
+        own = analysis.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
         return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    if alias.input is not None:
-        _check_marks(recorder, inputs, value, alias.path)
     owner = base_of(leaf) if is_view(leaf) else leaf
-    if not cuts or is_barred(history_of(owner) if owner is not None else None):
+    if not cuts or has_undefined_gradient(history_of(owner) if owner is not None else None):
         return alias
+    above = [link.fake for link in chain_of(value)[1 : len(alias.steps) - cuts[-1]]]
+    if alias.input is not None and any(fake is not None and inputs.is_own_leaf(fake) for fake in above):
+        return alias  # its history begins there
     current = recorder.values.get(id(owner))
     if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
         owner, current = leaf, value
     at = len(alias.steps) - chain_of(value).index(current)
     if at <= cuts[-1]:
         owner, current, at = leaf, value, len(alias.steps)
-    output = found.by_fake.get(id(owner))
+    output = analysis.by_fake.get(id(owner))
     if output is None:
-        output = found.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
-    steps = (*alias.steps[:at], *(dataclasses.replace(step, when=When.AT_LAST) for step in alias.steps[at:]))
-    return dataclasses.replace(alias, steps=steps, history=output, history_at=at)
+        output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
+    return dataclasses.replace(alias, history=output, history_at=at)
 
 
 def _input_alias(
     recorder: Recorder,
     inputs: Inputs,
-    found: Analysis,
+    analysis: Analysis,
     number: dict[int, int],
     value: Value,
     path: str,
@@ -459,28 +445,23 @@ def _input_alias(
     """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
     starts: dict[int, tuple[InputRecord, bool]] = {}
     for record in inputs.records:
+        is_replaced = number[id(record)] in analysis.replaced
         current = recorder.values[id(record.stand_in)]
         starts.setdefault(id(record.initial), (record, current is record.initial))
-        if current.storage is record.initial.storage and number[id(record)] not in found.replaced:
-            starts[id(current)] = (record, True)
+        was: Value | None = record.initial
+        while was is not None and was.storage is record.initial.storage and not is_replaced:
+            starts[id(was)] = (record, was is current)
+            was = was.became
     at: Value | None = value
     while at is not None and id(at) not in starts:
         at = at.parent
     if at is None:
         raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
     record, is_current = starts[id(at)]
-    steps = steps_between(value, at, record)
+    steps, index = steps_between(value, at), number[id(record)]
+    early = {} if at_last else early_steps(value, at, record, recorder)
+    analysis.early |= {(index, call): taken for call, taken in early.items()}
     # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
-    moved = number[id(record)] not in found.replaced and (at_last or (steps and steps[0].when > When.BEFORE_WRITES))
-    if not is_current and (moved or not steps):
-        if steps and steps[0].op in _OF_ANOTHER_KIND and record.real.requires_grad:
-            raise UnsupportedAliasError(
-                f"the output {path} is a view of another dtype of {record.slot}, or conjugated, which was written "
-                f"before and is given other sizes in place later, at {recorder.writes.where(record.stand_in)}: return "
-                "a copy."
-            )
+    if not is_current and not early and (index not in analysis.replaced or not steps):
         steps = (as_it_was(at), *steps)
-    elif is_current and at is not record.initial and steps and steps[0].when <= When.BEFORE_WRITES:
-        # Taken before the real one's sizes are changed.
-        steps = (dataclasses.replace(as_it_was(at), when=steps[0].when), *steps)
-    return AliasOutput(path, number[id(record)], None, steps)
+    return AliasOutput(path, index, None, steps)

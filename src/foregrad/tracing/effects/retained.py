@@ -12,6 +12,8 @@ from ..heap.records import InputRecord
 
 __all__ = ["check_watched_inside", "retained_by"]
 
+_INTERIOR = "computes other results from it, whose gradients flow to it inside"
+
 
 def retained_by(
     tensors: Sequence[torch.Tensor],
@@ -29,11 +31,11 @@ def retained_by(
     return tuple(positions), tuple(inputs)
 
 
-def check_watched_inside(name: str, paths: Sequence[str], positions: Sequence[int], has_hooks: bool) -> None:
+def check_watched_inside(name: str, paths: Sequence[str], positions: Sequence[int], hooked: Sequence[int]) -> None:
     """Raise where the gradient of a result flows inside the function: nobody outside sees it whole."""
     if not positions:
         return
-    why = "has hooks of its own" if has_hooks else "computes other results from it, whose gradients flow to it inside"
+    why = "has hooks that compute with its own tensors" if set(positions) <= set(hooked) else _INTERIOR
     raise UnsupportedSideEffectError(
         f"`{name}` calls `retain_grad()` on {', '.join(paths[i] for i in positions)}, which it returns, and {why}. "
         "Compile what comes before it and what comes after it as two functions, or take the gradient by it with "

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import torch
 
+from ..._torch.generators import MadeGenerators
 from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
-from ...errors import ForegradWarning, LeftBehindError, UnsupportedSideEffectError
+from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.reads import Reads
 from ...frontend.tree import flatten
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
 
-__all__ = ["check_finished", "check_gradients", "check_left_behind", "check_results", "check_run", "check_tensors"]
+__all__ = ["check_escaped_tensors", "check_finished", "check_gradients", "check_results", "check_run", "check_tensors"]
 
 
 def check_run(
@@ -84,19 +85,35 @@ def check_finished(name: str, was_inference: bool) -> None:
         )
 
 
-def check_results(name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]) -> None:
-    """No result but an input (by its id among those `known`) has a `.grad`."""
+def check_generators(name: str, made: MadeGenerators) -> None:
+    """It is known of each random generator whether the function makes it."""
+    if made.unknown():
+        raise UnsupportedSideEffectError(
+            f"`{name}` draws from a new random generator, of which it can't be told whether the function makes it: "
+            "make it as `torch.Generator(...)`, or outside and draw from it before the first call."
+        )
+
+
+def check_results(
+    name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int], generators: Container[Any]
+) -> None:
+    """No result but an input (by id among those `known`) has a `.grad`, or is a generator that the function made."""
     for result, path in zip(results, paths, strict=True):
+        if result in generators:
+            raise UnsupportedSideEffectError(
+                f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "
+                "it outside."
+            )
         if isinstance(result, torch.Tensor) and id(result) not in known and gradient_of(result) is not None:
             raise UnsupportedSideEffectError(
                 f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
             )
 
 
-def check_left_behind(name: str, looked_at: list[str], written: list[str]) -> None:
+def check_escaped_tensors(name: str, looked_at: list[str], written: list[str]) -> None:
     """No tensor was left where the function looks; where it does not, a warning says so."""
     if looked_at:
-        raise LeftBehindError(
+        raise EscapedTensorError(
             f"`{name}` leaves a tensor that it made in {', '.join(looked_at)}, where it had looked before. A compiled "
             "call would not do so. Fill caches before the first call, keep a state in a buffer and write to that in "
             "place, or return the tensor."

@@ -1,72 +1,92 @@
-"""The way from one tensor to a view of it, and when each step of it is taken."""
+"""The way from one tensor to a view of it, and which of its steps must be taken before something else happens."""
 
 from __future__ import annotations
 
-import dataclasses
-
 from ..._torch.tensors import allows_writes, is_view
 from ...errors import UnsupportedAliasError
-from ...graph.signature import ViewStep, When
+from ...graph.effect_log import ViewStep
 from ..heap.alias import Value, View
-from ..heap.records import InputRecord, is_moved, is_unlinked
+from ..heap.event_log import Event, Happened
+from ..heap.records import InputRecord, is_moved
+from ..recorder.recorder import Recorder
+from .analysis import Early
 from .output_alias_sets import SHARED_THROUGH_REPLACED
 
-__all__ = ["steps_between"]
+__all__ = ["early_steps", "steps_between", "steps_of_plain", "toggles"]
 
 
-def steps_between(
-    value: Value, base: Value, record: InputRecord | None = None, *, marked: bool = False
-) -> tuple[ViewStep, ...]:
-    """The way from `base`, the tensor of an input where `record` is given, to `value`.
+def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
+    """The way from `base` to `value`."""
+    return tuple(_step(value) for value in _values_between(value, base))
 
-    `marked`: the function calls `requires_grad_()` on the base.
-    """
-    is_marked = record is not None and record.stand_in.requires_grad and not record.real.requires_grad
-    marked = marked or is_marked or (record is not None and record.is_marked)
-    at_start = record is not None and base is record.initial
-    detached_at = None if record is None else record.detached_at
-    # Once it is written, while what it is a view of still requires grad.
-    bars_views = marked or (record is not None and is_unlinked(record) and record.stand_in.requires_grad)
-    # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
-    is_one_of_several = record is not None and is_view(record.real) and not allows_writes(record.real)
-    counts_elsewhere = is_one_of_several and record is not None and is_moved(record) and not value.storage.clock
-    steps = []
+
+def steps_of_plain(value: Value, base: Value) -> int:
+    """How many of the steps were taken of tensors that did not require grad then."""
+    return sum(not above.of_differentiable for above in _values_between(value, base))
+
+
+def _values_between(value: Value, base: Value) -> list[Value]:
+    values = []
     while value is not base:
-        view = value.view
-        if not isinstance(view, View) or value.parent is None:
+        if value.parent is None:
             raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
-        steps.append(
-            ViewStep(
-                view.op,
-                view.args,
-                tuple(view.kwargs.items()),
-                view.index,
-                id(view.call),
-                view.grad_enabled,
-                When.AT_LAST
-                if record is None and (not marked or value.of_differentiable)
-                else _when(value, at_start, marked, bars_views, detached_at, counts_elsewhere),
-            )
-        )
+        values.append(value)
         value = value.parent
-    steps.reverse()
-    for at in range(1, len(steps)):
-        above, step = steps[at - 1], steps[at]
+    return values[::-1]
+
+
+def _step(value: Value) -> ViewStep:
+    view = value.view
+    assert isinstance(view, View)
+    return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
+
+
+def early_steps(value: Value, base: Value, record: InputRecord, recorder: Recorder) -> dict[int, Early]:
+    """By `call`: those of the steps from the tensor of an input to `value` that what happens later must not precede."""
+    is_marked = record.stand_in.requires_grad and not record.real.requires_grad
+    is_marked = is_marked or record.is_marked
+    marked = [event for event in recorder.writes.log.events if _is_mark_of_view(event, value)]
+    toggled_at = max((event.at for event in (*toggles(recorder, record), *marked)), default=0)
+    at_start = base is record.initial
+    detached_at = record.detached_at
+    # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
+    is_one_of_several = is_view(record.real) and not allows_writes(record.real)
+    counts_elsewhere = is_one_of_several and is_moved(record) and not value.storage.changes
+    found: dict[int, Early] = {}
+    above: ViewStep | None = None
+    for taken in _values_between(value, base):
+        step, changes = _step(taken), taken.storage.changes
+        before, early = found.get(above.call) if above is not None else None, None
+        if is_marked and not taken.of_differentiable:
+            was_changed = bool(changes) and changes[0] < taken.born
+            early = Early(taken.born, True, not was_changed or (at_start and taken.born < changes[-1]))
+        elif taken.born < max(taken.storage.changed_at, toggled_at):
+            early = Early(taken.born)
+        elif counts_elsewhere:
+            early = Early(0)
         # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
-        is_barred_then = step.grad_enabled and not above.grad_enabled and detached_at is None and not marked
-        when = above.when if is_barred_then else max(above.when, step.when)
-        if when != step.when:
-            steps[at] = dataclasses.replace(step, when=when)
-    return tuple(steps)
+        if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
+            early = before if detached_at is None and not (is_marked or marked) else early
+        if early is None:
+            break
+        found[step.call] = early
+        above = step
+    return found
 
 
-def _when(
-    value: Value, at_start: bool, marked: bool, bars_views: bool, detached_at: int | None, counts_elsewhere: bool
-) -> When:
-    if marked and not value.of_differentiable:
-        is_written_later = at_start and value.born < value.storage.clock
-        return When.BEFORE_MARKS if value.born and not is_written_later else When.AT_FIRST
-    if detached_at is not None and value.born <= detached_at:
-        return When.BEFORE_WRITES
-    before = value.born < (value.storage.clock if bars_views else min(value.storage.clock, 1))
-    return When.BEFORE_WRITES if before or counts_elsewhere else When.AT_LAST
+def _is_mark_of_view(event: Event, value: Value) -> bool:
+    """Whether a view in the memory of `value` was made to require grad."""
+    view = event.value.view
+    if event.what is not Happened.MARKED or view is None or view.is_member:
+        return False
+    return event.value.storage is value.storage
+
+
+def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
+    """When the function made the input a leaf that requires grad, or one that does not."""
+    events = recorder.writes.log.of(record.stand_in, Happened.MARKED, Happened.UNMARKED, Happened.DETACHED)
+    return [
+        e
+        for e in events
+        if e.args[0] is not (e.what is Happened.MARKED) or (record.is_marked and e.what is Happened.MARKED)
+    ]

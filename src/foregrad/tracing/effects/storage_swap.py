@@ -11,11 +11,12 @@ import torch
 from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
 from ...graph.meta import TensorSpec
-from ...graph.signature import AliasOutput, OutputInfo, Replacement, When
+from ...graph.signature import AliasOutput, OutputInfo, Replacement
 from ...graph.slots import Updated
-from ..heap.records import InputRecord, is_moved, is_unlinked
+from ..heap.event_log import Happened
+from ..heap.records import InputRecord, is_moved, is_no_grad_view
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import is_barred, nodes_behind
+from ..tape.gradient_paths import has_undefined_gradient, nodes_behind
 from ..tape.origin import Origin, user_line
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ _RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 
 def replacement_of(
-    recorder: Recorder, found: Analysis, index: int, records: list[InputRecord], info: OutputInfo
+    recorder: Recorder, analysis: Analysis, index: int, records: list[InputRecord], info: OutputInfo
 ) -> Replacement:
     record = records[index]
     stand_in = record.stand_in
     is_set = is_set_again(recorder, record)
-    barred = is_set and is_barred(history_of(stand_in))
+    barred = is_set and has_undefined_gradient(history_of(stand_in))
     value = recorder.value_of(stand_in)
     source = records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
     if source is not None and source.detached_at is not None and stand_in.requires_grad:
@@ -60,21 +61,26 @@ def replacement_of(
         )
     base = None if source is None else base_of(source.real)
     ends = source is not None and base is not None and base.requires_grad and not leads_to_base(source.real)
-    if is_set and source is not None and ends and (value.storage.is_written or source.is_called):
+    if (
+        is_set
+        and source is not None
+        and ends
+        and (value.storage.is_written or recorder.writes.log.of(source.stand_in, Happened.MARKED))
+    ):
         raise UnsupportedMutationError(
             f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view made under no_grad, "
             "or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
         )
     history = None
     if is_written_with_history(record) and not barred:
-        takes_view = source is not None and base_of(source.real) is record.real and is_unlinked(source)
+        takes_view = source is not None and base_of(source.real) is record.real and is_no_grad_view(source)
         has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
         if is_view(stand_in) or is_view(record.real) or takes_view or has_views:
             raise UnsupportedMutationError(
                 f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
                 "with gradients flowing through; write to a copy and return it instead."
             )
-        history = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+        history = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
     is_elsewhere = not is_set and is_view(record.real) and stand_in.storage_offset() != record.spec.offset
     if is_elsewhere and record.real.requires_grad and is_moved(record):
         raise UnsupportedMutationError(
@@ -84,12 +90,13 @@ def replacement_of(
     return Replacement(index, info, is_set, barred, history)
 
 
-def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
+def check_sizes(recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
-    resized = {write.input for write in found.metadata_writes if write.op in _RESIZES}
-    marked = {write.input for write in found.metadata_writes if not records[write.input].real.requires_grad}
-    outputs = [fake for fake in found.fakes if fake is not None]
-    for index in {*found.replaced, *resized, *marked}:
+    events = [(index, recorder.writes.log.of(r.stand_in, Happened.RESHAPED)) for index, r in enumerate(records)]
+    resized = {index for index, changes in events if any(event.op in _RESIZES for event in changes)}
+    marked = {index for index, changes in events if changes and not records[index].real.requires_grad}
+    outputs = [fake for fake in analysis.fakes if fake is not None]
+    for index in {*analysis.replaced, *resized, *marked}:
         record = records[index]
         _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
         is_parted = is_set and record.real.is_leaf and gradients[index] is None
@@ -107,7 +114,7 @@ def check_sizes(recorder: Recorder, found: Analysis, records: list[InputRecord],
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
         views = [
-            o for o in found.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
+            o for o in analysis.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
         ]
         flows = gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
         of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
@@ -129,7 +136,7 @@ def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
     }
     for value in list(recorder.values.values()) if written else ():
         fake = value.fake
-        if fake is None or value.born == value.storage.clock or not (is_view(fake) and fake.requires_grad):
+        if fake is None or value.born >= value.storage.changed_at or not (is_view(fake) and fake.requires_grad):
             continue
         record = written.get(id(base_of(fake)))
         if record is not None and fake.numel() and not is_marked(fake):
@@ -140,7 +147,7 @@ def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
             )
 
 
-def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
+def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
     """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next.
 
     So are views of a view that `set_` leaves without a derivative, and views made several at once.
@@ -149,13 +156,14 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
     replaced = recorder.writes.replaced.items()
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
     set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
-    moved |= {id(recorder.values[key].storage): key for key, op, *_ in recorder.writes.metadata_log if op in _RESIZES}
+    swapped = {*set_again, *moved}
+    moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.writes.log.events if e.op in _RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
-    barred = {r.input: is_view(records[r.input].real) for r in found.replacements if r.is_set and r.grad_enabled}
+    barred = {r.input: is_view(records[r.input].real) for r in analysis.replacements if r.is_set and r.grad_enabled}
     bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
     barred |= {i: False for i, r in enumerate(records) if bases & {id(r.real), id(base_of(r.real))} and i not in barred}
-    for at, leaf in found.aliases if moved or barred or set_again else ():
-        info = found.outputs[at]
+    for at, leaf in analysis.aliases if moved or barred or set_again else ():
+        info = analysis.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
             continue
         record = records[info.input]
@@ -165,13 +173,16 @@ def check_marked(recorder: Recorder, found: Analysis, records: list[InputRecord]
         is_many = leaf.requires_grad and any(step.index is not None for step in info.steps)
         is_of_written = storage in moved and is_many and record.initial.storage.is_written
         # `set_` moves the version that the view was taken at.
-        is_early = any(step.when < When.AT_LAST for step in info.steps)
+        is_early = analysis.is_early(info)
+        is_of_marked = storage in moved and storage in marked
+        is_swapped = storage in swapped and not info.after_replacement
+        is_of_detached = is_swapped and record.detached_at is not None and is_moved(record)
         is_before_set = is_early and storage in set_again and storage in marked
-        if is_of_barred or is_of_written or is_before_set or (storage in moved and storage in marked):
+        if is_of_barred or is_of_written or is_before_set or is_of_marked or is_of_detached:
             key = id(record.stand_in) if is_of_barred else {**set_again, **moved}[storage]
             raise UnsupportedAliasError(
                 f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
-                "grad or calls `set_` on, and where a tensor is resized or given other memory at "
+                "grad, detaches in place or calls `set_` on, and where a tensor is resized or given other memory at "
                 f"{user_line(recorder.writes.changed_at.get(key))}: return a copy."
             )
 
@@ -187,8 +198,8 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
         storage = whole.initial.storage
-        detached = recorder.detached.storages[id(storage)]
-        if storage.clock > detached:  # views of what is only detached stay what they are
+        detached = [e for e in recorder.writes.log.events if e.what is Happened.DETACHED and e.value.storage is storage]
+        if len(storage.changes) > len(detached):  # views of what is only detached stay what they are
             everyone = any(r.detached_at is not None and is_moved(r) for r in members)
             known = members if everyone else _known_as_written(members)
             views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from ..._torch.tensors import base_of, is_view, share_counters
+from ..._torch.tensors import base_of, history_of, is_view, share_counters
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
-from ...graph.signature import AliasOutput, MetadataWrite, Update
+from ...graph.effect_log import Write
+from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
+from ..heap.event_log import Happened
+from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind
 from ..heap.writes import Writes
 from ..inputs.inputs import Inputs
@@ -18,10 +24,10 @@ from .storage_swap import is_set_again, is_written_with_history
 __all__ = [
     "WRITTEN_BY_LISTS",
     "add_counted",
-    "add_metadata_writes",
     "add_updates",
     "check_histories",
     "check_resized",
+    "is_replaced",
     "written_through_bases",
 ]
 
@@ -47,21 +53,21 @@ def written_through_bases(inputs: Inputs) -> dict[int, int]:
     return through
 
 
-def check_histories(found: Analysis, inputs: Inputs, through_bases: dict[int, int], writes: Writes) -> None:
+def check_histories(analysis: Analysis, inputs: Inputs, through_bases: dict[int, int], writes: Writes) -> None:
     """Histories that can't be given back: of a view that an operator on lists wrote to together with what shares its
     memory, of a tensor whose view `set_` left without a derivative.
     """
-    known = {update.input for update in found.updates if update.differentiable} | set(found.replaced)
-    moved = {write.input for write in found.metadata_writes} - known
+    known = {update.input for update in analysis.updates if update.differentiable} | set(analysis.replaced)
+    moved = {i for i, record in enumerate(inputs.records) if _is_reshaped(writes, record)} - known
     set_views = {
         key: id(old.storage)
         for key, (old, is_set) in writes.replaced.items()
         if is_set and key not in inputs.by_stand_in
     }
     parted = set(set_views.values())
-    returned = {id(leaf) for at, leaf in found.aliases if found.outputs[at].memory_is_barred}  # type: ignore[attr-defined]
+    returned = {id(leaf) for at, leaf in analysis.aliases if analysis.outputs[at].memory_is_barred}  # type: ignore[attr-defined]
     hidden = {storage for key, storage in set_views.items() if key not in returned}
-    barred = [out for out in found.outputs if isinstance(out, AliasOutput) and out.memory_is_barred]
+    barred = [out for out in analysis.outputs if isinstance(out, AliasOutput) and out.memory_is_barred]
     inputs_of = {out.input for out in barred if out.input is not None}
     known |= {i for i in inputs_of if id(inputs.records[i].initial.storage) not in hidden}
     for index, record in enumerate(inputs.records):
@@ -87,32 +93,32 @@ def _is_written(record: InputRecord) -> bool:
     return (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
 
 
-def add_metadata_writes(recorder: Recorder, found: Analysis, index: int, record: InputRecord) -> bool:
-    """Note changes of the input's sizes; whether it was replaced by another tensor."""
-    writes = [w for w in recorder.writes.metadata_log if w[0] == id(record.stand_in)]
+def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether an input is another tensor by now."""
     current = recorder.values[id(record.stand_in)]
-    if any(op in ("data", "set_") for _, op, _, _, _ in writes) or current.storage is not record.initial.storage:
-        found.replaced.append(index)
-        return True
-    for _, op, args, kwargs, grad_enabled in writes:
-        found.metadata_writes.append(MetadataWrite(index, op, args, tuple(kwargs.items()), grad_enabled))
-    return False
+    moves = recorder.writes.log.of(record.stand_in, Happened.DATA, Happened.SET)
+    return bool(moves) or current.storage is not record.initial.storage
 
 
-def add_counted(recorder: Recorder, found: Analysis, records: list[InputRecord]) -> None:
+def _is_reshaped(writes: Writes, record: InputRecord) -> bool:
+    return bool(writes.log.of(record.stand_in, Happened.RESHAPED))
+
+
+def add_counted(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
     """Leave of those whose version moves one for each counter; the others move along with it."""
-    counted = {update.input for update in found.updates if update.counted}
+    counted = {update.input for update in analysis.updates if update.counted}
     written = {i for i in counted if records[i].spec.numel}
-    unwritten = {write.input for write in found.metadata_writes} | (counted - written)
-    unwritten |= {i for i in found.replaced if is_set_again(recorder, records[i])}
-    candidates = [i for i in found.counted if not _counted_with(written, records, i)]
-    found.counted = []
+    reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder.writes, record)}
+    unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
+    unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
+    candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
+    analysis.counted = []
     for index in candidates:
-        if not _counted_with({*unwritten, *found.counted} - {index}, records, index):
-            found.counted.append(index)
-    moving = {*unwritten, *found.counted}
+        if not _counted_with({*unwritten, *analysis.counted} - {index}, records, index):
+            analysis.counted.append(index)
+    moving = {*unwritten, *analysis.counted}
     rest = [i for i, r in enumerate(records) if i not in {*written, *moving} and not r.real.is_inference()]
-    found.counted_along = [i for i in rest if _counted_with(moving, records, i)]
+    analysis.counted_along = [i for i in rest if _counted_with(moving, records, i)]
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
@@ -122,20 +128,33 @@ def _counted_with(others: set[int], records: list[InputRecord], index: int) -> b
 
 
 def add_updates(
-    recorder: Recorder, found: Analysis, index: int, record: InputRecord, is_written_through_views: bool
+    recorder: Recorder,
+    analysis: Analysis,
+    index: int,
+    record: InputRecord,
+    is_written_through_views: bool,
+    views: Sequence[torch.Tensor],
 ) -> None:
+    """`views`: outputs that are views of the input."""
     stand_in, initial = record.stand_in, record.initial
     current = recorder.values[id(stand_in)]
     written = _is_written(record) or is_written_through_views
     counted = is_moved(record)
     differentiable = written and is_written_with_history(record)
-    resized = any(w[0] == id(stand_in) for w in recorder.writes.metadata_log)
-    if add_metadata_writes(recorder, found, index, record):
+    resized = bool(recorder.writes.log.of(stand_in, Happened.RESHAPED, Happened.DATA, Happened.SET))
+    twin = recorder.detached.twin_of(stand_in)
+    if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
+        out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
+        analysis.updates.append(Write(index, out, differentiable=True))
+        analysis.detached.add(index)
+        return
+    if is_replaced(recorder, record):
+        analysis.replaced.append(index)
         differentiable = False  # what it was before has no history any more
         counted = counted and not is_set_again(recorder, record)
     if not written or (counted and not differentiable and initial.storage.generation == 0):
-        if counted and (index in found.replaced or not resized):
-            found.counted.append(index)
+        if counted and (index in analysis.replaced or not resized):
+            analysis.counted.append(index)
         return
     if differentiable:
         check_resized(recorder, record)
@@ -146,9 +165,21 @@ def add_updates(
         recorder.kept.append(stand_in)
         current = recorder.value_of(stand_in)
     value = current if differentiable else initial
-    out = found.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None)
+    out = analysis.add(
+        Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
+    )
     counted = counted or stand_in.is_inference()
-    found.updates.append(Update(index, out, differentiable=differentiable, counted=counted, first=first))
+    analysis.updates.append(Write(index, out, differentiable, counted))
+    analysis.first |= {index} if first else set()
+
+
+def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tensor) -> bool:
+    """Whether the input was written with gradients, then detached, and nothing else happened to its memory since."""
+    history: Any = history_of(twin)
+    storage = record.initial.storage
+    detached = {event.at for event in recorder.writes.log.of(record.stand_in, Happened.DETACHED)}
+    is_last = all(at in detached for at in storage.changes if at > storage.written_at)
+    return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
 
 
 def check_resized(recorder: Recorder, record: InputRecord) -> None:

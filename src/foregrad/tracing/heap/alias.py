@@ -22,7 +22,8 @@ from ...graph.meta import TensorSpec
 from ..tape.opinfo import IDENTITIES
 from ..tape.origin import Made, Origin
 from ..tape.tape import Entry
-from .aliased_kernels import CallInMemory, Place, place_of
+from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
+from .event_log import now
 from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
 __all__ = ["PAST_THE_EDGES", "Storage", "Value", "View", "member_of"]
@@ -66,11 +67,12 @@ class View:
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as.
 
-    `clock` counts what autograd can tell apart: also writes of no elements, and changes of sizes.
+    `changes` has the times of what autograd can tell apart: also of writes of no elements, and of changes of sizes.
+    `written_at`: when elements were last written, or none of them.
     """
 
     __slots__ = (
-        "clock",
+        "changes",
         "generation",
         "is_input",
         "is_touched",
@@ -78,11 +80,13 @@ class Storage:
         "is_written_outside",
         "last_scatter",
         "root",
+        "written_at",
     )
 
     def __init__(self, root: Value, *, is_input: bool = False) -> None:
         self.root = root
-        self.generation = self.clock = 0
+        self.generation = self.written_at = 0
+        self.changes: list[int] = []
         self.is_input = is_input
         self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
@@ -92,6 +96,11 @@ class Storage:
     @property
     def is_written(self) -> bool:
         return self.generation > 0 or self.is_touched
+
+    @property
+    def changed_at(self) -> int:
+        """When it last changed; 0 where it never did."""
+        return self.changes[-1] if self.changes else 0
 
 
 class Value:
@@ -132,7 +141,7 @@ class Value:
         self.is_written_through = False  # some write went to this value or to a view of it
         self._storage: Storage | None = None if parent is None else parent.storage
         self.generation = 0 if self._storage is None else self._storage.generation
-        self.born = 0 if self._storage is None else self._storage.clock
+        self.born = 0 if parent is None else now()
         self.became: Value | None = None
         self.of_differentiable = False  # a view of a tensor that required grad when it was taken
 
@@ -233,7 +242,8 @@ class Value:
     def write(self, emit: Emit, new: Entry) -> None:
         """This value becomes `new`, and with it everything that shares its memory."""
         storage = self.storage
-        storage.clock += 1
+        storage.written_at = now()
+        storage.changes.append(storage.written_at)
         self.is_written_through = True
         if self.spec.numel == 0:
             storage.is_touched = True
@@ -313,7 +323,7 @@ class Value:
         above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
 
     def _write_in_memory(self, emit: Emit, new: Entry) -> None:
-        place = place_of(self, 0)
+        place = extent_of(self, 0)
         if place is None:
             raise UnsupportedMutationError(
                 f"a write to a tensor {self.spec} that goes past the memory of the tensor it is a view of, or whose "
@@ -323,13 +333,13 @@ class Value:
         if 0 in spec.stride:  # all of these are in one place, and alike
             once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
             row = TensorSpec(once, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
-            place = Place(0, row, place.start)
+            place = StorageExtent(0, row, place.start)
             for dim in range(len(once)):
                 new = emit(aten.slice.Tensor, new, dim, 0, once[dim])
         after = TensorSpec(
             root.spec.shape, root.spec.stride, root.spec.dtype, root.spec.device, 0, root.spec.conj, root.spec.neg
         )
-        call = CallInMemory(aten.copy_.default, (root.spec,), {(0, None): place})
+        call = RunOnStorageCopies(aten.copy_.default, (root.spec,), {(0, None): place})
         done = emit(call, root.read(emit), None, new, spec=(after,))  # type: ignore[arg-type]
         root.write(emit, emit(operator.getitem, done, 0, spec=after))
 

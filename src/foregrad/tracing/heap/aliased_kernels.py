@@ -2,7 +2,7 @@
 
 A tensor may have several elements in one place (as `unfold` gives), or overlap another one that the operator reads or
 writes too. What such a write leaves is what the kernel leaves, whichever it wrote last: no functional operator says
-so. It becomes one node, a `CallInMemory`, that copies the memory, lays the tensors on the copy as they lay on the
+so. It becomes one node, a `RunOnStorageCopies`, that copies the memory, lays the tensors on the copy as they lay on the
 original, and runs the operator there.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from ...graph.meta import TensorSpec
 
-__all__ = ["At", "CallInMemory", "Place", "place_of"]
+__all__ = ["At", "RunOnStorageCopies", "StorageExtent", "extent_of"]
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ class _Value(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class StorageExtent:
     """Where a tensor lies: in which of the memories, its layout, and how many bytes from the memory's start."""
 
     memory: int
@@ -51,7 +51,7 @@ class Place:
         return _with_bits(memory.as_strided(spec.shape, spec.stride, self.start // itemsize), spec)
 
 
-def place_of(value: _Value, memory: int) -> Place | None:
+def extent_of(value: _Value, memory: int) -> StorageExtent | None:
     """Where `value` lies in what its root spans; None where it goes past that, or where sizes vary."""
     spec, root = value.spec, value.root.spec
     if not (spec.is_static and root.is_static):
@@ -59,17 +59,17 @@ def place_of(value: _Value, memory: int) -> Place | None:
     start = spec.offset * spec.dtype.itemsize - root.offset * root.dtype.itemsize
     if start < 0 or start + spec.nbytes > root.nbytes or start % spec.dtype.itemsize:
         return None
-    return Place(memory, spec, start)
+    return StorageExtent(memory, spec, start)
 
 
-class CallInMemory:
+class RunOnStorageCopies:
     """`op` run on copies of memories: `call(*memories, *arguments)` -> (results that `op` made, the memories after it).
 
     `memories`: what the first arguments look like; they come back laid out so. `places`: the arguments of `op`, by
     position in its schema and index in a list, that lie in one of them; None is given for those.
     """
 
-    def __init__(self, op: Any, memories: tuple[TensorSpec, ...], places: dict[At, Place]) -> None:
+    def __init__(self, op: Any, memories: tuple[TensorSpec, ...], places: dict[At, StorageExtent]) -> None:
         self.op = op
         self.memories = memories
         self.places = places

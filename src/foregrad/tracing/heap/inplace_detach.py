@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,32 +12,29 @@ from ...errors import UnsupportedAliasError
 from ..tape.opinfo import set_to
 from ..tape.origin import line_of, user_line
 from .alias import View
+from .event_log import Happened
 from .recording import Recording
 
 if TYPE_CHECKING:
     from .records import InputRecord
 
-__all__ = ["Detached", "keeps_history"]
+__all__ = ["Detached", "keeps_history", "views_with_history"]
 
 aten = torch.ops.aten
 
 
 class Detached:
-    """`twins`: by the id of the tensor, one with the history that it had until then.
-
-    `storages`: by id, where such tensors are, and how often `detach_` was called there.
-    """
+    """`twins`: by the id of the tensor, one with the history that it had until then."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.twins: dict[int, torch.Tensor] = {}
-        self.storages: collections.Counter[int] = collections.Counter()
 
     def note(self, tensor: torch.Tensor) -> None:
         """`detach_` is about to be called."""
-        storage = self.recorder.value_of(tensor).storage
-        storage.clock += 1
-        self.storages[id(storage)] += 1
+        value = self.recorder.value_of(tensor)
+        log = self.recorder.writes.log
+        value.storage.changes.append(log.note(Happened.DETACHED, tensor, value, None, (tensor.requires_grad,)))
         self.recorder.writes.changed_at[id(tensor)] = self.recorder.origins.here()
         self._unbar(tensor)
         if tensor.grad_fn is not None and not is_view(tensor):
@@ -122,7 +118,7 @@ class Detached:
                 continue
             base = base_of(view)
             record, twin = by_stand_in.get(id(base)), self.twin_of(base)
-            if record is None or twin is None or (is_usable(view) and not keeps_history(view)):
+            if record is None or twin is None:
                 continue
             history: Any = twin.grad_fn
             if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
@@ -131,6 +127,11 @@ class Detached:
                     f"and then called `detach_` on at {self.recorder.writes.where(base)}: detach a copy, or leave it "
                     "to the caller to detach it."
                 )
+
+
+def views_with_history(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that require grad still, though what they are views of was detached."""
+    return [view for view in views if view.requires_grad and is_usable(view)]
 
 
 def keeps_history(view: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from ...graph.slots import Slot
 from ..tape.tape import Entry
 from .alias import Value
 
-__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_of_another_kind", "is_unlinked"]
+__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_no_grad_view", "is_of_another_kind"]
 
 
 class InputRecord:
@@ -25,7 +25,6 @@ class InputRecord:
         "detached_at",
         "entry",
         "initial",
-        "is_called",
         "is_marked",
         "leaf",
         "real",
@@ -48,7 +47,6 @@ class InputRecord:
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
         self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
-        self.is_called = False  # `requires_grad_` was called on it
         self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None
@@ -74,7 +72,7 @@ def is_moved(record: InputRecord) -> bool:
     return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
 
 
-def is_unlinked(record: InputRecord) -> bool:
+def is_no_grad_view(record: InputRecord) -> bool:
     """Whether it is a view made under no_grad, marked through its base: PyTorch sends no gradients there."""
     base = base_of(record.real)
     return base is not None and base.requires_grad and is_marked(record.real)

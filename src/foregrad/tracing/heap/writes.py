@@ -16,12 +16,13 @@ import torch
 from ..._torch.tensors import history_of
 from ...errors import UnsupportedMutationError
 from ...graph.meta import TensorSpec
-from ..tape.gradient_paths import is_barred
+from ..tape.gradient_paths import has_undefined_gradient
 from ..tape.opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
 from ..tape.origin import Origin, user_line
 from ..tape.tape import Entry
 from .alias import Storage, Value, View
-from .aliased_kernels import At, CallInMemory, Place, place_of
+from .aliased_kernels import At, RunOnStorageCopies, StorageExtent, extent_of
+from .event_log import EventLog, Happened, now
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
 from .views import moved, without_bits
@@ -35,8 +36,7 @@ aten = torch.ops.aten
 class Writes:
     """The mutating half of a recorder.
 
-    `metadata_log` lists, in order, the size and storage changes: (id of the tensor, operator, other
-    arguments, their keywords, whether gradients were on).
+    `log`: what else happens to tensors in place.
     """
 
     def __init__(self, recorder: Recording) -> None:
@@ -49,7 +49,7 @@ class Writes:
         self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
         self.on_resize: Callable[[], None] = lambda: None
         self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
-        self.metadata_log: list[tuple[int, Any, tuple[Any, ...], dict[str, Any], bool]] = []
+        self.log = EventLog()
 
     # ---------------------------------------------------------------- elements
 
@@ -151,7 +151,7 @@ class Writes:
                 self.past_the_edges(root)
             roots[id(root)] = root
         number = {key: i for i, key in enumerate(roots)}
-        places: dict[At, Place] = {}
+        places: dict[At, StorageExtent] = {}
         arguments = [
             argument.default_value if value is None else value
             for argument, value in zip(info.op._schema.arguments, before, strict=True)
@@ -159,7 +159,7 @@ class Writes:
         for (position, index), value in values.items():
             if id(value.root) not in roots:
                 continue
-            place = place_of(value, number[id(value.root)])
+            place = extent_of(value, number[id(value.root)])
             if place is None:
                 raise UnsupportedMutationError(
                     f"a write at {user_line(rec.origins.here())} to a tensor that has several elements in one place, "
@@ -169,7 +169,7 @@ class Writes:
             places[position, index] = place
             given: Any = arguments[position]
             arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
-        call = CallInMemory(info.op, tuple(root.spec for root in roots.values()), places)
+        call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots.values()), places)
         entry = rec.entry(call, [*(root.read(rec.emit) for root in roots.values()), *arguments], {}, info.is_random)
         written = {id(tensor) for tensor in targets}
         made = [tensor for tensor in _as_tuple(out) if isinstance(tensor, torch.Tensor) and id(tensor) not in written]
@@ -230,7 +230,7 @@ class Writes:
 
     def follows_strides(self) -> bool:
         """Whether a view was written that only its strides tell: autograd takes it up again by those."""
-        return any(view.born < view.storage.clock for view in self.outside)
+        return any(view.born < view.storage.changed_at for view in self.outside)
 
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""
@@ -289,14 +289,23 @@ class Writes:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        self._resizes(old)
+        if not (func is aten.as_strided_.default and self._is_alone(old) and tuple(rest[0]) == tuple(old.spec.shape)):
+            self._resizes(old)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
-        old.storage.clock += 1
+        self._change_sizes(tensor, old, func, rest, kwargs)
         self.become_view(tensor, old, view)
-        self.metadata_log.append((id(tensor), func, rest, kwargs, torch.is_grad_enabled()))
         return out
+
+    def _change_sizes(self, tensor: torch.Tensor, old: Value, *call: Any) -> None:
+        at = self.log.note(Happened.RESHAPED, tensor, old, *call, torch.is_grad_enabled())
+        old.storage.changes.append(at)
+
+    def _is_alone(self, value: Value) -> bool:
+        """Whether nothing else is in its memory, which the function made."""
+        others = (other for other in self.recorder.values.values() if other is not value)
+        return not value.storage.is_input and not any(other._storage is value.storage for other in others)
 
     def _resizes(self, value: Value) -> None:
         self.resized.append(value.storage)
@@ -341,7 +350,7 @@ class Writes:
         differentiable = torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad)
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
         if rest[0] is tensor and not differentiable:
-            rec.value_of(tensor).storage.clock += 1  # nothing but its version changes
+            rec.value_of(tensor).storage.changes.append(now())  # nothing but its version changes
             return out
         self.replaced_by(tensor, rest[0], is_set=True)
         return out
@@ -350,16 +359,16 @@ class Writes:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
         self.changed_at[id(tensor)] = rec.origins.here()
-        grad_enabled = torch.is_grad_enabled() or (is_set and is_barred(history_of(tensor)))
+        grad_enabled = torch.is_grad_enabled() or (is_set and has_undefined_gradient(history_of(tensor)))
         op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
         view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
         if not rec.value_of(source).spec.same_layout(rec.value_of(tensor).spec):
             self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
-        old.storage.clock += is_set  # it counts as a write
+        at = self.log.note(Happened.SET if is_set else Happened.DATA, tensor, rec.value_of(tensor))
+        old.storage.changes += [at] if is_set else []  # it counts as a write
         self.become_view(tensor, rec.value_of(source), view)
-        self.metadata_log.append((id(tensor), "set_" if is_set else "data", (), {}, torch.is_grad_enabled()))
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
@@ -370,8 +379,7 @@ class Writes:
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
         self._resizes(old)
-        self.metadata_log.append((id(tensor), info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()))
-        old.storage.clock += 1
+        self._change_sizes(tensor, old, info.op, tuple(args[1:]), kwargs)
         if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
             where = (list(spec.shape), list(spec.stride), spec.offset)
             enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)

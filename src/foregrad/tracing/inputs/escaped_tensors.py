@@ -2,8 +2,8 @@
 
 They stand for values that are never computed. When the capture is over they are taken out again and what was there
 before is put back. Where the function looked at such a place before it wrote there (a cache to be filled, a state to be
-carried on), its first run tells nothing about its next: `LeftBehindError`. A place that is only written to is one that
-compiled calls leave alone. A place that holds the stand-in of the very tensor that was there is as it was.
+carried on), its first run tells nothing about its next: `EscapedTensorError`. A place that is only written to is one
+that compiled calls leave alone. A place that holds the stand-in of the very tensor that was there is as it was.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from ..._torch.fakes import FakeTensor
+from ...frontend.expected import ABSENT
 from ...frontend.opaque import is_cached_function
-from ...frontend.reads import ABSENT, Place, Reads, items_in
+from ...frontend.reads import Reads, ReadSite, items_in
 
-__all__ = ["LeftBehind"]
+__all__ = ["EscapedTensors"]
 
 
-class LeftBehind:
+class EscapedTensors:
     """What one capture leaves behind, by way of what was read and of the modules that ran."""
 
     def __init__(self, reads: Reads) -> None:
@@ -30,9 +31,9 @@ class LeftBehind:
 
     def enter(self, module: torch.nn.Module) -> None:
         """A module runs."""
-        if id(module) not in self._before:
+        if id(module) not in self._before and id(module) not in self.reads.made_here:
             table = object.__getattribute__(module, "__dict__")
-            self._before[id(module)] = (module, dict(table), dict(table["_buffers"]))
+            self._before[id(module)] = (module, dict(table), dict(_buffers(table)))
 
     def take_back(self, real_of: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
         """Put back what was there; the names of places that were looked at first, and of those only written to.
@@ -45,7 +46,7 @@ class LeftBehind:
         written: list[str] = []
         for module, table, buffers in self._before.values():
             own = object.__getattribute__(module, "__dict__")
-            for now, before in ((own, table), (own["_buffers"], buffers)):
+            for now, before in ((own, table), (_buffers(own), buffers)):
                 for name in [name for name, value in now.items() if _is_ours(value)]:
                     _put(now, name, before.get(name, ABSENT))
                     written.append(f"{type(module).__name__}.{name}")
@@ -53,7 +54,12 @@ class LeftBehind:
         return looked_at, written
 
 
-def _take_back(place: Place, real_of: Callable[[Any], Any]) -> list[str]:
+def _buffers(table: dict[str, Any]) -> Any:
+    """Those in the `__dict__` of a module. A traced module has none there: another module holds its state."""
+    return table.get("_buffers", {})
+
+
+def _take_back(place: ReadSite, real_of: Callable[[Any], Any]) -> list[str]:
     if place.kind == "asked" and is_cached_function(place.holder):
         if not _cache_has_ours(place.holder):
             return []

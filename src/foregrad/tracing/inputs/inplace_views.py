@@ -7,6 +7,7 @@ a view taken anew.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,12 +86,12 @@ def reshape_view(
     if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     other_dtype = base_of(tensor).dtype is not tensor.dtype  # type: ignore[union-attr]
-    log = recorder.writes.metadata_log
+    events = recorder.writes.log.events
     moved = tensor.detach()
     func(moved, *args)
-    _, op, rest, keywords, _ = log.pop()
+    event = events.pop()
     _become(recorder, tensor, base.as_strided(moved.shape, moved.stride(), moved.storage_offset()))
-    log.append((id(tensor), op, rest, keywords, True))
+    events.append(dataclasses.replace(event, tensor=id(tensor), grad_enabled=True))
     if other_dtype:
         _note(recorder, tensor, before)
     return tensor

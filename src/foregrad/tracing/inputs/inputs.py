@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ from ...frontend.sources import Source, find_sources
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure, Input, SharedMemory, Slot
 from ..heap.alias import PAST_THE_EDGES, Value, member_of
-from ..heap.records import InputRecord, NumberRecord, is_moved, is_unlinked
+from ..heap.event_log import now
+from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..recorder.recorder import Recorder
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
@@ -86,9 +88,10 @@ class Inputs:
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
         self._sources: dict[int, Source] | None = None
-        self._kept: list[torch.Tensor] = []  # so that their ids stay theirs
+        self._kept: list[torch.Tensor] = []  # so that ids stay theirs
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
+        self.source_in_state: Callable[[torch.Tensor], Source | None] = lambda _: None
 
     # ---------------------------------------------------------------- making them
 
@@ -120,7 +123,7 @@ class Inputs:
         for record in new:
             self._register(record)
         # A tensor that the function reaches by itself as well is to be the same object on both ways.
-        reached = self._found_sources() if any(isinstance(x, torch.Tensor) for x in call.leaves) else {}
+        reached = self._found_sources()
         leaves = [
             x if id(x) in reached else known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves
         ]
@@ -214,17 +217,15 @@ class Inputs:
 
     def _found_sources(self) -> dict[int, Source]:
         if self._sources is None:
-            modules = tuple(
-                (path, leaf)
-                for path, leaf in zip(self.call.paths, self.call.leaves, strict=True)
-                if isinstance(leaf, torch.nn.Module)
-            )
+            named = zip(self.call.paths, self.call.leaves, strict=True)
+            modules = tuple((path, leaf) for path, leaf in named if isinstance(leaf, torch.nn.Module))
             self._sources = find_sources(self.call.function, modules)
         return self._sources
 
     def known_source(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
-        return self._found_sources().get(id(real)) or self.reads.source_of(real)
+        # A tensor that the function has moved to another place is looked for where it was before.
+        return self._found_sources().get(id(real)) or self.source_in_state(real) or self.reads.source_of(real)
 
     def _source_of(self, real: torch.Tensor) -> Source:
         source = self.known_source(real)
@@ -306,7 +307,7 @@ class Inputs:
         whole.initial = Value(None, whole.entry, spec)
         whole.initial.storage.is_input = True
         whole.start_version, whole.start_sequence_nr = 0, None
-        whole.is_called = whole.is_marked = False
+        whole.is_marked = False
         whole.detached_at = None
         self.recorder.tape.append(whole.entry)
         memory = meta_storage(storage.nbytes())
@@ -402,10 +403,8 @@ class Inputs:
         if marked is None:
             self.marked[id(stand_in)] = self.recorder.origins.here()
             self._kept.append(stand_in)
-        else:
-            marked.is_called = True
         if marked is not None and marked.real.requires_grad:
-            self.see_as_views([marked] if is_unlinked(marked) else [])
+            self.see_as_views([marked] if is_no_grad_view(marked) else [])
             marked.is_marked = is_view(marked.real)
             for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
                 value.of_differentiable &= value.storage is not marked.initial.storage  # gradients went nowhere so far
@@ -437,7 +436,8 @@ class Inputs:
         if record is None:
             return
         if record.detached_at is None:  # writes that its version does not count leave views of it what they are
-            record.detached_at = 0 if is_moved(record) else self.recorder.value_of(stand_in).storage.clock
+            changes = self.recorder.value_of(stand_in).storage.changes
+            record.detached_at = changes[0] if changes and is_moved(record) else now()
         for other in self.records:  # views taken under no_grad require grad as long as their base does
             real = other.real
             if base_of(real) is not record.real:
@@ -464,7 +464,7 @@ class Inputs:
 
     def check_unlinked(self) -> None:
         """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
-        self.see_as_views([record for record in self.records if is_unlinked(record) and is_moved(record)])
+        self.see_as_views([record for record in self.records if is_no_grad_view(record) and is_moved(record)])
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""

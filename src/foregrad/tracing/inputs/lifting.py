@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+from ..._torch.asked import tell_storage
 from ..._torch.dispatch import (
     TorchFunctionMode,
     dispatching_again,
     is_function_mode_on,
     single_threaded_backward,
 )
-from ..._torch.fakes import FakeTensor
+from ..._torch.fakes import FakeTensor, fake_device
+from ..._torch.hooks import unless_cut
 from ..._torch.tensors import (
     allows_writes,
     base_of,
@@ -31,7 +33,7 @@ from ..._torch.tensors import (
     storage_key,
 )
 from ..._torch.transforms import bottom_of
-from ...errors import UnsupportedAliasError, UnsupportedOpError
+from ...errors import UnsupportedAliasError, UnsupportedLayoutError, UnsupportedOpError
 from ...graph.meta import TensorSpec
 from ...interrupts import deliver, held
 from ..kernels.checks import VALUE_CHECKS
@@ -62,17 +64,17 @@ _STALE = (
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
-    `adopt(tensor)` returns the stand-in. `on_mark(tensor)` is told before `tensor.requires_grad_()`, or an assignment
-    to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after `tensor.data`,
-    `on_data_assignment(tensor, source)` after `tensor.data = source`; `on_gradient` is given the arguments of
-    `torch.autograd.grad`, `on_check` a look at values and its arguments. `views_by_strides`: autograd is told no more
-    of a view than where it lies in memory.
+    `adopt(tensor)` returns the stand-in. `on_mark(tensor, requires_grad)` is told before `tensor.requires_grad_()`,
+    or an assignment to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after
+    `tensor.data`, `on_data_assignment(tensor, source)` after `tensor.data = source`; `on_gradient` is given the
+    arguments of `torch.autograd.grad`, `on_check` a look at values and its arguments. `views_by_strides`: autograd is
+    told no more of a view than where it lies in memory.
     """
 
     def __init__(
         self,
         adopt: Callable[[torch.Tensor], torch.Tensor],
-        on_mark: Callable[[torch.Tensor], None],
+        on_mark: Callable[[torch.Tensor, bool], None],
         on_detach: Callable[[torch.Tensor], None],
         on_data: Callable[[torch.Tensor], None],
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
@@ -90,10 +92,13 @@ class Lifting(TorchFunctionMode):
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
         self.values_asked = ValuesAsked(where)
-        self.windows: list[tuple[Any, torch.Tensor | None, str]] = []  # a history, or whose by then; where taken
+        self.out_of_bounds_views: list[
+            tuple[Any, torch.Tensor | None, str]
+        ] = []  # a history, or whose by then; where taken
         self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
+        self.on_hook: Callable[[torch.Tensor, Any, Any], None] = lambda *_: None  # see `OwnHooks`
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.on_check: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None
@@ -121,11 +126,11 @@ class Lifting(TorchFunctionMode):
             return self._view(result, args) if self.views_by_strides else result
         if self.views_by_strides:
             if func in RESHAPERS:
-                self._check_window(args[0])
+                self._check_out_of_bounds(args[0])
                 result = self.reshape_view(self.stale, func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
             if func in _AS_STRIDED:
-                return self._window(func(*args, **kwargs), args)
+                return self._strided_view(func(*args, **kwargs), args)
             result = func(*args, **kwargs)
             self._check_stale(result, args)
             return self._view(result, args)
@@ -144,41 +149,41 @@ class Lifting(TorchFunctionMode):
         with single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
             yield
 
-    def _window(self, result: Any, args: tuple[Any, ...]) -> Any:
+    def _strided_view(self, result: Any, args: tuple[Any, ...]) -> Any:
         """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
-        window = _by_strides(result, args, is_strided=True)
-        base = base_of(window)
-        is_of_view = window is not result and window.requires_grad and args[0] is not base
-        if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(window)):
-            self._note_window(window, self.where())
-        return window
+        view = _by_strides(result, args, is_strided=True)
+        base = base_of(view)
+        is_of_view = view is not result and view.requires_grad and args[0] is not base
+        if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(view)):
+            self._note_out_of_bounds_view(view, self.where())
+        return view
 
-    def _note_window(self, window: torch.Tensor, where: str) -> None:
-        base = base_of(window)
-        self.windows.append((history_of(window), None, where))
-        if base is not None and base.dtype is not window.dtype:
-            self.windows.append((None, window, where))
+    def _note_out_of_bounds_view(self, view: torch.Tensor, where: str) -> None:
+        base = base_of(view)
+        self.out_of_bounds_views.append((history_of(view), None, where))
+        if base is not None and base.dtype is not view.dtype:
+            self.out_of_bounds_views.append((None, view, where))
 
     def _view(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """What an operator gave, views by strides; those of a window are windows."""
+        """What an operator gave, views by strides; views of an out-of-bounds view are out of bounds too."""
         taken = _by_strides(result, args)
-        if self.windows and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
+        if self.out_of_bounds_views and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
             source = history_of(args[0])
-            where = next((where for history, _, where in self.windows if history is source), None)
+            where = next((where for history, _, where in self.out_of_bounds_views if history is source), None)
             for view in taken if type(taken) in (tuple, list) else (taken,):
                 if where is not None and type(view) is FakeTensor and is_view(view) and history_of(view) is not source:
-                    self._note_window(view, where)
+                    self._note_out_of_bounds_view(view, where)
         return taken
 
-    def check_windows(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Raise where gradients go through a window as it was taken: in eager they end at the edges of its source.
+    def check_out_of_bounds_views(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise where gradients go through an out-of-bounds view as it was taken: eager's end at its source's edges.
 
         Once its memory was written to, eager takes it up again by its place in the base's memory; of another dtype than
         the base, by its source still.
         """
-        behind = set(nodes_behind(outputs)) if self.windows else set()
-        for history, window, where in self.windows:
-            if (history if window is None else history_of(window)) in behind:
+        behind = set(nodes_behind(outputs)) if self.out_of_bounds_views else set()
+        for history, view, where in self.out_of_bounds_views:
+            if (history if view is None else history_of(view)) in behind:
                 raise UnsupportedAliasError(_PAST_EDGES.format(where))
 
     def _check_stale(self, result: Any, args: tuple[Any, ...]) -> None:
@@ -192,9 +197,9 @@ class Lifting(TorchFunctionMode):
             if any(arg is view for arg in args) and first is not view:
                 raise UnsupportedAliasError(_STALE.format(self.where(), where))
 
-    def _check_window(self, tensor: torch.Tensor) -> None:
-        """Raise for a window whose own sizes change: it is taken anew then."""
-        for history, _, where in self.windows:
+    def _check_out_of_bounds(self, tensor: torch.Tensor) -> None:
+        """Raise for an out-of-bounds view whose own sizes change: it is taken anew then."""
+        for history, _, where in self.out_of_bounds_views:
             if history is not None and history is history_of(tensor):
                 raise UnsupportedAliasError(_PAST_EDGES.format(where))
 
@@ -228,15 +233,29 @@ class Lifting(TorchFunctionMode):
             "Python, or keep that part outside the compiled function."
         )
 
+    def _sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedLayoutError(
+            f"`torch.{func.__name__}` makes a tensor that is not strided, at {self.where()}. Only strided tensors "
+            "can be compiled: make it outside and hand its values in, or keep that part outside."
+        )
+
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedOpError(
-            f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy, whose work is in no graph. Use PyTorch's "
-            "own functions there; `.tolist()` or `.item()` where numbers are wanted."
+            f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy or another library, whose work is in no "
+            "graph. Use PyTorch's own functions there; `.tolist()` or `.item()` where numbers are wanted."
         )
 
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
+        hook = args[1] if len(args) > 1 else kwargs["hook"]
+        handle = func(args[0], unless_cut(hook))
         self.has_hooks = True
-        return func(*args, **kwargs)
+        self.on_hook(args[0], hook, handle)
+        return handle
+
+    def _storage(self, func: Any, args: Any, kwargs: Any) -> Any:
+        storage = func(*args, **kwargs)
+        tell_storage(storage, args[0], fake_device(args[0]))
+        return storage
 
     def _retain(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.retained.append(args[0])
@@ -259,7 +278,7 @@ class Lifting(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.on_mark(args[0])
+        self.on_mark(args[0], bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
         return func(*args, **kwargs)
 
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -330,6 +349,8 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 # Those that trace their functions themselves: on the fakes of a capture they fail in words of their own, or worse.
 _TRACING = ("map_impl", "scan", "associative_scan", "flex_attention", "flex_attention_backward")
 
+_SPARSE = [torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_bsr_tensor]
+_SPARSE += [torch.sparse_bsc_tensor, torch.sparse_compressed_tensor]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
@@ -338,12 +359,15 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
     **dict.fromkeys(OBJECTS, Lifting._as_object),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
+    **dict.fromkeys(_SPARSE, Lifting._sparse),
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
+    torch.Tensor.__dlpack__: Lifting._numpy,
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     **dict.fromkeys(_NUMBERS, Lifting._number),
     torch.Tensor.register_hook: Lifting._hook,
+    torch.Tensor.untyped_storage: Lifting._storage,
     torch.Tensor.retain_grad: Lifting._retain,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,

@@ -16,10 +16,19 @@ from typing import Any
 import torch
 
 from ..._torch.histories import keeps_tensors
+from ..._torch.hooks import gradients_cut
 from ..._torch.tensors import history_of
-from ...graph.signature import Reach
+from ...graph.signature import GradientPaths
 
-__all__ = ["cut_at", "is_barred", "nodes_behind", "other_leaves", "passed_through", "reached_from", "saving_nodes"]
+__all__ = [
+    "cut_at",
+    "has_undefined_gradient",
+    "nodes_behind",
+    "other_leaves",
+    "passed_through",
+    "reached_from",
+    "saving_nodes",
+]
 
 
 # PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
@@ -35,7 +44,8 @@ def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             position = tensor.output_nr
             handles.append(tensor.grad_fn.register_prehook(functools.partial(_without, position)))
     try:
-        yield
+        with gradients_cut():
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -45,7 +55,7 @@ def _without(position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(None if i == position else gradient for i, gradient in enumerate(gradients))
 
 
-def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[Reach]:
+def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[GradientPaths]:
     """How outputs lead to each leaf. One walk over the autograd graph; a leaf may be a result where it is cut."""
     roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(roots)
@@ -75,11 +85,11 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
         if leaf is not None and id(leaf) in of_leaf:
             all_of_leaf, custom_of_leaf = of_leaf[id(leaf)]
             of_leaf[id(leaf)] = all_of_leaf | mask, custom_of_leaf | custom
-    nothing = Reach(frozenset(), frozenset())
+    nothing = GradientPaths(frozenset(), frozenset())
     found = [
         nothing
         if leaf is None
-        else Reach(_positions(of_leaf[id(leaf)][0], len(roots)), _positions(of_leaf[id(leaf)][1], len(roots)))
+        else GradientPaths(_positions(of_leaf[id(leaf)][0], len(roots)), _positions(of_leaf[id(leaf)][1], len(roots)))
         for leaf in leaves
     ]
     return _with_pairs(order, outputs, leaves, cuts, found) if has_statistics else found
@@ -98,8 +108,12 @@ _WITH_STATISTICS = {"NativeGroupNormBackward0"}
 
 
 def _with_pairs(
-    order: list[Any], outputs: Sequence[torch.Tensor], leaves: Sequence[Any], cuts: dict[Any, Any], found: list[Reach]
-) -> list[Reach]:
+    order: list[Any],
+    outputs: Sequence[torch.Tensor],
+    leaves: Sequence[Any],
+    cuts: dict[Any, Any],
+    found: list[GradientPaths],
+) -> list[GradientPaths]:
     """The same with what leads to the leaves by pairs of statistics: a second walk."""
     by_output: dict[Any, int] = {}  # (node, its output) -> the outputs that lead there by no pair
     pairs: dict[int, set[tuple[int, int]]] = {id(node): set() for node in order}
@@ -256,6 +270,6 @@ def _consumers_first(roots: Sequence[Any]) -> list[Any]:
     return order
 
 
-def is_barred(history: Any) -> bool:
+def has_undefined_gradient(history: Any) -> bool:
     """Whether `set_` left it behind between tensors that require grad: it can't be differentiated."""
     return history is not None and history.name().endswith("NotImplemented")

@@ -20,7 +20,7 @@ _OURS = [os.path.join(_PACKAGE, part) for part in ("tracing", "_torch", "aot.py"
 _NOT_THE_USERS = (torch.__path__[0], *_OURS, "<frozen")
 
 
-class _Place(NamedTuple):
+class _SourceLine(NamedTuple):
     """A function that is known by its name and file only."""
 
     co_filename: str
@@ -37,7 +37,7 @@ class Origin:
 
     def __init__(
         self,
-        frames: tuple[tuple[CodeType | _Place, int], ...],
+        frames: tuple[tuple[CodeType | _SourceLine, int], ...],
         modules: tuple[tuple[str, str], ...],
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class Origins:
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
         metadata: Mapping[str, Any] | None = None
-        frames: list[tuple[CodeType | _Place, int]] = []
+        frames: list[tuple[CodeType | _SourceLine, int]] = []
         while frame is not None:
             code = frame.f_code
             if code is root:
@@ -125,7 +125,7 @@ def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]
     """
     origins = {
         line: Origin(
-            tuple((_Place(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))),
+            tuple((_SourceLine(file, name), int(number)) for file, number, name in reversed(_FRAME.findall(trace))),
             (),
             metadata,
         )

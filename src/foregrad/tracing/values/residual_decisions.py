@@ -18,7 +18,8 @@ from ..._torch.fakes import FakeTensor
 from ...errors import UnsupportedDataDependentError
 from ..tape.numbering import Numbering
 from ..tape.tape import Entry
-from .decisions import Decided, Decisions, Prefix, UnknownValue, picks_by_masks, sized_by_values
+from .decisions import Decided, Decisions, picks_by_masks, sized_by_values
+from .prefix import Prefix, UnknownValue
 from .sizes import OpenCall, SizedCall
 
 __all__ = ["AtHand", "Known", "KnownDecisions"]

@@ -21,7 +21,7 @@ from .._torch.registered import default_generator
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import TensorSpec
-from ..tracing.heap.aliased_kernels import CallInMemory, Place
+from ..tracing.heap.aliased_kernels import RunOnStorageCopies, StorageExtent
 from ..tracing.tape.opinfo import CallOnCopies
 from .operators import name_of_operator, operator_named
 
@@ -44,13 +44,16 @@ def described(value: Any) -> str:
 class Writer:
     """Makes data of values. `tables()` has what the data refers to by position."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, symbolic_floats: bool = False) -> None:
+        self.symbolic_floats = symbolic_floats
         self.operators: dict[str, int] = {}
         self.operator_data: list[Any] = []
         self.layouts: dict[str, int] = {}
         self.layout_data: list[Any] = []
         self.lines: dict[str, int] = {}
         self.nodes: Mapping[fx.Node, int] = {}
+        self.calls: dict[int, int] = {}  # addresses of calls that signatures compare, by order
+        self.first_sequence_nr: int | None = None  # autograd counts from the beginning of the process
 
     def tables(self) -> dict[str, Any]:
         return {"operators": self.operator_data, "layouts": self.layout_data, "lines": list(self.lines)}
@@ -66,7 +69,7 @@ class Writer:
     def _operator(self, target: Any) -> Any:
         if isinstance(target, CallOnCopies):
             return {"on_copies": self._operator(target.op), "writes": list(target.writes)}
-        if isinstance(target, CallInMemory):
+        if isinstance(target, RunOnStorageCopies):
             places = [[*at, place.memory, self.layout(place.spec), place.start] for at, place in target.places.items()]
             memories = [self.layout(spec) for spec in target.memories]
             return {"in_memory": self._operator(target.op), "memories": memories, "places": places}
@@ -86,12 +89,15 @@ class Writer:
         if type(number) is int:
             return number
         if is_symbolic(number):
-            return self.expression(raw_expression(number))
+            found = self.expression(raw_expression(number))
+            if self.symbolic_floats and not isinstance(number, torch.SymInt):
+                return {"float" if isinstance(number, torch.SymFloat) else "bool": found}
+            return found
         raise ArtifactError(f"an artifact can't hold {described(number)} as a size")
 
     def expression(self, expression: Any) -> Any:
         try:
-            return expression_to(expression)
+            return expression_to(expression, floats=self.symbolic_floats)
         except ValueError as error:
             raise ArtifactError(f"an artifact can't hold the size {expression}: {error}") from None
 
@@ -172,8 +178,16 @@ _WRITE: dict[type, Callable[[Writer, Any], Any]] = {
 class Reader:
     """Makes values of data. Anything that a `Writer` does not write is an `ArtifactError`."""
 
-    def __init__(self, tables: Any, table: Any = None, symbols: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tables: Any,
+        table: Any = None,
+        symbols: Mapping[str, Any] | None = None,
+        *,
+        symbolic_floats: bool = False,
+    ) -> None:
         self.table, self.symbols = table, symbols or {}
+        self.symbolic_floats = symbolic_floats
         self.lines = [checked(line, str) for line in tables["lines"]]
         self.layouts = [self._layout(data) for data in tables["layouts"]]
         self.operators = [self._operator(data) for data in tables["operators"]]
@@ -201,8 +215,8 @@ class Reader:
             spec, whole = self.layout(layout), memories[index(memory, memories)]
             if not spec.is_static or not whole.is_static or not 0 <= checked(start, int) <= whole.nbytes - spec.nbytes:
                 raise ArtifactError("a tensor outside of the memory that it lies in")
-            places[index(position, range(count)), item] = Place(memory, spec, start)
-        return CallInMemory(inner, memories, places)
+            places[index(position, range(count)), item] = StorageExtent(memory, spec, start)
+        return RunOnStorageCopies(inner, memories, places)
 
     def layout(self, position: Any) -> TensorSpec:
         return self.layouts[index(position, self.layouts)]
@@ -215,15 +229,19 @@ class Reader:
         return tuple(None if item is None else self.layouts_of(item) for item in checked(data, list))
 
     def expression(self, data: Any) -> Any:
-        return expression_from(data, self.symbols)
+        return expression_from(data, self.symbols, floats=self.symbolic_floats)
 
     def number(self, data: Any) -> Any:
         if type(data) is int and -(2**62) < data < 2**62:
             return data
+        kind: type = int
+        if self.symbolic_floats and type(data) is dict:
+            ((name, data),) = data.items()
+            kind = {"float": float, "bool": bool}[name]
         expression = self.expression(data)
         if self.table is None:
             raise ArtifactError("a symbolic size in a graph without symbols")
-        return restored_number(self.table, expression)
+        return restored_number(self.table, expression, kind)
 
     def _layout(self, data: Any) -> TensorSpec:
         shape, stride = checked(data["shape"], list), checked(data["stride"], list)

@@ -34,14 +34,31 @@ _LONGEST_LINE = 400
 _MOST_NODES = 2_000_000
 
 
-def graph_to(module: fx.GraphModule, writer: Writer, constant: Callable[[Any], str]) -> dict[str, Any]:
-    """The graph as data; `constant` takes a tensor of the module's and gives the name that it is kept under."""
+def graph_to(
+    module: fx.GraphModule,
+    writer: Writer,
+    constant: Callable[[Any], str],
+    details: Callable[[fx.Node], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The graph as data; `constant` takes a tensor of the module's and gives the name that it is kept under.
+
+    `details`: what else to note of a node, in place of the line that it comes from.
+    """
     nodes = list(module.graph.nodes)
     writer.nodes = {node: number for number, node in enumerate(nodes)}
-    return {"nodes": [_node_to(node, module, writer, constant) for node in nodes]}
+    if writer.first_sequence_nr is None:
+        numbers = (dict.get(node.meta, "seq_nr") for node in nodes)
+        writer.first_sequence_nr = min((number for number in numbers if type(number) is int), default=0)
+    return {"nodes": [_node_to(node, module, writer, constant, details or _line_of(writer)) for node in nodes]}
 
 
-def _node_to(node: fx.Node, module: fx.GraphModule, writer: Writer, constant: Callable[[Any], str]) -> dict[str, Any]:
+def _node_to(
+    node: fx.Node,
+    module: fx.GraphModule,
+    writer: Writer,
+    constant: Callable[[Any], str],
+    details: Callable[[fx.Node], dict[str, Any]],
+) -> dict[str, Any]:
     data: dict[str, Any] = {"op": node.op}
     if node.op == "output":
         results: Any = node.args[0]
@@ -64,7 +81,7 @@ def _node_to(node: fx.Node, module: fx.GraphModule, writer: Writer, constant: Ca
             data["args"] = [writer.value(argument) for argument in node.args]
         if node.kwargs:
             data["kwargs"] = [[name, writer.value(argument)] for name, argument in node.kwargs.items()]
-    return data | _meta_to(node, writer)
+    return data | _meta_to(node, writer) | details(node)
 
 
 def _attribute(module: Any, target: str) -> Any:
@@ -86,15 +103,21 @@ def _meta_to(node: fx.Node, writer: Writer) -> dict[str, Any]:
         value = dict.get(node.meta, key)
         if type(value) is cls:
             data[key] = value
+    if "seq_nr" in data:
+        data["seq_nr"] -= writer.first_sequence_nr
     policy = dict.get(node.meta, "recompute")
     if policy is not None:
         data["recompute"] = int(policy.value)
-    trace = node.meta.get("stack_trace")
-    if isinstance(trace, str):
-        line = _last_line(trace)
-        if line is not None:
-            data["line"] = writer.line(line)
     return data
+
+
+def _line_of(writer: Writer) -> Callable[[fx.Node], dict[str, Any]]:
+    def line_of(node: fx.Node) -> dict[str, Any]:
+        trace = node.meta.get("stack_trace")
+        line = _last_line(trace) if isinstance(trace, str) else None
+        return {} if line is None else {"line": writer.line(line)}
+
+    return line_of
 
 
 def _last_line(trace: str) -> str | None:
@@ -111,9 +134,17 @@ def _last_line(trace: str) -> str | None:
 
 
 def graph_from(
-    data: Any, reader: Reader, constants: Mapping[str, torch.Tensor], mode: FakeTensorMode, name: str
+    data: Any,
+    reader: Reader,
+    constants: Mapping[str, torch.Tensor],
+    mode: FakeTensorMode,
+    name: str,
+    *,
+    attributes: Callable[[str, int], str] = lambda key, number: f"_tensor_constant{number}",
 ) -> fx.GraphModule:
-    """The graph that `graph_to` made data of."""
+    """The graph that `graph_to` made data of. `attributes`: what the module's attribute of a constant is called, from
+    the constant's name and number.
+    """
     nodes = checked(data["nodes"], list)
     if not 0 < len(nodes) <= _MOST_NODES:
         raise ArtifactError(f"a graph of {len(nodes)} nodes")
@@ -131,7 +162,7 @@ def graph_from(
         if not is_name(node_name) or node_name in names or len(node_name) > 200:
             raise ArtifactError(f"node {number} has no name of its own: {str(node_name)[:80]!r}")
         names.add(node_name)
-        reader.nodes.append(_node_from(entry, node_name, reader, constants, mode, writer, root))
+        reader.nodes.append(_node_from(entry, node_name, reader, constants, mode, writer, root, attributes))
     return make_graph_module(root, writer.graph, name)
 
 
@@ -143,6 +174,7 @@ def _node_from(
     mode: FakeTensorMode,
     writer: GraphWriter,
     root: torch.nn.Module,
+    attributes: Callable[[str, int], str],
 ) -> fx.Node:
     meta = _meta_from(entry, reader, mode)
     op = entry["op"]
@@ -156,8 +188,9 @@ def _node_from(
         spec = dict.get(meta, "spec")
         if not isinstance(spec, TensorSpec) or (tensor.shape, tensor.dtype) != (torch.Size(spec.shape), spec.dtype):
             raise ArtifactError(f"the constant {key[:80]!r} is not as the graph says")
-        attribute = f"_tensor_constant{len(root._buffers)}"
-        root.register_buffer(attribute, tensor, persistent=False)
+        attribute = attributes(key, len(root._buffers))
+        if attribute not in root._buffers:
+            root.register_buffer(attribute, tensor, persistent=False)
         return writer.add(name, op, attribute, (), {}, meta)
     args = tuple(reader.value(argument) for argument in checked(entry.get("args", []), list))
     kwargs: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from ..tape.tape import Entry, Tape
 from ..values.residual_decisions import Known
 from .session import Session
 
-__all__ = ["Derivable", "Derivative", "ValueRef", "read_again"]
+__all__ = ["Derivative", "ResumableTrace", "ValueRef", "read_again"]
 
 aten = torch.ops.aten
 
@@ -54,14 +54,14 @@ class Derivative:
     """
 
     joint: JointGraph
-    derivable: Derivable
+    resumable: ResumableTrace
     feeds: tuple[ValueRef, ...]
     gradients: tuple[ValueRef | None, ...]
     stops: tuple[ValueRef | None, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Derivable:
+class ResumableTrace:
     """A captured function that can be differentiated again.
 
     `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,

@@ -1,0 +1,213 @@
+"""Functions and classes of PyTorch's that tell a stand-in from a tensor, as code of the user's finds them.
+
+For the time of a capture their names are bound to others, in the modules of PyTorch where they are looked up and in the
+modules whose code runs. These answer as for the tensor; PyTorch's own code has the originals.
+Checked on torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+
+from ..locks import make_lock
+from . import generators
+from .fakes import FakeTensor
+
+__all__ = ["ReboundNames", "ViewReplay", "install", "remove", "tell_storage"]
+
+_C: Any = torch._C
+_capturing: Callable[[], bool] = bool
+
+
+def _is_asked(frames: int = 2) -> bool:
+    """Whether code of the user's asks, on a thread that captures."""
+    asker = str(sys._getframe(frames).f_globals.get("__name__")).partition(".")[0]
+    return _capturing() and asker not in ("torch", "foregrad")
+
+
+class _ToldNo(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return not _is_asked() and isinstance(value, FakeTensor)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, FakeTensor)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return FakeTensor(*args, **kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(FakeTensor, name)
+
+
+class _AskedFake(metaclass=_ToldNo):
+    """Stands in for the class of fake tensors: what it is asked by keeps away from branches on values, which can be
+    taken here.
+    """
+
+
+_is_fake = fake_tensor.is_fake
+
+
+@functools.wraps(_is_fake)
+def _told_no(value: object) -> bool:
+    return not _is_asked() and _is_fake(value)
+
+
+def _has_torch_function(relevant: Iterable[Any]) -> bool:
+    return _any_overrides(relevant) if _is_asked() else bool(_C._has_torch_function(relevant))
+
+
+def _has_torch_function_unary(value: Any) -> bool:
+    return _any_overrides((value,)) if _is_asked() else bool(_C._has_torch_function_unary(value))
+
+
+def _has_torch_function_variadic(*values: Any) -> bool:
+    return _any_overrides(values) if _is_asked() else bool(_C._has_torch_function_variadic(*values))
+
+
+def _any_overrides(values: Iterable[Any]) -> bool:
+    """Whether one of them overrides PyTorch's functions. In a capture a mode does, and stand-ins are of a subclass."""
+    plain = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+    return any(type(value) not in plain and hasattr(type(value), "__torch_function__") for value in values)
+
+
+def _device_of_storage(self: Any) -> torch.device:
+    device: torch.device = getattr(self, _DEVICE, None) or _device.fget(self)
+    return device
+
+
+def _text_of_storage(self: Any) -> str:
+    stands_for: Any = getattr(self, _TENSOR, None)
+    return _repr(self) if stands_for is None or not _is_asked() else repr(stands_for)  # which is refused
+
+
+def tell_storage(storage: Any, tensor: Any, device: torch.device) -> None:
+    """The storage of a stand-in for a tensor on that device."""
+    setattr(storage, _DEVICE, device)
+    setattr(storage, _TENSOR, tensor)
+
+
+class ViewReplay:
+    """Context of a capture, which has a setting of its own: what the function sets, and is told."""
+
+    def __init__(self) -> None:
+        self.before = self.now = bool(_replays_views())
+
+    def __enter__(self) -> ViewReplay:
+        self._before, _thread.view_replay = getattr(_thread, "view_replay", None), self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.view_replay = self._before
+
+
+_thread = threading.local()
+_replays_views, _set_view_replay = _C._is_view_replay_enabled, _C._set_view_replay_enabled
+
+
+def _is_view_replay_enabled() -> bool:
+    asked: ViewReplay | None = getattr(_thread, "view_replay", None)
+    return bool(_replays_views()) if asked is None else asked.now
+
+
+def _set_view_replay_enabled(on: bool) -> None:
+    asked: ViewReplay | None = getattr(_thread, "view_replay", None)
+    if asked is None:
+        _set_view_replay(on)
+    else:
+        asked.now = bool(on)
+
+
+_DEVICE, _TENSOR = "_foregrad_device", "_foregrad_tensor"
+_device: Any = torch.UntypedStorage.device
+_repr = torch.UntypedStorage.__repr__
+
+
+@functools.wraps(_C._to_dlpack)
+def _to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if _capturing() and isinstance(tensor, torch.Tensor):
+        tensor.__dlpack__()  # refused for stand-ins
+    return _C._to_dlpack(tensor, *args, **kwargs)
+
+
+# A module or class, a name in it, what it is bound to
+_Place = tuple[Any, str, Any]
+_PLACES: list[_Place] = [
+    (torch._subclasses, "FakeTensor", _AskedFake),
+    (fake_tensor, "is_fake", _told_no),
+    (torch.overrides, "has_torch_function", _has_torch_function),
+    (torch.overrides, "has_torch_function_unary", _has_torch_function_unary),
+    (torch.overrides, "has_torch_function_variadic", _has_torch_function_variadic),
+    (torch.UntypedStorage, "device", property(_device_of_storage)),
+    (torch.UntypedStorage, "__repr__", _text_of_storage),
+    (torch.UntypedStorage, "__str__", _text_of_storage),
+    (_C, "_is_view_replay_enabled", _is_view_replay_enabled),
+    (_C, "_set_view_replay_enabled", _set_view_replay_enabled),
+    (torch, "to_dlpack", _to_dlpack),
+    (torch.utils.dlpack, "to_dlpack", _to_dlpack),
+]
+_originals = [(module, name, getattr(module, name)) for module, name, _ in _PLACES]
+# By the id of the original.
+_REPLACED: dict[int, Any] = {
+    id(original): replacement for (_, _, original), (_, _, replacement) in zip(_originals, _PLACES, strict=True)
+} | {id(torch.Generator): generators.asked_class()}
+
+
+def install(is_capturing: Callable[[], bool]) -> None:
+    """Bind the names in PyTorch's modules."""
+    global _capturing
+    _capturing = is_capturing
+    for module, name, replacement in _PLACES:
+        setattr(module, name, replacement)
+
+
+def remove() -> None:
+    """Put torch's own back."""
+    for module, name, original in _originals:
+        setattr(module, name, original)
+
+
+_lock = make_lock()
+_bound: dict[tuple[int, str], tuple[dict[str, Any], Any, Any, int]] = {}  # namespace, original, other, captures
+
+
+class ReboundNames:
+    """The names in the user's modules that one capture has bound to others."""
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[int, str]] = []
+
+    def bind(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
+        """Code with these globals may run and loads these names."""
+        for name in names:
+            key = id(namespace), name
+            if id(namespace.get(name)) not in _REPLACED and key not in _bound:
+                continue
+            with _lock:
+                replacement = _REPLACED.get(id(namespace.get(name)))
+                if key in _bound:
+                    held, original, other, count = _bound[key]
+                elif replacement is not None:
+                    held, original, other, count = namespace, namespace[name], replacement, 0
+                    namespace[name] = other
+                else:
+                    continue
+                _bound[key] = held, original, other, count + 1
+                self._keys.append(key)
+
+    def unbind(self) -> None:
+        while self._keys:
+            key = self._keys.pop()
+            with _lock:
+                namespace, original, other, count = _bound.pop(key)
+                if count > 1:
+                    _bound[key] = namespace, original, other, count - 1
+                elif namespace.get(key[1]) is other:
+                    namespace[key[1]] = original

@@ -1,0 +1,50 @@
+"""What a captured function prints or logs: a capture that is to leave nothing behind is told before it happens."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..interrupts import runs_user_code
+
+__all__ = ["install", "remove"]
+
+_NOT_THE_PROGRAMS = ("foregrad", "torch.")
+_original_print = builtins.print
+_original_handle = logging.Logger.handle
+
+
+def install(teller: Callable[[], Callable[[str], None] | None]) -> None:
+    """`teller()` gives None, or what to call before anything is written on this thread, with what is done and where."""
+
+    @runs_user_code
+    def print(*args: Any, **kwargs: Any) -> None:
+        tell = teller()
+        if tell is not None:
+            frame = sys._getframe(1)
+            tell(f"prints at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+        _original_print(*args, **kwargs)
+
+    @runs_user_code
+    def handle(self: logging.Logger, record: logging.LogRecord) -> None:
+        tell = teller()
+        if tell is not None and _is_written(self, record):
+            tell(f"logs at {record.pathname}:{record.lineno} in {record.funcName}")
+        _original_handle(self, record)
+
+    builtins.print = print
+    logging.Logger.handle = handle  # type: ignore[method-assign]
+
+
+def remove() -> None:
+    builtins.print = _original_print
+    logging.Logger.handle = _original_handle  # type: ignore[method-assign]
+
+
+def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:
+    if logger.disabled or record.name.startswith(_NOT_THE_PROGRAMS):
+        return False
+    return logger.hasHandlers() or record.levelno >= logging.WARNING

@@ -1,0 +1,196 @@
+"""Values as text that is the same in every process, and other for other values: what keys are made of.
+
+A function of the user's is described by its source: bytecode, constants, defaults, closure and the globals it names,
+functions among these in the same way. What can't be described so that equal descriptions mean equal behaviour, such as
+an object of the user's, makes the key, and with it the entry, impossible: `UndescribedError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._torch.codegen import OpOverload
+from .._torch.symbols import is_symbolic, symbol_made
+from ..frontend.sources import Source
+from ..graph.effect_log import ViewStep
+from ..graph.meta import TensorSpec
+
+__all__ = ["UndescribedError", "describe", "digest"]
+
+_DEEPEST = 60
+_BY_NAME = (torch.dtype, torch.layout, torch.memory_format, torch.device)
+_PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_names}  # whose versions the key has
+
+
+class UndescribedError(Exception):
+    """A value that no key can be made of; says which."""
+
+
+def digest(*parts: Any) -> str:
+    """64 hexadecimal digits for parts of JSON."""
+    text = json.dumps(parts, separators=(",", ":"), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe(value: Any, *, lenient: bool = False) -> Any:
+    """A value as JSON. `lenient`: an object that can't be described is described by its class."""
+    return _Describer(lenient).value(value, 0)
+
+
+class _Describer:
+    def __init__(self, lenient: bool) -> None:
+        self.lenient = lenient
+        self.calls: dict[int, int] = {}
+        self.functions: dict[int, int] = {}  # those that are being described, or were, by number
+
+    def value(self, value: Any, depth: int) -> Any:
+        cls = type(value)
+        if value is None or cls in (bool, int, str):
+            return value
+        if depth > _DEEPEST:
+            raise UndescribedError("values nested too deeply")
+        if cls in _RULES:
+            return _RULES[cls](self, value, depth + 1)
+        if cls is tuple or cls is list or cls is torch.Size:
+            return [cls.__name__, *(self.value(item, depth + 1) for item in value)]
+        if isinstance(value, _BY_NAME):
+            return [cls.__name__, str(value)]
+        if is_symbolic(value):
+            return ["number", str(symbol_made(value))]
+        if cls.__module__.startswith(("sympy.", "torch.utils._sympy.")):
+            return ["expression", str(value)]
+        if isinstance(value, enum.Enum):
+            return [_name(cls), value.name]
+        if isinstance(value, OpOverload):
+            return ["operator", value.name()]
+        if cls.__module__.startswith("torch.") and isinstance(getattr(value, "name", None), str):
+            return [_name(cls), value.name]  # an enumeration of PyTorch's C++
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, torch.Tensor):
+            return self._other(value)
+        if dataclasses.is_dataclass(value):
+            self._check_known(cls)
+            fields = dataclasses.fields(value)
+            found = {f.name: self.value(getattr(value, f.name), depth + 1) for f in fields}
+            if isinstance(value, ViewStep):  # `call` is an address, to be compared with those of other steps
+                found["call"] = self.calls.setdefault(value.call, len(self.calls))
+            return [_name(cls), found]
+        return self._called(value, depth + 1)
+
+    # ---------------------------------------------------------------- what is called
+
+    def _called(self, value: Any, depth: int) -> Any:
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            return ["partial", *(self.value(part, depth) for part in parts)]
+        if isinstance(value, types.MethodType):
+            return ["method", self.value(value.__func__, depth), self.value(value.__self__, depth)]
+        if isinstance(value, types.FunctionType):
+            return self._function(value, depth)
+        if isinstance(value, types.ModuleType):
+            if value.__name__.partition(".")[0] in _PACKAGES:
+                return ["module", value.__name__]
+            return self._other(value)
+        name, module = getattr(value, "__name__", None), getattr(value, "__module__", None)
+        is_known = isinstance(module, str) and module.partition(".")[0] in _PACKAGES
+        if is_known and isinstance(name, str) and callable(value):  # built in, or wrapped by a library
+            return ["called", module, getattr(value, "__qualname__", name)]
+        return self._other(value)
+
+    def _function(self, function: types.FunctionType, depth: int) -> Any:
+        if function.__module__.partition(".")[0] in _PACKAGES and "<locals>" not in function.__qualname__:
+            return ["called", function.__module__, function.__qualname__]
+        known = self.functions.get(id(function))
+        if known is not None:
+            return ["function", known]
+        self.functions[id(function)] = len(self.functions)
+        code = function.__code__
+        cells = {}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                cells[name] = self.value(cell.cell_contents, depth)
+            except ValueError:
+                cells[name] = ["empty"]
+        named = {}
+        for name in sorted(_names_in(code)):
+            if name in function.__globals__:
+                named[name] = self.value(function.__globals__[name], depth)
+        defaults = [self.value(function.__defaults__, depth), self.value(function.__kwdefaults__, depth)]
+        return ["function", self._code(code, depth), defaults, cells, named]
+
+    def _code(self, code: types.CodeType, depth: int) -> Any:
+        constants = [
+            self._code(item, depth) if isinstance(item, types.CodeType) else self.value(item, depth)
+            for item in code.co_consts
+        ]
+        names = [list(code.co_names), list(code.co_varnames), list(code.co_freevars), list(code.co_cellvars)]
+        table = getattr(code, "co_exceptiontable", b"")
+        counts = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags]
+        return ["code", code.co_code.hex(), bytes(table).hex(), constants, names, counts]
+
+    # ---------------------------------------------------------------- what is described by its name, or not at all
+
+    def _class(self, cls: type) -> Any:
+        self._check_known(cls)
+        return ["class", _name(cls)]
+
+    def _check_known(self, cls: type) -> None:
+        if not self.lenient and cls.__module__.partition(".")[0] not in _PACKAGES:
+            raise UndescribedError(f"the class {_name(cls)}")
+
+    def _other(self, value: Any) -> Any:
+        if self.lenient:
+            return ["a", _name(type(value))]
+        raise UndescribedError(f"a {_name(type(value))}")
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    found = set(code.co_names)
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            found |= _names_in(item)
+    return found
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _items(describer: _Describer, value: Mapping[Any, Any], depth: int) -> Any:
+    return ["dict", *([describer.value(key, depth), describer.value(item, depth)] for key, item in value.items())]
+
+
+def _set(describer: _Describer, value: Any, depth: int) -> Any:
+    return ["set", *sorted((describer.value(item, depth) for item in value), key=json.dumps)]
+
+
+def _spec(describer: _Describer, spec: TensorSpec, depth: int) -> Any:
+    parts = (spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, spec.conj, spec.neg)
+    return ["tensor", *(describer.value(part, depth) for part in parts)]
+
+
+_RULES: dict[type, Any] = {
+    float: lambda d, v, n: ["float", v.hex()],
+    complex: lambda d, v, n: ["complex", v.real.hex(), v.imag.hex()],
+    bytes: lambda d, v, n: ["bytes", v.hex()],
+    dict: _items,
+    types.MappingProxyType: _items,
+    set: _set,
+    frozenset: _set,
+    slice: lambda d, v, n: ["slice", *(d.value(part, n) for part in (v.start, v.stop, v.step))],
+    range: lambda d, v, n: ["range", v.start, v.stop, v.step],
+    type(...): lambda d, v, n: ["..."],
+    TensorSpec: _spec,
+    Source: lambda d, v, n: ["source", d.value(v.slot, n), d.value(v.steps, n)],
+}

@@ -1,0 +1,57 @@
+"""What a capture holds for, as JSON: arguments, what was read and asked besides, conditions on sizes, settings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from .._torch.expressions import table_to
+from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
+from ..graph.joint import JointGraph
+from .describe import UndescribedError, describe
+
+__all__ = ["described_guards", "described_sizes"]
+
+
+def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]:
+    """The guards of a captured call, as far as they are the same in another process.
+
+    What was read is guarded by far more than the function's own state: all globals that some code names, an identifier
+    of this session in some library among them. What these did to the graph is in the graph.
+    """
+    leaves = [
+        [path, first, None if isinstance(leaf, torch.Tensor) else describe(leaf, lenient=True)]
+        for path, first, leaf in zip(call.paths, call.first_of, call.leaves, strict=True)
+    ]
+    return {
+        "call": leaves,
+        "tree": describe(call.tree, lenient=True),
+        "dynamic": describe(dict(call.dynamic), lenient=True),
+        "state": sorted(filter(None, map(_state, reads.places.values())), key=json.dumps),
+        "facts": describe(tuple(facts), lenient=True),
+    }
+
+
+def _state(place: Any) -> Any:
+    """Plain values in a closure, in defaults and in attributes of objects and modules."""
+    if place.kind != "object" and place.owner is None:
+        return None
+    items = [
+        [place.path(key), describe(expected.value, lenient=True)]
+        for key, expected in place.items.items()
+        if expected.kind == "equal"
+    ]
+    return sorted(items, key=json.dumps)
+
+
+def described_sizes(joint: JointGraph) -> Any:
+    """The symbols of a graph's sizes, what they were at capture, and all that is known of them; None without any."""
+    if joint.symbols is None:
+        return None
+    try:
+        return table_to(joint.symbols, floats=True)
+    except ValueError as error:
+        raise UndescribedError(str(error)) from None

@@ -1,0 +1,184 @@
+"""Forward and backward of a joint graph as data, to be read again beside the same joint graph in another process.
+
+What the halves share with the joint graph is not kept twice: constants are named, symbols of sizes are the joint
+graph's own, and where a node comes from (its line, module, operator) is that of the node it is `like`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.symbols import is_symbolic
+from ..graph.joint import JointGraph
+from ..graph.meta import NodeMeta, spec_of
+from ..graph.role import PREPARED
+from ..partitioners.budget import Outcome
+from ..partitioners.exact import Proof
+from ..serialize.graphs import graph_from, graph_to
+from ..serialize.values import Reader, Writer, checked
+from .describe import UndescribedError
+
+__all__ = ["constants_of", "data_of", "flags_of", "halves_from", "halves_to", "symbols_of"]
+
+_BUDGET = "memory_budget"  # of a forward's `meta`, see `partitioners.budget`
+_KNOWN = {_BUDGET, PREPARED}
+_MORE = {"has_backward_hook": bool, "saved_tensor_with_no_vc_check": bool, "updated": bool}
+_OWN = ("val", "spec", "tensor_meta")  # of a node itself, whatever it is like
+
+
+def constants_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors in a graph, by the names of the attributes that they are."""
+    found = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            name = str(node.target)
+            value = getattr(module, name) if "." not in name else None
+            if type(value) is not torch.Tensor:
+                raise UndescribedError(f"the attribute {name} of a graph")
+            found[name] = value
+    return found
+
+
+def symbols_of(joint: JointGraph) -> dict[str, Any]:
+    """The symbols of a joint graph's sizes, by their names."""
+    table = joint.symbols
+    return {} if table is None else {str(symbol): symbol for symbol in (*table.bound, *table.computed)}
+
+
+def _namer(constants: Mapping[str, torch.Tensor]) -> Callable[[Any], str]:
+    names = {id(tensor): name for name, tensor in constants.items()}
+
+    def name_of(tensor: Any) -> str:
+        if id(tensor) not in names:
+            raise UndescribedError("a constant that a pass made")
+        return names[id(tensor)]
+
+    return name_of
+
+
+def data_of(module: fx.GraphModule, details: Callable[[fx.Node], dict[str, Any]]) -> dict[str, Any]:
+    """One graph as data, with its tables, for a key."""
+    writer = Writer(symbolic_floats=True)
+    flags_of(_output(module))  # of which the data has the results alone
+    graph = graph_to(module, writer, _namer(constants_of(module)), details)
+    return graph | {"tables": writer.tables()}
+
+
+def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, Any]:
+    """The halves as data. `UndescribedError` or `ArtifactError` for what can't be data."""
+    writer, constants = Writer(symbolic_floats=True), constants_of(joint.module)
+    like = _Likes(joint)
+    graphs = []
+    for half in halves:
+        if set(half.meta) - _KNOWN:
+            raise UndescribedError(f"a half with {sorted(set(half.meta) - _KNOWN)}")
+        _check(half)
+        for name, value in constants_of(half).items():
+            if constants.get(name) is not value:
+                raise UndescribedError("a constant that a pass made, or called otherwise")
+        graph = graph_to(half, writer, _namer(constants), like.details)
+        graphs.append(graph | {"returns": "tuple" if isinstance(_results(half), tuple) else "list"})
+    outcome = halves[0].meta.get(_BUDGET)
+    content = {"graphs": graphs, "tables": writer.tables(), "prepared": PREPARED in halves[0].meta}
+    return content if outcome is None else content | {"budget": dataclasses.asdict(outcome)}
+
+
+def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.GraphModule]:
+    """The halves that `halves_to` made data of, for the same joint graph. Whatever else is found raises."""
+    reader = Reader(data["tables"], joint.symbols, symbols_of(joint), symbolic_floats=True)
+    constants = constants_of(joint.module)
+    origins = {node.name: node for node in joint.graph.nodes}
+    halves = []
+    for entry, name in zip(data["graphs"], names, strict=True):
+        half = graph_from(entry, reader, constants, joint.fake_mode, name, attributes=lambda key, _: key)
+        for node, item in zip(half.graph.nodes, entry["nodes"], strict=True):
+            _restore(node, item, origins)
+        if entry["returns"] == "tuple":  # compilers' own keys go by the text of a graph
+            _output(half).args = (tuple(_results(half)),)
+        half.meta |= {PREPARED: True} if checked(data["prepared"], bool) else {}
+        halves.append(half)
+    if "budget" in data:
+        proof = data["budget"].pop("proof")
+        halves[0].meta[_BUDGET] = Outcome(**data["budget"], proof=None if proof is None else Proof(**proof))
+    return halves
+
+
+def _output(module: fx.GraphModule) -> fx.Node:
+    found: fx.Node = next(iter(reversed(module.graph.nodes)))
+    return found
+
+
+def _results(module: fx.GraphModule) -> Any:
+    return _output(module).args[0]
+
+
+def _check(half: fx.GraphModule) -> None:
+    """Raise for values that a graph's data does not tell of."""
+    for node in half.graph.nodes:
+        if node.op not in ("placeholder", "call_function") or spec_of(node) is not None:
+            continue
+        value = node.meta.get("val")
+        if value is not None and type(value) is not int and not is_symbolic(value):
+            raise UndescribedError(f"a value that is a {type(value).__name__}")
+
+
+class _Likes:
+    """For each node of a half, the node of the joint graph that says where it comes from."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.by_name = {node.name: node for node in joint.graph.nodes}
+        self.by_trace: dict[Any, str] = {}
+        for node in joint.graph.nodes:
+            self.by_trace.setdefault(node.meta.get("stack_trace"), node.name)
+
+    def details(self, node: fx.Node) -> dict[str, Any]:
+        found = flags_of(node)
+        trace = node.meta.get("stack_trace")
+        same = self.by_name.get(node.name)
+        if same is not None and same.meta.get("stack_trace") == trace:
+            found["like"] = node.name
+        elif trace in self.by_trace:
+            found["like"] = self.by_trace[trace]
+        return found
+
+
+def flags_of(node: fx.Node) -> dict[str, Any]:
+    """What partitioners and reports read of a node besides what every graph's data has."""
+    if dict.get(node.meta, "desc") is not None:
+        raise UndescribedError("descriptors on a node")
+    found: dict[str, Any] = {}
+    for key, cls in _MORE.items():
+        value = dict.get(node.meta, key)
+        if type(value) is cls:
+            found[key] = value
+    names = dict.get(node.meta, "checkpoint_names")
+    if names:
+        found["checkpoint_names"] = [checked(name, str) for name in names]
+    return found
+
+
+_OF_ENTRY = ("partitioner_tag", "autograd_backward", "is_gradient_acc", "ac_graph_id", "recompute")
+
+
+def _restore(node: fx.Node, item: Mapping[str, Any], origins: Mapping[str, fx.Node]) -> None:
+    origin = origins.get(item.get("like", ""))
+    if node.op == "output" or not isinstance(node.meta, NodeMeta):
+        return
+    for key, cls in _MORE.items():
+        if key in item:
+            node.meta[key] = checked(item[key], cls)
+    node.meta.pop("seq_nr", None)  # autograd counts anew in each process
+    if "checkpoint_names" in item:
+        node.meta["checkpoint_names"] = tuple(checked(name, str) for name in item["checkpoint_names"])
+    if origin is None or not isinstance(origin.meta, NodeMeta):
+        return
+    own = {*_OWN, *_OF_ENTRY, *_MORE, "checkpoint_names"}
+    for key, value in dict.items(origin.meta):
+        if key not in own:
+            dict.setdefault(node.meta, key, value)
+    node.meta._late |= {key: make for key, make in origin.meta._late.items() if key not in own and key not in node.meta}

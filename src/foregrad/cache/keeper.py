@@ -1,0 +1,194 @@
+"""`Keeper`: what a pipeline keeps of its work, and under which keys.
+
+* The halves of a joint graph, after a backend's passes and the partition. The key is the joint graph as data, its
+  signature, its guards, the options of `compile` (functions and policies by their source), the backend's word on what
+  its results depend on, settings, versions and devices. The stages are functions of these alone, so what is read is
+  what they would have made.
+* For a compiler that keeps compiled graphs itself: what it found out about symbolic sizes while it compiled a graph.
+  The tag in that entry is a part of the compiler's own key, so that the compiler finds a graph only together with the
+  conditions that the graph holds under. Sizes at capture are in the key: other ones are compiled anew.
+
+Nothing here fails a call: what can't be described, written or read is made as if there were no cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from .._torch.expressions import expression_from, expression_to
+from ..config import Config
+from ..graph.joint import JointGraph
+from ..graph.meta import TensorSpec, spec_of
+from ..graph.role import GraphRole
+from ..serialize.values import checked
+from .describe import UndescribedError, describe, digest
+from .environment import devices, process, settings_that_matter
+from .guards import described_sizes
+from .halves import constants_of, data_of, flags_of, halves_from, halves_to, symbols_of
+from .store import Store, default_folder
+
+__all__ = ["Keeper", "store_of"]
+
+log = logging.getLogger("foregrad")
+
+T = TypeVar("T")
+Halves = tuple[fx.GraphModule, fx.GraphModule]  # of a function without gradients, the second is empty
+_NAMES = ("Forward", "Backward")
+
+
+def store_of(config: Config) -> Store:
+    """The cache on disk that the settings mean."""
+    return Store(config.cache_dir or default_folder(), config.cache_limit << 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeper:
+    """The cache as one pipeline sees it.
+
+    `options`: gives what else decides about its stages, as JSON; asked for each graph, since a backend's settings may
+    change. `reads_origins`: whether a stage reads where nodes come from (lines, modules), as policies may.
+    """
+
+    store: Store
+    options: Callable[[], Any]
+    reads_origins: bool = False
+
+    # ---------------------------------------------------------------- halves
+
+    def halves(self, joint: JointGraph, about: Callable[[], Any], make: Callable[[], tuple[Halves, bool]]) -> Halves:
+        """What `make` gives, or gave in an earlier process. `about`: the guards of the capture, as JSON.
+
+        `make` says besides whether what it gives is worth keeping.
+        """
+        try:
+            key = self._key("halves", joint, joint.module, [_signature(joint), about()])
+        except Exception as why:
+            log.debug("the halves of %s are not kept: %s", joint.name, why)
+            return make()[0]
+        found = self._read(key, joint, lambda content: halves_from(content["halves"], joint, _NAMES))
+        if found is not None:
+            forward, backward = found
+            return forward, backward
+        known = joint.symbols.num_found() if joint.symbols is not None else 0
+        halves, is_to_keep = make()
+        if not is_to_keep:
+            return halves
+        try:
+            content = {"halves": halves_to(halves, joint), "conditions": _conditions(joint, known)}
+        except Exception as why:
+            log.debug("the halves of %s are not kept: %s", joint.name, why)
+            return halves
+        self.store.write(key, _about(joint, "halves", halves), content)
+        return halves
+
+    # ---------------------------------------------------------------- compiled graphs of symbolic sizes
+
+    def compiled(
+        self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, compile_as: Callable[[GraphRole], T]
+    ) -> T:
+        """What `compile_as` makes of a graph, told in its role whether it may keep that, or have it from earlier."""
+        if joint.symbols is None:
+            return compile_as(role)
+        try:
+            key = self._key("sizes", joint, module, [describe(role)])
+        except Exception as why:
+            log.debug("the %s graph of %s is not kept: %s", role.phase, joint.name, why)
+            return compile_as(role)
+        found = self._read(key, joint, lambda content: checked(content["tag"], str))
+        known = joint.symbols.num_found()
+        tag = found or os.urandom(16).hex()
+        made = compile_as(dataclasses.replace(role, tag=tag))
+        if found is None:
+            try:
+                content = {"tag": tag, "conditions": _conditions(joint, known)}
+            except Exception as why:
+                log.debug("the %s graph of %s is not kept: %s", role.phase, joint.name, why)
+                return made
+            self.store.write(key, _about(joint, f"sizes of the {role.phase}", (module,)), content)
+        return made
+
+    # ---------------------------------------------------------------- both
+
+    def _key(self, kind: str, joint: JointGraph, module: fx.GraphModule, more: Any) -> str:
+        graph = data_of(module, _origins if self.reads_origins else flags_of)
+        used = {spec.device for node in module.graph.nodes for spec in _specs(spec_of(node))}
+        constants = {name: _digest_of(value) for name, value in constants_of(module).items()}
+        circumstances = [process(), describe(settings_that_matter(), lenient=True), devices(used)]
+        return digest(kind, circumstances, self.options(), graph, constants, described_sizes(joint), more)
+
+    def _read(self, key: str, joint: JointGraph, restore: Callable[[Any], T]) -> T | None:
+        """What `restore` makes of an entry, once the conditions on sizes that it was made under are known to hold."""
+        content = self.store.read(key)
+        if content is None:
+            return None
+        try:
+            conditions = _conditions_from(content["conditions"], joint)
+            found = restore(content)
+            for condition in conditions:
+                _assume(joint, condition)
+        except Exception as error:  # whatever is wrong with it, it can be made again
+            log.warning("an entry of the cache can't be used, and is made again: %s", error)
+            return None
+        log.debug("from the cache: %s", key)
+        return found
+
+
+def _conditions(joint: JointGraph, known: int) -> list[Any]:
+    """What was found out about sizes after the first `known`."""
+    return [] if joint.symbols is None else [expression_to(guard, floats=True) for guard in joint.symbols.guards(known)]
+
+
+def _conditions_from(data: Any, joint: JointGraph) -> list[Any]:
+    symbols = symbols_of(joint)
+    return [expression_from(item, symbols, floats=True) for item in checked(data, list)]
+
+
+def _assume(joint: JointGraph, condition: Any) -> None:
+    if not joint.symbols.assume(condition):
+        raise ValueError("a condition on sizes that is false")
+
+
+def _signature(joint: JointGraph) -> Any:
+    errors = [joint.backward_error, *joint.failing.items(), *joint.raising.items()]
+    return [joint.name, describe(joint.signature, lenient=True), list(map(str, errors))]
+
+
+def _origins(node: fx.Node) -> dict[str, Any]:
+    """All that a policy may ask a node about where it comes from."""
+    found = flags_of(node)
+    for key in ("stack_trace", "nn_module_stack", "custom"):
+        value = node.meta.get(key)
+        if value:
+            found[key] = describe(dict(value) if isinstance(value, Mapping) else value, lenient=True)
+    return found
+
+
+def _specs(spec: Any) -> Sequence[TensorSpec]:
+    if isinstance(spec, TensorSpec):
+        return (spec,)
+    return [part for item in spec for part in _specs(item)] if isinstance(spec, (tuple, list)) else ()
+
+
+def _digest_of(tensor: torch.Tensor) -> str:
+    """A digest of a constant's numbers; its layout is in the graph's data."""
+    plain = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    if type(plain) is not torch.Tensor or not plain.is_contiguous():
+        raise UndescribedError("a constant that is no plain tensor")
+    content = ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())
+    return hashlib.sha256(content).hexdigest()
+
+
+def _about(joint: JointGraph, what: str, modules: Sequence[fx.GraphModule]) -> dict[str, Any]:
+    """For `foregrad cache ls`."""
+    known = process()
+    nodes = [len(module.graph.nodes) for module in modules]
+    return {"name": joint.name, "what": what, "nodes": nodes, "foregrad": known["foregrad"], "torch": known["torch"][0]}

@@ -1,0 +1,143 @@
+"""Calls that can't be compiled: they run the user's function, which is said once, and are known again at little cost.
+
+A refusal is remembered by the kind of the call: the types of its arguments, what tensors among them are like, plain
+values that may choose what the function does, and the modes in force. A call of that kind is not captured again. After
+some kinds no other is tried either, so the time spent on captures that come to nothing is bounded.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import ForegradError, ForegradWarning
+from .explain import EagerCalls
+
+__all__ = ["Refusals", "warn_user"]
+
+_MOST_KINDS = 8
+_CHOOSING = (bool, str, type(None))
+_FOREGRAD = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+_LIBRARIES = (_FOREGRAD, _TORCH, *_FOLDERS, "<foregrad", "<frozen", "<eval_with_key")
+
+
+class Refusals:
+    """The calls of one function that run eagerly. `mode` is "eager", or "raise" where there are to be none."""
+
+    def __init__(self, function: Callable[..., Any], name: str, mode: str) -> None:
+        self.function = function
+        self.name = name
+        self.mode = mode
+        self.by_kind: dict[Any, EagerCalls] = {}
+        self.always: EagerCalls | None = None  # what every call that fits no graph is counted as
+        self.entries: list[EagerCalls] = []
+        self._warned = False
+        self._module = getattr(function, "__self__", None)
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call is of a kind that was refused; counts it."""
+        found = self.always
+        if found is None:
+            found = self.by_kind.get(self._kind(args, kwargs))
+            if found is None:
+                return False
+        found.count += 1
+        return True
+
+    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
+        """A call is refused for `error`: it runs eagerly, and so do others of its kind."""
+        reason = _reason(self.function, self.name, error)
+        entry = next((known for known in self.entries if known.reason == reason), None)
+        if entry is None:
+            entry = EagerCalls(reason)
+            self.entries.append(entry)
+        entry.count += 1
+        self.by_kind[self._kind(args, kwargs)] = entry
+        if len(self.by_kind) > _MOST_KINDS:
+            self.always = entry
+        if not self._warned:
+            self._warned = True
+            warn_user(
+                f"{reason} Such calls run eagerly: the results are eager's, only not compiled. "
+                '(foregrad.compile(..., on_unsupported="raise") makes this an error, explain_recompiles() counts '
+                "the calls.)"
+            )
+
+    def count_only(self, reason: str) -> None:
+        """One more call runs eagerly for this reason, which was said elsewhere."""
+        entry = next((known for known in self.entries if known.reason == reason), None)
+        if entry is None:
+            entry = EagerCalls(reason)
+            self.entries.append(entry)
+        entry.count += 1
+
+    def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        module = self._module
+        modes = torch.is_grad_enabled(), getattr(module, "training", None), torch.is_inference_mode_enabled()
+        return modes, tuple(map(_kind_of, args)), tuple((key, _kind_of(value)) for key, value in kwargs.items())
+
+
+def _kind_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.requires_grad, value.layout, value.dim()
+    cls = type(value)
+    if cls in _CHOOSING:
+        return cls, value
+    return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _MOST_KINDS else cls
+
+
+def _reason(function: Callable[..., Any], name: str, error: BaseException) -> str:
+    """What is wrong, for people: the message, and the user's line where the message has none."""
+    text = str(error).strip() or type(error).__name__
+    if not isinstance(error, ForegradError):
+        text = f"`{name}` could not be captured, though it runs: {type(error).__name__}: {text.splitlines()[0]}"
+        text += "" if text.endswith((".", "!", "?")) else "."
+    line = _line_of(error) or _definition(function)
+    if line and line.partition(" in ")[0] not in text:
+        text += f" ({line})"
+    return text
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the user's program, of no library, that an exception went through."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+            found = trace
+        trace = trace.tb_next
+    if found is None:
+        return ""
+    code = found.tb_frame.f_code
+    source = linecache.getline(code.co_filename, found.tb_lineno).strip()
+    return f"{code.co_filename}:{found.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
+
+
+def _definition(function: Any) -> str:
+    while not isinstance(function, (types.FunctionType, type(None))):
+        function = getattr(function, "__func__", None) or getattr(function, "func", None)
+    if function is None or function.__code__.co_filename.startswith(_LIBRARIES):
+        return ""
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno} in {function.__name__}"
+
+
+def warn_user(message: str) -> None:
+    """A warning at the line of the user's program that is being run."""
+    frame: Any = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith((_FOREGRAD, "<foregrad", _TORCH)):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, ForegradWarning, stacklevel=level)

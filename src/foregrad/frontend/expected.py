@@ -1,0 +1,215 @@
+"""What was found in a place that a function looked at, in a form that a later look can be compared with.
+
+Plain values by type and value, tensors by their being tensors, methods by whose and which they are (each look makes
+one), sets by what is in them, anything else by identity, without keeping it alive.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import types
+import weakref
+from typing import Any
+
+import torch
+
+from ..graph.spelling import key_text
+from .opaque import is_number_of_numpy
+
+__all__ = ["ABSENT", "PLAIN", "Expected", "Strong", "describe", "is_plain", "same_value", "stored"]
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+
+PLAIN = {
+    int,
+    float,
+    str,
+    bool,
+    bytes,
+    complex,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    range,
+    slice,
+}
+
+
+_NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # what is met most often, told at once
+
+
+class Expected:
+    """What was found in a place: `holds(now)` says whether another look finds the same."""
+
+    __slots__ = ("kind", "pinned", "text", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value: Any
+        self.pinned: Any = None
+        if value is ABSENT:
+            self.kind, self.value = "absent", None
+        elif isinstance(value, torch.Tensor):
+            self.kind, self.value, self.pinned = "tensor", type(value), value
+        elif is_plain(value):
+            self.kind, self.value = "equal", value
+        elif _is_bound(value):
+            self.kind, self.value = "bound", _Bound(value)
+        elif type(value) is frozenset:
+            self.kind, self.value = "members", {id(item): _reference(item) for item in value}
+        else:
+            self.kind, self.value = "same", _reference(value)
+        self.text = None if self.kind == "equal" else describe(value)
+
+    def holds(self, now: Any) -> bool:
+        if self.kind == "equal":
+            return same_value(self.value, now)
+        if self.kind == "same":
+            return now is not None and self.value() is now
+        if self.kind == "tensor":
+            return type(now) is self.value
+        if self.kind == "bound":
+            return bool(self.value.is_like(now))
+        if self.kind == "members":
+            same = type(now) is frozenset and len(now) == len(self.value)
+            return same and all(id(item) in self.value and self.value[id(item)]() is item for item in now)
+        return now is ABSENT
+
+    def before(self) -> Any:
+        """What was found, while the capture lasts."""
+        if self.kind == "absent":
+            return ABSENT
+        if self.kind == "members":
+            return frozenset(reference() for reference in self.value.values())
+        return self.pinned if self.kind == "tensor" else self.value if self.kind == "equal" else self.value()
+
+    def pin(self, now: Any) -> None:
+        """Keep the plain object found now: it is compared by identity."""
+        if self.kind == "equal":
+            self.pinned = now
+
+    def describe(self) -> str:
+        return self.text if self.text is not None else describe(self.value)
+
+
+class Strong:
+    """Like a weak reference, for what has none (lists, dicts, built-in methods)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+def _reference(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return Strong(value)
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether it is a method of an object, of which each look at the object may make another."""
+    cls = type(value)
+    if cls is types.BuiltinMethodType:  # functions of extensions are of this type too
+        return hasattr(type(value.__self__), value.__name__) and not isinstance(
+            value.__self__, (type, types.ModuleType)
+        )
+    return cls is types.MethodType or cls is types.MethodWrapperType
+
+
+class _Bound:
+    """A method, by the object that it is of, which it does not keep alive, and by which it is."""
+
+    __slots__ = ("function", "owner")
+
+    def __init__(self, method: Any) -> None:
+        self.owner = _reference(method.__self__)
+        self.function = method.__func__ if type(method) is types.MethodType else method.__name__
+
+    def __call__(self) -> Any:
+        owner = self.owner()
+        if owner is None:
+            return None
+        if isinstance(self.function, str):
+            return getattr(owner, self.function)
+        return types.MethodType(self.function, owner)
+
+    def is_like(self, now: Any) -> bool:
+        if not _is_bound(now) or now.__self__ is not self.owner():
+            return False
+        if isinstance(self.function, str):
+            return type(now) is not types.MethodType and now.__name__ == self.function
+        return type(now) is types.MethodType and now.__func__ is self.function
+
+
+def stored(container: Any) -> list[Any]:
+    """The items of a list, tuple, set or deque as they are stored, whatever methods of a subclass say of them."""
+    kinds = (list, tuple, set, frozenset, collections.deque)
+    kind: Any = next(kind for kind in kinds if isinstance(container, kind))
+    return list(kind.__iter__(container))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is immutable and compared by what it is, not by which object it is."""
+    cls = type(value)
+    if cls in PLAIN:
+        return True
+    if cls in _NOT_PLAIN:
+        return False
+    if cls is tuple or cls is frozenset:
+        return all(isinstance(item, type) or is_plain(item) for item in value)
+    return is_number_of_numpy(value)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equal, of the same type, down to the items of tuples; NaN is NaN and -0.0 is not 0.0."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, type):
+        return a is b
+    if type(a) is float:
+        return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (math.isnan(a) and math.isnan(b))
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if type(a) is complex:
+        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
+    if type(a) is frozenset:
+        return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
+    if is_number_of_numpy(a):
+        return bool(a.tobytes() == b.tobytes())
+    if type(a) is range:  # ranges are equal by their items, whatever they were made of
+        return (a.start, a.stop, a.step) == (b.start, b.stop, b.step)
+    if type(a) is slice:
+        return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    return bool(a == b)
+
+
+def describe(value: Any) -> str:
+    """Short text for messages."""
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if isinstance(value, (types.FunctionType, type)):
+        return f"{value.__qualname__} (at {id(value):#x})"
+    if not is_plain(value) and value is not ABSENT:
+        return f"a {type(value).__name__} (at {id(value):#x})"  # its repr may run code of the user's
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of too many digits
+        text = key_text(value)
+    return text if len(text) <= 80 else text[:77] + "..."

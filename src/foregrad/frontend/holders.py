@@ -1,0 +1,286 @@
+"""Mutable things of a user's program: how each kind is copied before a run, compared after it, and put back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import operator
+import random
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..graph.spelling import key_text
+from .expected import ABSENT
+from .scan import is_outside
+
+__all__ = [
+    "BUFFER",
+    "CELL",
+    "CLASS",
+    "DEQUE",
+    "DICT",
+    "ITERATOR",
+    "LIST",
+    "NAMESPACE",
+    "NUMBERS",
+    "NUMPY_RANDOM",
+    "RANDOM",
+    "SET",
+    "SLOTS",
+    "Holder",
+    "Kind",
+    "is_import",
+    "slots_of",
+]
+
+
+class Holder:
+    """One mutable thing: `kind` says how it is read, compared and put back; `before` is what it held."""
+
+    __slots__ = ("before", "kind", "parent", "step", "style", "target")
+
+    def __init__(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> None:
+        self.kind = kind
+        self.target = target
+        self.parent = parent
+        self.step = step
+        self.style = style  # how people write an item of it: "attr", "item", "name" or "" for itself
+        self.before = kind.read(target)
+
+    def name(self) -> str:
+        """What people call it."""
+        return "" if self.parent is None and self.step is None else _spelled(self.parent, self.step)
+
+    def path(self, key: Any) -> str:
+        """What people call an item of it."""
+        return _spelled(self, key)
+
+
+def _spelled(holder: Holder | None, key: Any) -> str:
+    own = holder.name() if holder is not None else ""
+    if holder is None or holder.style == "name" or not own:
+        return str(key) if holder is None or holder.style != "item" else f"[{key_text(key)}]"
+    if holder.style == "":
+        return own
+    return f"{own}.{key}" if holder.style == "attr" else f"{own}[{key_text(key)}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """How a kind of holder is read into a copy, compared with it, and put back."""
+
+    read: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool]
+    put_back: Callable[[Any, Any], None]
+
+
+# -------------------------------------------------------------------- dicts
+
+
+def _read_dict(table: Any) -> dict[Any, Any]:
+    if type(table) is dict:
+        return table.copy()  # in one piece, whatever other threads write
+    keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
+    return {key: dict.__getitem__(table, key) for key in keys}
+
+
+def _same_dict(table: Any, before: dict[Any, Any]) -> bool:
+    if len(table) != len(before):
+        return False
+    if type(table) is not dict:
+        table = _read_dict(table)
+    try:
+        return all(map(operator.is_, table.values(), before.values())) and all(map(operator.is_, table, before))
+    except RuntimeError:  # another thread writes to it
+        return _same_dict(table.copy(), before)
+
+
+def _put_back_dict(table: Any, before: dict[Any, Any]) -> None:
+    ordered = isinstance(table, collections.OrderedDict)
+    base: Any = collections.OrderedDict if ordered else dict
+    now = _read_dict(table)
+    for key in [key for key in now if key not in before]:
+        base.__delitem__(table, key)
+        del now[key]
+    if list(now) != list(before):  # one was taken out: the order is made anew
+        base.clear(table)
+        now = {}
+    for key, value in before.items():
+        if now.get(key, ABSENT) is not value:
+            base.__setitem__(table, key, value)
+
+
+def is_import(value: Any) -> bool:
+    """Whether a name that a namespace gets is left alone: an import, a definition, or what a capture binds there."""
+    return isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type))
+
+
+def _same_namespace(table: dict[str, Any], before: dict[str, Any]) -> bool:
+    if _same_dict(table, before):
+        return True
+    now = table.copy()
+    if any(now.get(name, ABSENT) is not value for name, value in before.items()):
+        return False
+    return all(is_import(now[name]) for name in now.keys() - before.keys())
+
+
+def _put_back_namespace(table: dict[str, Any], before: dict[str, Any]) -> None:
+    now = table.copy()
+    for name in now.keys() - before.keys():
+        if not is_import(now[name]):
+            table.pop(name, None)
+    table.update({name: value for name, value in before.items() if now.get(name, ABSENT) is not value})
+
+
+# -------------------------------------------------------------------- sequences and sets
+
+
+def _same_items(now: Iterable[Any], before: list[Any]) -> bool:
+    items = list(now)
+    return len(items) == len(before) and all(map(operator.is_, items, before))
+
+
+def _put_back_deque(items: Any, before: list[Any]) -> None:
+    collections.deque.clear(items)
+    collections.deque.extend(items, before)
+
+
+def _same_set(items: Any, before: set[Any]) -> bool:
+    return len(items) == len(before) and {*map(id, set.__iter__(items))} == {*map(id, before)}
+
+
+def _put_back_set(items: Any, before: set[Any]) -> None:
+    set.clear(items)
+    set.update(items, before)
+
+
+# -------------------------------------------------------------------- cells, slots, classes, buffers
+
+
+def _read_cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _put_back_cell(cell: Any, before: Any) -> None:
+    if before is ABSENT:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = before
+
+
+def slots_of(cls: type) -> list[tuple[str, Any]]:
+    return [
+        (name, item)
+        for base in cls.__mro__
+        for name, item in vars(base).items()
+        if type(item) is types.MemberDescriptorType and not is_outside(base.__module__)
+    ]
+
+
+def _read_slots(value: Any) -> dict[str, Any]:
+    found = {}
+    for name, slot in slots_of(type(value)):
+        try:
+            found[name] = slot.__get__(value)
+        except AttributeError:
+            found[name] = ABSENT
+    return found
+
+
+def _put_back_slots(value: Any, before: dict[str, Any]) -> None:
+    now = _read_slots(value)
+    for name, slot in slots_of(type(value)):
+        if now[name] is not before[name]:
+            slot.__delete__(value) if before[name] is ABSENT else slot.__set__(value, before[name])
+
+
+def _read_class(cls: type) -> dict[str, Any]:
+    return dict(type.__dict__["__dict__"].__get__(cls))
+
+
+def _put_back_class(cls: type, before: dict[str, Any]) -> None:
+    now = _read_class(cls)
+    for name in now.keys() - before.keys():
+        type.__delattr__(cls, name)
+    for name, value in before.items():
+        if now.get(name, ABSENT) is not value:
+            type.__setattr__(cls, name, value)
+
+
+def _put_back_buffer(buffer: Any, before: bytes) -> None:
+    memoryview(buffer).cast("B")[:] = before
+
+
+def _read_numbers(values: Any) -> Any:
+    return values.copy()
+
+
+def _same_numbers(values: Any, before: Any) -> bool:
+    return bool(values.shape == before.shape and values.tobytes() == before.tobytes())
+
+
+def _put_back_numbers(values: Any, before: Any) -> None:
+    if values.shape == before.shape:
+        values[...] = before
+
+
+# -------------------------------------------------------------------- random generators, iterators
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b)
+
+
+def _numpy_state(generator: Any) -> Any:
+    bits = getattr(generator, "bit_generator", None)
+    return bits.state if bits is not None else generator.get_state(legacy=False)
+
+
+def _same_numpy_state(generator: Any, before: Any) -> bool:
+    return repr(_numpy_state(generator)) == repr(before)
+
+
+def _put_back_numpy_state(generator: Any, before: Any) -> None:
+    bits = getattr(generator, "bit_generator", None)
+    if bits is not None:
+        bits.state = before
+    else:
+        generator.set_state(before)
+
+
+def _read_iterator(iterator: Any) -> Any:
+    return repr(iterator.__reduce__()[1:]), iterator.__reduce__()
+
+
+def _put_back_iterator(iterator: Any, before: Any) -> None:
+    if len(before[1]) > 2:
+        iterator.__setstate__(before[1][2])
+
+
+DICT = Kind(_read_dict, _same_dict, _put_back_dict)
+NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace)  # the globals of a module
+LIST = Kind(
+    list.copy,
+    lambda now, before: len(now) == len(before) and all(map(operator.is_, list.__iter__(now), before)),
+    lambda items, before: list.__setitem__(items, slice(None), before),
+)
+DEQUE = Kind(
+    lambda items: list(collections.deque.__iter__(items)),
+    lambda items, before: _same_items(collections.deque.__iter__(items), before),
+    _put_back_deque,
+)
+SET = Kind(lambda items: set(set.__iter__(items)), _same_set, _put_back_set)
+CELL = Kind(_read_cell, lambda cell, before: _read_cell(cell) is before, _put_back_cell)
+SLOTS = Kind(_read_slots, lambda value, before: _same_dict(_read_slots(value), before), _put_back_slots)
+CLASS = Kind(_read_class, lambda cls, before: _same_dict(_read_class(cls), before), _put_back_class)
+BUFFER = Kind(
+    lambda buffer: memoryview(buffer).tobytes(), lambda b, before: memoryview(b).tobytes() == before, _put_back_buffer
+)
+NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
+RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
+NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
+ITERATOR = Kind(_read_iterator, lambda i, before: _read_iterator(i)[0] == before[0], _put_back_iterator)

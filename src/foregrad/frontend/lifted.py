@@ -1,0 +1,190 @@
+"""State that is another number in each call, such as a counter: a function that takes it as an argument.
+
+`Lifted(function, places)` is called with a tuple of the values of these places ahead of the arguments, puts them there,
+and calls the function. So what varies from call to call is guarded, made symbolic and explained like any argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
+from .holders import NUMPY_RANDOM, RANDOM
+from .opaque import used_up
+
+__all__ = [
+    "Draw",
+    "Lifted",
+    "StatePlace",
+    "capturing",
+    "drawn_in",
+    "lifted_places",
+    "may_lift_more",
+    "numbered",
+    "place_of",
+    "stand_in_at",
+]
+
+_MOST_NESTED = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StatePlace:
+    """A place in Python's state. `kind` is "item" (of a dict), "attribute" or "cell"."""
+
+    kind: str
+    target: Any
+    key: Any
+    path: str
+
+    def put(self, value: Any) -> None:
+        if self.kind == "item":
+            dict.__setitem__(self.target, self.key, value)
+        elif self.kind == "cell":
+            self.target.cell_contents = value
+        else:
+            setter: Any = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
+            setter(self.target, self.key, value)
+
+    @property
+    def identity(self) -> tuple[int, Any]:
+        """The place as `Reads` knows it."""
+        target = self.target
+        if isinstance(target, type):
+            target = gc.get_referents(vars(target))[0]
+        return id(target), "cell_contents" if self.kind == "cell" else self.key
+
+
+def place_of(write: PythonWrite) -> StatePlace | None:
+    """The place that a write writes to, where it is a single one."""
+    if isinstance(write, SetItem):
+        return StatePlace("item", write.target, write.key, write.path)
+    if isinstance(write, SetCell):
+        return StatePlace("cell", write.target, None, write.path)
+    if isinstance(write, SetAttribute):
+        return StatePlace("attribute", write.target, write.name, write.path)
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draw:
+    """A call that gives another number each time it is made: a random number, or the time."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    path: str = dataclasses.field(compare=False)
+
+
+class Lifted(functools.partial):  # type: ignore[type-arg]
+    """`function` with its state at `places` as the first argument. It counts as a partial application of it."""
+
+    places: tuple[StatePlace | Draw, ...]
+    generators: Generators
+    stand_ins: dict[tuple[int, Any], Any]
+    """What was put where in the last call, by the identity of the place."""
+    drawn: list[tuple[Draw, Any]]
+    """The numbers that were drawn for the last call."""
+
+    def __new__(cls, function: Callable[..., Any], places: tuple[StatePlace | Draw, ...]) -> Lifted:
+        lifted = super().__new__(cls, function)
+        lifted.generators = Generators(place for place in places if isinstance(place, Draw))
+        lifted.drawn = []
+        lifted.places = places
+        lifted.stand_ins = {}
+        return lifted
+
+    def __call__(self, state: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+        if is_capturing():
+            self.drawn = []
+        for place, value in zip(self.places, state, strict=True):
+            if isinstance(place, StatePlace):
+                if is_capturing():
+                    self.stand_ins[place.identity] = value
+                place.put(value)
+            elif is_capturing():
+                self.drawn.append((place, value))
+        if self.generators.kinds and not is_capturing():
+            self.generators.put_back()  # the function draws by itself
+        return self.func(*args, **kwargs)
+
+
+class Generators:
+    """The random generators behind some draws, and the states they had before the draws of this thread's call."""
+
+    def __init__(self, draws: Iterable[Draw]) -> None:
+        found = {id(spent): spent for draw in draws if (spent := used_up(draw.function)) is not None}
+        self.kinds = [(RANDOM if isinstance(g, random.Random) else NUMPY_RANDOM, g) for g in found.values()]
+        self._before = threading.local()
+
+    def remember(self) -> None:
+        self._before.states = [kind.read(generator) for kind, generator in self.kinds]
+
+    def put_back(self) -> None:
+        for (kind, generator), state in zip(self.kinds, getattr(self._before, "states", ()), strict=False):
+            kind.put_back(generator, state)
+
+
+def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
+    """Draws with paths that tell them apart."""
+    return tuple(dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws))
+
+
+def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
+    """The numbers that were drawn for the call that runs."""
+    while isinstance(function, Lifted):
+        if function.drawn:
+            return function.drawn
+        function = function.func
+    return []
+
+
+_running = threading.local()
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Context: this thread captures a function, whose draws are given to it."""
+    before = is_capturing()
+    _running.capture = True
+    try:
+        yield
+    finally:
+        _running.capture = before
+
+
+def is_capturing() -> bool:
+    return getattr(_running, "capture", False)
+
+
+def lifted_places(function: Any) -> list[StatePlace]:
+    """All places that are arguments of a function."""
+    found: list[StatePlace] = []
+    while isinstance(function, Lifted):
+        found += (place for place in function.places if isinstance(place, StatePlace))
+        function = function.func
+    return found
+
+
+def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
+    """What the last call of a function put at a place, or None."""
+    while isinstance(function, Lifted):
+        if identity in function.stand_ins:
+            return function.stand_ins[identity]
+        function = function.func
+    return None
+
+
+def may_lift_more(function: Any) -> bool:
+    """Whether a function has not been lifted too often: one that finds new places each time never comes to an end."""
+    depth = 0
+    while isinstance(function, Lifted):
+        depth, function = depth + 1, function.func
+    return depth < _MOST_NESTED

@@ -1,0 +1,59 @@
+"""Where a module keeps its attributes: tables in its `__dict__`, or, of TorchScript's, an object in C++."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["HOOKS", "TABLES", "ScriptedAttribute", "scripted_place"]
+
+TABLES = ("_parameters", "_buffers", "_modules")
+HOOKS = {
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_is_full_backward_hook",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_non_persistent_buffers_set",
+}
+
+
+def scripted_place(module: torch.nn.Module, name: str) -> tuple[Any, str, Any] | None:
+    """(holder, kind of place, value) of an attribute of a scripted or traced module; None where it can't change."""
+    own = object.__getattribute__(module, "__dict__")
+    actual = own.get("_actual_script_module")  # what a traced module keeps its state in
+    if actual is not None:
+        return scripted_place(actual, name)
+    if name in own.get("_modules", ()):
+        return None
+    if name in own:
+        return own, "dict", own[name]
+    state = own.get("_c")
+    return (state, "object", getattr(state, name)) if state is not None and state.hasattr(name) else None
+
+
+class ScriptedAttribute:
+    """A container of a scripted module: each look at it gives a copy."""
+
+    def __init__(self, state: Any, name: str) -> None:
+        self.state = state
+        self.name = name
+
+    def contents(self) -> Any:
+        return _contents(getattr(self.state, self.name))
+
+
+def _contents(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((key, _contents(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *map(_contents, value))
+    return id(value) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,352 @@
+"""The Python state that a function can change: shallow copies from before a run, what differs since, the way back.
+
+`UserState(roots)` walks from callables and values through closure cells, globals that code names, modules, classes,
+objects and containers, and copies each mutable holder it meets: one level each, so the copy of a large heap is cheap
+and every write is found by comparing identities. What code of libraries keeps for itself is not looked at, but for the
+random generators of Python and NumPy. The walk runs no code of the user's.
+
+Known weaknesses: what was printed, written to files, sent, or taken from a generator or a queue is not put back; nor
+what lies behind names that are made up at run time; objects of libraries' classes are taken for constant.
+"""
+
+from __future__ import annotations
+
+import array
+import builtins
+import collections
+import functools
+import gc
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..graph.slots import Closure
+from .classes import CODE_OF_CLASSES
+from .expected import ABSENT, stored
+from .holders import (
+    BUFFER,
+    CELL,
+    CLASS,
+    DEQUE,
+    DICT,
+    ITERATOR,
+    LIST,
+    NAMESPACE,
+    NUMBERS,
+    NUMPY_RANDOM,
+    RANDOM,
+    SET,
+    SLOTS,
+    Holder,
+    Kind,
+    slots_of,
+)
+from .libraries import referent
+from .opaque import used_up
+from .reads import Reads, keys_in, table_of
+from .scan import BAGS, is_outside
+from .sources import Source
+
+__all__ = ["UserState", "forget_written"]
+
+_MOST_VISITS = 200_000
+_LARGE = 10_000  # items, from which on those of a container are not looked into
+_MOST_BYTES = 1 << 20  # of a buffer that is copied
+_ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice, types.CodeType}
+_ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
+_ATOMS |= {torch.Tensor, torch.nn.Parameter, type(NotImplemented), types.GetSetDescriptorType}
+_BUFFERS = (bytearray, array.array)
+
+_names_of_code: dict[int, tuple[frozenset[str], types.CodeType]] = {}  # the code keeps its id its own
+
+
+def _names(code: types.CodeType) -> frozenset[str]:
+    """The names in a code object and in those made in it."""
+    known = _names_of_code.get(id(code))
+    if known is None:
+        names = set(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                names |= _names(constant)
+            elif type(constant) is str and constant.isidentifier():
+                names.add(constant)
+        known = _names_of_code[id(code)] = frozenset(names), code
+    return known[0]
+
+
+def forget_written(reads: Reads, holders: Iterable[Holder]) -> None:
+    """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
+    does not depend on what was there before.
+    """
+    for holder in holders:
+        target = gc.get_referents(vars(holder.target))[0] if holder.kind is CLASS else holder.target
+        place = reads.places.get(id(target))
+        if place is None or place.kind == "asked" or place.difference() is None:
+            continue
+        for key in [key for key, expected in place.items.items() if not expected.holds(place.look(key))]:
+            del place.items[key]
+        if place.keys is not None:
+            place.keys = keys_in(place.holder)
+        place.absent.difference_update(place.appeared())
+
+
+class UserState:
+    """The state that is reached from `roots`, pairs of a value and what people call it, as it is now."""
+
+    def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
+        self.holders: list[Holder] = []
+        self._seen: dict[int, Any] = {}
+        self._names: set[str] = {"forward", "__call__"}
+        self._tables: list[tuple[Any, Holder, set[str]]] = []  # whose items are looked at where code names them
+        self._tensors: dict[int, tuple[Holder, Any]] = {}
+        self.drawing: list[tuple[Holder, Any]] = []  # where functions of random generators are held
+        self._slots: dict[type, bool] = {}
+        self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
+        self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
+        self._walk()
+        self._tables.clear()
+
+    # ---------------------------------------------------------------- afterwards
+
+    def changed(self) -> list[Holder]:
+        """The holders that are not as they were."""
+        return [holder for holder in self.holders if not holder.kind.same(holder.target, holder.before)]
+
+    def put_back(self) -> list[Holder]:
+        """Everything as it was; the holders that were not."""
+        changed = self.changed()
+        for holder in changed:
+            holder.kind.put_back(holder.target, holder.before)
+        return changed
+
+    def knows(self, value: Any) -> bool:
+        """Whether an object was met in the walk: it is older than the run."""
+        return id(value) in self._seen
+
+    def source_of(self, tensor: torch.Tensor) -> Source | None:
+        """Where a tensor was before the run; None where nothing that was met held it."""
+        if not self._tensors:
+            self._tensors = {id(value): (holder, key) for holder, key, value in self._held_tensors()}
+        holder, key = self._tensors.get(id(tensor), (None, None))
+        if holder is None:
+            return None
+        target = gc.get_referents(vars(holder.target))[0] if holder.kind is CLASS else holder.target
+        step = "attr" if holder.kind in (SLOTS, CELL) else "item"
+        return Source(Closure(holder.path(key)), target, ((step, key),))
+
+    def _held_tensors(self) -> Iterator[tuple[Holder, Any, torch.Tensor]]:
+        for holder in self.holders:
+            if holder.kind is CELL:
+                items: Iterable[tuple[Any, Any]] = [("cell_contents", holder.before)]
+            elif holder.kind in (LIST, DEQUE):
+                items = enumerate(holder.before)
+            else:
+                items = holder.before.items() if holder.kind in (DICT, NAMESPACE, CLASS, SLOTS) else ()
+            yield from ((holder, key, value) for key, value in items if isinstance(value, torch.Tensor))
+
+    # ---------------------------------------------------------------- the walk
+
+    def _walk(self) -> None:
+        stack, seen, actions = self._stack, self._seen, self._actions
+        while True:
+            while stack:
+                value, parent, step = stack.pop()
+                cls = type(value)
+                if cls in _ATOMS or id(value) in seen:
+                    continue
+                seen[id(value)] = value
+                if len(seen) > _MOST_VISITS:
+                    stack.clear()
+                    return
+                try:
+                    action = actions[cls]
+                except KeyError:
+                    action = actions[cls] = self._action(value, cls)
+                if action is not None:
+                    action(value, parent, step)
+            if not self._named_items():
+                return
+
+    def _named_items(self) -> bool:
+        """Go on to the items of namespaces and classes that code met since names."""
+        for table, holder, done in self._tables:
+            for name in (self._names & table.keys()) - done:
+                done.add(name)
+                value = table[name]
+                if type(value) not in _ATOMS:
+                    self._stack.append((value, holder, name))
+        return bool(self._stack)
+
+    def _action(self, value: Any, cls: type) -> Callable[[Any, Holder | None, Any], None] | None:
+        """What is done with a value of this class."""
+        if issubclass(cls, torch.Tensor):
+            return None
+        for base, action in (
+            (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
+            (frozenset, self._items), (collections.deque, self._deque), (types.CellType, self._cell),
+            (types.FunctionType, self._function), (types.MethodType, self._method),
+            (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
+            (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
+            (random.Random, self._random),
+        ):  # fmt: skip
+            if issubclass(cls, base):
+                return action
+        if cls is types.BuiltinFunctionType:
+            return self._builtin
+        if cls is types.MappingProxyType:
+            return lambda value, parent, step: self._stack.append((gc.get_referents(value)[0], parent, step))
+        if hasattr(cls, "__wrapped__") or "__wrapped__" in getattr(value, "__dict__", ()):
+            return self._wrapper
+        if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
+            return lambda value, parent, step: self._stack.append((referent(value), parent, step))
+        if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
+            return self._iterator if hasattr(cls, "__setstate__") and cls.__module__ == "builtins" else None
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            if isinstance(value, numpy.ndarray):
+                return self._array
+            if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+                return self._numpy_random
+        return None if is_outside(cls.__module__) and not issubclass(cls, BAGS) else self._object
+
+    def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
+        holder = Holder(kind, target, parent, step, style)
+        self.holders.append(holder)
+        return holder
+
+    def _push(self, holder: Holder, items: Iterable[tuple[Any, Any]]) -> None:
+        self._stack += [(value, holder, key) for key, value in items if type(value) not in _ATOMS]
+
+    def _dict(self, value: Any, parent: Holder | None, step: Any) -> None:
+        if value is vars(builtins):  # in which a capture replaces `print`
+            return
+        holder = self._hold(DICT, value, parent, step, "item")
+        if len(holder.before) <= _LARGE:
+            self._push(holder, holder.before.items())
+        if not is_outside(type(value).__module__):
+            self._object(value, parent, step)
+
+    def _list(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._sequence(LIST, value, parent, step)
+
+    def _deque(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._sequence(DEQUE, value, parent, step)
+
+    def _sequence(self, kind: Kind, value: Any, parent: Holder | None, step: Any) -> None:
+        holder = self._hold(kind, value, parent, step, "item")
+        if len(holder.before) <= _LARGE:
+            self._push(holder, enumerate(holder.before))
+        if not is_outside(type(value).__module__):
+            self._object(value, parent, step)
+
+    def _set(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._hold(SET, value, parent, step, "")
+        if not is_outside(type(value).__module__):
+            self._object(value, parent, step)
+
+    def _items(self, value: Any, parent: Holder | None, step: Any) -> None:
+        items = stored(value)
+        if len(items) <= _LARGE:
+            self._stack += [(item, parent, step) for item in items if type(item) not in _ATOMS]
+
+    def _cell(self, cell: Any, parent: Holder | None, step: Any) -> None:
+        holder = self._hold(CELL, cell, parent, step, "")
+        if holder.before is not ABSENT:
+            self._stack.append((holder.before, holder, step))
+
+    def _buffer(self, value: Any, parent: Holder | None, step: Any) -> None:
+        if memoryview(value).nbytes <= _MOST_BYTES:
+            self._hold(BUFFER, value, parent, step, "")
+
+    def _array(self, value: Any, parent: Holder | None, step: Any) -> None:
+        if value.nbytes <= _MOST_BYTES and value.flags.writeable and not value.dtype.hasobject:
+            self._hold(NUMBERS, value, parent, step, "")
+
+    def _random(self, value: Any, parent: Holder | None, step: Any) -> None:
+        if not isinstance(value, random.SystemRandom):
+            self._hold(RANDOM, value, parent, step, "")
+
+    def _numpy_random(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._hold(NUMPY_RANDOM, value, parent, step, "")
+
+    def _iterator(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._hold(ITERATOR, value, parent, step, "")
+
+    def _object(self, value: Any, parent: Holder | None, step: Any) -> None:
+        table = table_of(value)
+        if type(table) is dict:
+            self._seen[id(table)] = table
+            holder = self._hold(DICT, table, parent, step, "attr")
+            self._push(holder, holder.before.items())
+        cls = type(value)
+        self._stack.append((cls, None, cls.__name__))
+        if cls not in self._slots:
+            self._slots[cls] = bool(slots_of(cls))
+        if self._slots[cls]:
+            holder = self._hold(SLOTS, value, parent, step, "attr")
+            self._push(holder, holder.before.items())
+
+    def _wrapper(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._stack.append((getattr(value, "__wrapped__", None), parent, step))
+
+    def _partial(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._stack += [(item, parent, step) for item in (value.func, value.args, value.keywords)]
+
+    def _descriptor(self, value: Any, parent: Holder | None, step: Any) -> None:
+        for name in ("__func__", "fget", "fset", "func"):
+            self._stack.append((getattr(value, name, None), parent, step))
+
+    def _builtin(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._note_drawing(value, parent, step)
+        self._stack.append((used_up(value), parent, step))
+
+    def _note_drawing(self, value: Any, parent: Holder | None, step: Any) -> None:
+        """A function that draws from a generator, held by its name: `from random import random`."""
+        if parent is not None and parent.kind in (DICT, NAMESPACE) and isinstance(used_up(value), random.Random):
+            self.drawing.append((parent, step))
+
+    def _method(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._note_drawing(value, parent, step)
+        self._stack += [(value.__func__, None, value.__func__), (value.__self__, None, "self")]
+
+    def _function(self, function: Any, parent: Holder | None, step: Any) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._stack.append((cell, None, name))
+        if function.__dict__:
+            self._stack.append((function.__dict__, None, function.__name__))
+        if is_outside(function.__globals__.get("__name__", "")):
+            return
+        self._names |= _names(function.__code__)
+        self._namespace(function.__globals__, None, "", "name")
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            if defaults:
+                self._stack.append((defaults, None, f"default of {function.__name__}"))
+
+    def _module(self, module: Any, parent: Holder | None, step: Any) -> None:
+        if not is_outside(module.__name__):
+            self._namespace(vars(module), None, module.__name__, "attr")
+        elif module is random or module.__name__ in ("numpy", "numpy.random"):
+            spent = used_up(module if module is random else sys.modules["numpy.random"])
+            self._stack.append((spent, None, module.__name__))
+
+    def _namespace(self, table: dict[str, Any], parent: Holder | None, step: str, style: str) -> None:
+        if id(table) in self._seen:
+            return
+        self._seen[id(table)] = table
+        holder = self._hold(NAMESPACE, table, parent, step or None, style)
+        self._tables.append((holder.before, holder, set()))
+
+    def _class(self, cls: type, parent: Holder | None, step: Any) -> None:
+        for base in cls.__mro__:
+            if is_outside(base.__module__) or (id(base) in self._seen and base is not cls):
+                continue
+            self._seen[id(base)] = base
+            holder = self._hold(CLASS, base, None, base.__name__, "attr")
+            own = holder.before
+            done = {name for name, item in own.items() if isinstance(item, types.FunctionType) and name[:2] != "__"}
+            self._tables.append((own, holder, own.keys() - done))
+            self._push(holder, ((name, item) for name, item in own.items() if name not in done))

@@ -1,0 +1,231 @@
+"""The effect log: what a call does to tensors that the caller can see, in program order.
+
+The compiled forward is pure. A call replays these entries on the real tensors, one after the other. `ordered` makes the
+log of what was recorded, `with_graph` says where in it the forward runs: both are functions from log to log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+__all__ = [
+    "BumpVersion",
+    "Detach",
+    "Effect",
+    "InplaceView",
+    "MarkRequiresGrad",
+    "QueryGradFn",
+    "Recorded",
+    "RunGraph",
+    "TakeView",
+    "ViewStep",
+    "Write",
+    "ordered",
+    "with_graph",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view operator on the way from a base to an output. `call` is equal for outputs of one multi-output call."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    index: int | None
+    call: int
+    grad_enabled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effect:
+    """Base of all entries; `input` is the number of the input that it happens to."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeView(Effect):
+    """A view is taken that is returned, or that something happens to, before its memory or its base changes.
+
+    `of_plain`: the input did not require grad then, and does later. `first`: nothing in its memory had changed.
+    `is_late`: the input requires grad by now, as the graph was to see that: the view is to be as one taken before.
+    """
+
+    steps: tuple[ViewStep, ...]
+    path: str
+    of_plain: bool = False
+    first: bool = False
+    is_late: bool = False
+
+    def __str__(self) -> str:
+        return f"take view {self.path} of input {self.input}{_chain(self.steps)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MarkRequiresGrad(Effect):
+    """`requires_grad_()`, on the input or on the view of it that `steps` lead to."""
+
+    steps: tuple[ViewStep, ...] = ()
+
+    def __str__(self) -> str:
+        return f"requires_grad_() on input {self.input}{_chain(self.steps)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Detach(Effect):
+    """`detach_()`, or else `requires_grad_(False)`."""
+
+    in_place: bool = True
+
+    def __str__(self) -> str:
+        return f"{'detach_()' if self.in_place else 'requires_grad_(False)'} on input {self.input}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Write(Effect):
+    """The elements of an input, or of the view of it that `steps` lead to, become those of graph output `output`.
+
+    `differentiable`: it takes that one's history over, too. `counted`: the write moves the version counter (a write
+    through `.data` does not).
+    """
+
+    output: int
+    differentiable: bool
+    counted: bool = True
+    steps: tuple[ViewStep, ...] = ()
+
+    def __str__(self) -> str:
+        how = " with its history" if self.differentiable else "" if self.counted else ", no version moves"
+        return f"write output {self.output} to input {self.input}{_chain(self.steps)}{how}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InplaceView(Effect):
+    """The sizes of an input change in place: `op(input, *args)`, by `t_`, `squeeze_`, `resize_`."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    grad_enabled: bool
+
+    def __str__(self) -> str:
+        return f"{self.op} on input {self.input}{'' if self.grad_enabled else ' under no_grad'}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueryGradFn(Effect):
+    """PyTorch is asked for the `grad_fn` of a view, which it makes anew from the base as that is now."""
+
+    steps: tuple[ViewStep, ...] = ()
+
+    def __str__(self) -> str:
+        return f"query grad_fn of input {self.input}{_chain(self.steps)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BumpVersion(Effect):
+    """The version counter of an input moves though no element is written."""
+
+    def __str__(self) -> str:
+        return f"bump version of input {self.input}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunGraph(Effect):
+    """The compiled forward runs, in the autograd node where there is one."""
+
+    input: int = -1
+
+    def __str__(self) -> str:
+        return "run the graph"
+
+
+def _chain(steps: tuple[ViewStep, ...]) -> str:
+    return "".join(f", {step.op}" for step in steps)
+
+
+# -------------------------------------------------------------------- from log to log
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorded:
+    """An entry as it was recorded: when, by one sequence number, and in which memory."""
+
+    at: float
+    memory: Hashable
+    effect: Effect
+
+
+# What is done first of entries that commute.
+_RANK = {TakeView: 0, Detach: 1, Write: 2, InplaceView: 3, QueryGradFn: 4, BumpVersion: 6, MarkRequiresGrad: 7}
+
+
+def _rank(effect: Effect) -> int:
+    return 5 if isinstance(effect, Write) and effect.differentiable else _RANK[type(effect)]
+
+
+def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
+    """The log: program order within each memory; entries in memories of their own commute, and go by kind."""
+    waiting: dict[Hashable, list[Recorded]] = {}
+    for entry in sorted(recorded, key=lambda entry: (entry.at, _rank(entry.effect)), reverse=True):
+        waiting.setdefault(entry.memory, []).append(entry)
+    place = {id(entry): number for number, entry in enumerate(recorded)}
+    ready = [_ready(entries, place) for entries in waiting.values()]
+    heapq.heapify(ready)
+    log = []
+    while ready:
+        *_, memory = heapq.heappop(ready)
+        log.append(waiting[memory].pop().effect)
+        if waiting[memory]:
+            heapq.heappush(ready, _ready(waiting[memory], place))
+    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_on_the_way(e, log[at + 1]))
+
+
+def _is_on_the_way(effect: Effect, after: Effect) -> bool:
+    """Whether a view is taken anyway on the way to the one that comes next."""
+    if not isinstance(effect, TakeView) or not isinstance(after, TakeView) or effect.input != after.input:
+        return False
+    same = (effect.of_plain, effect.first) == (after.of_plain, after.first)
+    return same and after.steps[: len(effect.steps)] == effect.steps
+
+
+def _ready(entries: list[Recorded], place: dict[int, int]) -> tuple[int, int, Hashable]:
+    return _rank(entries[-1].effect), place[id(entries[-1])], entries[-1].memory
+
+
+def with_graph(
+    log: Sequence[Effect], taken: Collection[int], leaves: Collection[int], *, counts_first: bool
+) -> list[Effect]:
+    """The log with the place at which the forward runs.
+
+    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
+    so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
+    after the versions that move, too, and what comes before those.
+    """
+    detached: dict[int, int] = {}
+    marks: dict[int, int] = {}
+    for at, effect in enumerate(log):
+        if isinstance(effect, Detach):
+            detached.setdefault(effect.input, at)
+        elif not isinstance(effect, MarkRequiresGrad) or effect.steps:
+            continue
+        elif not (effect.input in detached and effect.input in leaves):
+            marks.setdefault(effect.input, at)
+    early = {at for index, at in marks.items() if index in taken}
+    again = {marks[index] for index, at in detached.items() if marks.get(index, -1) > at}
+    plain = [at for at, effect in enumerate(log) if isinstance(effect, TakeView) and effect.of_plain]
+    views = {at for at in plain if at < max(early, default=-1) and log[at].first}  # type: ignore[attr-defined]
+    counts = {at for at, effect in enumerate(log) if counts_first and isinstance(effect, BumpVersion)}
+    views |= {at for at, effect in enumerate(log) if at < max(counts, default=-1) and isinstance(effect, TakeView)}
+    late = {at for at in plain if at < marks.get(log[at].input, -1) and at < detached.get(log[at].input, len(log))}
+    late = {at for at in late - views if marks[log[at].input] in early}
+    after = [
+        dataclasses.replace(effect, is_late=True) if isinstance(effect, TakeView) and at in late else effect
+        for at, effect in enumerate(log)
+        if at not in (views | early | counts) - again
+    ]
+    return [*(log[at] for group in (views, early, counts) for at in sorted(group)), RunGraph(), *after]

@@ -1,0 +1,170 @@
+"""The effect log of a call, from what happened while it was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from ..._torch.tensors import history_of, is_marked, is_view
+from ...errors import UnsupportedMutationError
+from ...graph.effect_log import (
+    BumpVersion,
+    Detach,
+    Effect,
+    InplaceView,
+    MarkRequiresGrad,
+    QueryGradFn,
+    Recorded,
+    TakeView,
+    Write,
+    ordered,
+)
+from ...graph.signature import AliasOutput, OutputInfo
+from ..heap.event_log import Event, Happened
+from ..heap.inplace_detach import views_with_history
+from ..heap.records import InputRecord
+from ..recorder.recorder import Recorder
+from ..tape.gradient_paths import has_undefined_gradient
+from .analysis import Analysis
+from .steps import toggles
+
+__all__ = ["log_of"]
+
+_BETWEEN = 0.5  # right before or after what happened at some time
+
+
+def log_of(
+    recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord], whole: Sequence[InputRecord]
+) -> tuple[Effect, ...]:
+    """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
+    recorded = [*_views(analysis, records), *_marked_views(recorder, analysis, records)]
+    views: dict[Hashable, list[float]] = {}
+    for entry in recorded:
+        views.setdefault(entry.memory, []).append(entry.at)
+    for index, record in enumerate(records):
+        recorded += _changes(recorder, index, record, analysis, views.get(_memory(record), []))
+    for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
+        info = analysis.outputs[number]
+        if isinstance(info, AliasOutput) and info.input in analysis.detached and views_with_history([leaf]):
+            record = records[info.input]
+            detached = recorder.writes.log.of(record.stand_in, Happened.DETACHED)
+            at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
+            recorded.append(Recorded(at - _BETWEEN, _memory(record), QueryGradFn(info.input, info.steps)))
+    for write in analysis.updates:
+        record = (*records, *whole)[write.input]
+        recorded.append(Recorded(_written_at(recorder, write, record, analysis), _memory(record), write))
+    for index in analysis.counted:
+        storage = records[index].initial.storage
+        recorded.append(Recorded(storage.changed_at, id(storage), BumpVersion(index)))
+    return ordered(recorded)
+
+
+def _memory(record: InputRecord) -> int:
+    return id(record.initial.storage)
+
+
+def _views(analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
+    """The views that are taken before something changes, in the order of the outputs, and what is written to some."""
+    recorded = []
+    outputs: list[OutputInfo | None] = [*analysis.outputs]
+    outputs += [info.memory for info in analysis.outputs if isinstance(info, AliasOutput)]
+    for info in outputs:
+        if not isinstance(info, AliasOutput) or info.input is None or info.after_replacement:
+            continue
+        for count, step in enumerate(info.steps[: None if info.history is None else info.history_at], start=1):
+            early = analysis.early.get((info.input, step.call))
+            if early is None:
+                break
+            view = TakeView(info.input, info.steps[:count], info.path, early.of_plain, early.first)
+            recorded.append(Recorded(early.at, _memory(records[info.input]), view))
+        if info.history is not None:
+            write = Write(info.input, info.history, True, steps=info.steps[: info.history_at])
+            at = records[info.input].initial.storage.written_at
+            recorded.append(Recorded(at, _memory(records[info.input]), write))
+    return recorded
+
+
+def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
+    """`requires_grad_()` on views that are returned, or of which views are."""
+    recorded = []
+    aliases = [info for info in analysis.outputs if isinstance(info, AliasOutput) and not info.after_replacement]
+    for event in recorder.writes.log.events:
+        view = event.value.view
+        if event.what is not Happened.MARKED or view is None:
+            continue
+        for info in aliases:
+            at = [step.call == id(view.call) and step.index == view.index for step in info.steps]
+            if info.input is not None and any(at):
+                steps, memory = info.steps[: at.index(True) + 1], _memory(records[info.input])
+                recorded.append(Recorded(event.value.born, memory, TakeView(info.input, steps, info.path)))
+                recorded.append(Recorded(event.at, memory, MarkRequiresGrad(info.input, steps)))
+                break
+    return recorded
+
+
+def _changes(
+    recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[float]
+) -> list[Recorded]:
+    """What happens to an input itself, but for writes. `views`: when views are taken of its memory."""
+    memory, writes, stand_in = _memory(record), recorder.writes, record.stand_in
+    _check_epochs(recorder, record)
+    recorded = [Recorded(event.at, memory, _toggle(index, event)) for event in _toggles(recorder, record, views)]
+    if index in analysis.replaced:
+        return recorded
+    # A leaf that requires grad did not do so then, in eager.
+    is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
+    written = set() if analysis.replacements else analysis.written_dtypes()
+    for event in writes.log.of(stand_in, Happened.RESHAPED):
+        grad_enabled = event.grad_enabled and not is_leaf
+        change = InplaceView(index, event.op, event.args, tuple(event.kwargs.items()), grad_enabled)
+        if written and record.spec.dtype not in written:
+            # A view of another dtype takes up the history of its base, when asked, as it was taken.
+            recorded.append(Recorded(event.at - _BETWEEN, memory, QueryGradFn(index)))
+        recorded.append(Recorded(event.at, memory, change))
+    return recorded
+
+
+def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis: Analysis) -> float:
+    """When the last write is made: of elements before the sizes change, with a history after it."""
+    at = record.initial.storage.written_at
+    changes = [event.at for event in recorder.writes.log.of(record.stand_in, Happened.RESHAPED)]
+    if not changes or write.input in analysis.replaced:
+        return at
+    if write.differentiable and write.input not in analysis.first:
+        return max(at, changes[-1] + _BETWEEN)
+    return min(at, changes[0] - _BETWEEN)
+
+
+def _toggle(index: int, event: Event) -> Effect:
+    if event.what is Happened.MARKED:
+        return MarkRequiresGrad(index)
+    return Detach(index, in_place=event.what is Happened.DETACHED)
+
+
+def _toggles(recorder: Recorder, record: InputRecord, views: list[float]) -> list[Event]:
+    """The input is marked and detached, but for what nobody can see: nothing is taken of it in between."""
+    stand_in = record.stand_in
+    had_history = not (record.real.requires_grad and record.real.is_leaf)
+    kept: list[Event] = []
+    for event in toggles(recorder, record):
+        is_mark = event.what is Happened.MARKED
+        if kept and not any(kept[-1].at < at < event.at for at in views):
+            if (kept[-1].what is Happened.MARKED) is is_mark:
+                kept.pop()
+            elif not (is_mark and had_history):
+                kept.pop()
+                continue
+        kept.append(event)
+    if stand_in.requires_grad and history_of(stand_in) is not None and not has_undefined_gradient(history_of(stand_in)):
+        while kept and not any(kept[-1].at < at for at in views):
+            kept.pop()  # what is written takes the place of its history
+    return kept
+
+
+def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
+    stand_in = record.stand_in
+    is_leaf = not record.real.is_leaf and record.real.requires_grad and is_marked(stand_in)
+    if is_leaf and not is_view(record.real):
+        raise UnsupportedMutationError(
+            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` at "
+            f"{recorder.writes.where(stand_in)}, then `requires_grad_`): use a detached tensor of its own instead."
+        )

@@ -1,0 +1,113 @@
+"""The Python state round one run of a capture: as it was before, what the run wrote as effects, put back in the end."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedSideEffectError
+from ...frontend.call import FlatCall
+from ...frontend.expected import ABSENT
+from ...frontend.holders import CLASS, Holder
+from ...frontend.lifted import lifted_places
+from ...frontend.reads import Reads
+from ...frontend.tree import LEAF, Tree, flatten
+from ...frontend.user_state import UserState, forget_written
+from ...graph.python_effects import PythonWrite, SetAttribute
+from ..values.draws import wrapper_of
+from .python_writes import PythonWrites
+
+__all__ = ["PythonState"]
+
+
+class PythonState:
+    """What the function can reach, as it is before the run. `writes` and `spec` are known once it has run: the writes,
+    and the structure of the values that they write.
+    """
+
+    def __init__(self, call: FlatCall, name: str, reads: Reads, real_of: Callable[[Any], Any]) -> None:
+        self.call = call
+        self.name = name
+        self.reads = reads
+        self.real_of = real_of
+        self.before = UserState([(call.function, name), *zip(call.leaves, call.paths, strict=True)])
+        reads.lifted = {place.identity for place in lifted_places(call.function)}
+        self.writes: tuple[PythonWrite, ...] = ()
+        self.spec: Tree = LEAF
+        self._after: list[tuple[Holder, Any]] = []
+
+    def wrap_drawing(self) -> None:
+        """Let the functions of random generators that the user's code has by a name of its own be seen to draw."""
+        for holder, key in self.before.drawing:
+            original = holder.before[key]
+            dict.__setitem__(holder.target, key, wrapper_of(original, f"random.{original.__name__}"))
+
+    def outputs(self, result: Any) -> tuple[list[Any], list[str]]:
+        """The leaves of the written values, more outputs behind those of the result, and what people call them."""
+        if not self.call.python_effects:
+            return [], []
+        changed = self.before.changed()
+        self._after = [(holder, holder.kind.read(holder.target)) for holder in changed]
+        if not changed:
+            return [], []
+        found = PythonWrites(
+            self.name,
+            self.call.function,
+            self.before,
+            changed,
+            self.real_of,
+            result,
+            fills_caches=self.call.fills_caches,
+        )
+        self.writes = tuple(found.entries)
+        leaves, self.spec = flatten(found.values)
+        named = zip(found.paths, self.spec.children, strict=True)
+        return leaves, [path for name, child in named for path in child.paths(name)]
+
+    def settle(self) -> None:
+        """The run is over, its backward too: everything as it was before."""
+        if not self.call.python_effects:
+            return
+        seen = {id(holder): value for holder, value in self._after}
+        for holder in self.before.changed():
+            if not self._is_still(holder, seen.get(id(holder), holder.before)):
+                raise UnsupportedSideEffectError(
+                    f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
+                    "would not repeat. Do it outside of the hook or Function."
+                )
+        written = self.before.put_back()
+        forget_written(self.reads, self.before.holders)  # some hold again what they held: these were no changes
+        for holder in written:
+            if holder.kind is CLASS:  # who reads its attributes by way of `type(self)` is not seen
+                table = gc.get_referents(vars(holder.target))[0]
+                place = self.reads.place(table, "dict", holder.target.__name__, "attr")
+                for write in self.writes:
+                    if isinstance(write, SetAttribute) and write.target is holder.target:
+                        self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
+
+    def _is_still(self, holder: Holder, expected: Any) -> bool:
+        """Whether a holder has what it had, or stand-ins for that: `self.total += 1` sets a buffer to itself."""
+        if holder.kind.same(holder.target, expected):
+            return True
+        now = holder.kind.read(holder.target)
+        if isinstance(now, dict) and isinstance(expected, dict) and list(now) == list(expected):
+            return all(map(self._is_same, now.values(), expected.values()))
+        if isinstance(now, list) and isinstance(expected, list) and len(now) == len(expected):
+            return all(map(self._is_same, now, expected))
+        return False
+
+    def _is_same(self, now: Any, expected: Any) -> bool:
+        if now is expected:
+            return True
+        return isinstance(now, torch.Tensor) and self._real(now) is self._real(expected)
+
+    def _real(self, value: Any) -> Any:
+        real = self.real_of(value)
+        return value if real is None else real
+
+    def give_up(self) -> None:
+        """Everything as it was before: the function runs again, or in eager."""
+        self.before.put_back()

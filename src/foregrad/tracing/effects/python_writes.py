@@ -1,0 +1,258 @@
+"""The writes that a run made to the Python state of the user's program, found by comparing, as effects of the call.
+
+Values that a compiled call can make anew are tensors, numbers, constants and fresh containers of these; objects that
+were there before the call are written as they are. Anything else is refused by the name of its place.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import FakeTensor
+from ..._torch.symbols import is_symbolic
+from ...errors import EscapedTensorError, UnsupportedSideEffectError
+from ...frontend.expected import ABSENT, is_plain
+from ...frontend.holders import (
+    CELL,
+    CLASS,
+    DEQUE,
+    DICT,
+    ITERATOR,
+    LIST,
+    NAMESPACE,
+    NUMPY_RANDOM,
+    RANDOM,
+    SET,
+    SLOTS,
+    Holder,
+    is_import,
+)
+from ...frontend.lifted import StatePlace, stand_in_at
+from ...frontend.tree import flatten
+from ...frontend.user_state import UserState
+from ...graph.python_effects import (
+    AddToSet,
+    DeleteAttribute,
+    DeleteItem,
+    Kept,
+    PythonWrite,
+    RemoveFromSet,
+    SetAttribute,
+    SetCell,
+    SetItem,
+    SetItems,
+)
+from ..values.draws import is_wrapper
+
+__all__ = ["PythonWrites"]
+
+_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, torch.Generator, torch.Size)
+
+
+class PythonWrites:
+    """The writes of one run: `entries`, and the `values` that they write.
+
+    `fills_caches`: a place that was empty and holds a tensor now is refused (`EscapedTensorError`): the call runs
+    eagerly, and the next one finds it filled. `real_of(fake)` is the tensor from outside that a stand-in stands for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Any,
+        state: UserState,
+        changed: list[Holder],
+        real_of: Callable[[Any], Any],
+        result: Any,
+        *,
+        fills_caches: bool,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.state = state
+        self.real_of = real_of
+        self.fills_caches = fills_caches
+        self.entries: list[PythonWrite] = []
+        self.values: list[Any] = []
+        self.paths: list[str] = []
+        self._fresh = {id(container): container for container in _containers(result)}
+        for holder in changed:
+            find = _FINDERS.get(holder.kind)
+            if find is None:
+                what = "takes from" if holder.kind in (RANDOM, NUMPY_RANDOM, ITERATOR) else "changes in place"
+                raise UnsupportedSideEffectError(
+                    f"`{name}` {what} {holder.name() or 'an object'} (a {type(holder.target).__name__}), which a "
+                    "compiled call would not repeat. Do that before the call and pass what it gives."
+                )
+            find(self, holder)
+
+    # ---------------------------------------------------------------- kinds of holders
+
+    def table(self, holder: Holder) -> None:
+        now, before = holder.kind.read(holder.target), holder.before
+        kept = [key for key in before if key in now]
+        in_place = [*kept, *(key for key in now if key not in before)]
+        # Items that were taken out and put in again are last: those behind the first of them are written anew.
+        same = next((i for i, (a, b) in enumerate(zip(in_place, now, strict=True)) if a is not b), len(now))
+        moved = set(list(now)[same:])
+        gone = [key for key in before if key not in now or key in moved]
+        written = [key for key in now if key in moved or self._is_written(holder, key, now[key])]
+        if len(now) != len(before) and holder.style == "item":
+            self._check_growth(holder, [now[key] for key in written])
+        is_dict = holder.kind in (DICT, NAMESPACE)
+        for key in gone:
+            self.entries.append((DeleteItem if is_dict else DeleteAttribute)(holder.target, holder.path(key), key))
+        for key in written:
+            path, value = holder.path(key), now[key]
+            if value is ABSENT:  # of a slot
+                self.entries.append(DeleteAttribute(holder.target, path, key))
+                continue
+            at = self._add(value, path, before.get(key, ABSENT))
+            counts = _is_number(before.get(key)) and _is_number(value)
+            self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
+
+    def _is_written(self, holder: Holder, key: Any, value: Any) -> bool:
+        before = holder.before.get(key, ABSENT)
+        if value is before or self._stands_for(value, before) or self._is_lifted(value, holder, key):
+            return False
+        if is_wrapper(value):
+            return False
+        # A namespace that gets a module, a class or a function: an import, or something of ours.
+        return not (holder.kind is NAMESPACE and before is ABSENT and is_import(value))
+
+    def _is_lifted(self, value: Any, holder: Holder, key: Any) -> bool:
+        """Whether it is the symbolic number that stands for what was there."""
+        return is_symbolic(value) and value is stand_in_at(
+            self.function, StatePlace("", holder.target, key, "").identity
+        )
+
+    def _stands_for(self, value: Any, before: Any) -> bool:
+        return isinstance(value, FakeTensor) and before is not None and self.real_of(value) is before
+
+    def cell(self, holder: Holder) -> None:
+        now = holder.kind.read(holder.target)
+        if self._stands_for(now, holder.before) or self._is_lifted(now, holder, "cell_contents"):
+            return
+        value = None if now is ABSENT else self._add(now, holder.name(), holder.before)
+        counts = _is_number(now) and _is_number(holder.before)
+        self.entries.append(SetCell(holder.target, holder.name(), value, counts=counts))
+
+    def sequence(self, holder: Holder) -> None:
+        now, before = list(holder.kind.read(holder.target)), holder.before
+        now = [
+            before[i] if i < len(before) and self._stands_for(item, before[i]) else item for i, item in enumerate(now)
+        ]
+        start = 0
+        while start < min(len(now), len(before)) and now[start] is before[start]:
+            start += 1
+        if start == len(now) == len(before):
+            return
+        if len(now) != len(before):
+            self._check_growth(holder, now[start:])
+        former = {id(item): -1 - i for i, item in reversed(list(enumerate(before)))}
+        start = 0 if holder.kind is DEQUE else start
+        items = []
+        for i, item in enumerate(now[start:], start):
+            known = former.get(id(item)) if not is_plain(item) else None
+            items.append(known if known is not None else self._add(item, f"{holder.name()}[{i}]", ABSENT))
+        self.entries.append(SetItems(holder.target, holder.name(), start, tuple(items)))
+
+    def set_(self, holder: Holder) -> None:
+        now, before = holder.kind.read(holder.target), holder.before
+        known, left = {id(item) for item in before}, {id(item) for item in now}
+        removed = [item for item in before if id(item) not in left]
+        added = [item for item in now if id(item) not in known]
+        self._check_growth(holder, added)
+        for kind, items in ((RemoveFromSet, removed), (AddToSet, added)):
+            for item in items:
+                self.entries.append(kind(holder.target, holder.name(), self._add(item, holder.name(), ABSENT)))
+
+    # ---------------------------------------------------------------- values
+
+    def _check_growth(self, holder: Holder, written: list[Any]) -> None:
+        """A container that has another length after each call is another one for each: no graph is right twice."""
+        if self.fills_caches and (not holder.before or any(map(_has_tensors, written))):
+            self._refuse_fill(holder.name())
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` changes how many items {holder.name() or 'a container'} has, which a compiled call would "
+            "not repeat. Return what it adds, or add it outside."
+        )
+
+    def _refuse_fill(self, path: str) -> None:
+        raise EscapedTensorError(
+            f"`{self.name}` fills {path}, where it had looked before. A compiled call would not do so. Fill caches "
+            "before the first call, keep a state in a buffer and write to that in place, or return the tensor."
+        )
+
+    def _add(self, value: Any, path: str, old: Any) -> int:
+        if self.fills_caches and (old is ABSENT or old is None) and not is_plain(value) and not is_symbolic(value):
+            self._refuse_fill(path)
+        self.values.append(self._encoded(value, path))
+        self.paths.append(path)
+        return len(self.values) - 1
+
+    def _encoded(self, value: Any, path: str) -> Any:
+        """The value with `Kept` in the place of objects that stay what they are."""
+        if isinstance(value, FakeTensor) and value.is_leaf and value.requires_grad and self.real_of(value) is None:
+            self._refuse(value, path, "with a gradient of its own that it made")
+        if isinstance(value, torch.Tensor) or is_plain(value) or is_symbolic(value):
+            return value
+        if self.state.knows(value) or isinstance(value, _CONSTANT):
+            return Kept(value)
+        if id(value) in self._fresh and not isinstance(value, tuple):
+            self._refuse(value, path, "which it leaves in two places")
+        self._fresh[id(value)] = value
+        cls = type(value)
+        if cls in (list, tuple):
+            return cls(self._encoded(item, f"{path}[{i}]") for i, item in enumerate(value))
+        if cls in (dict, collections.OrderedDict):
+            return cls((key, self._encoded(item, f"{path}[...]")) for key, item in value.items())
+        leaves, tree = flatten(value)
+        if tree.kind == "leaf" or not all(isinstance(leaf, torch.Tensor) or is_plain(leaf) for leaf in leaves):
+            self._refuse(value, path, "that it made")
+        return value
+
+    def _refuse(self, value: Any, path: str, what: str) -> None:
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` leaves a {_kind_of(value)} {what} in {path}; a compiled call can't make "
+            "another one. Keep tensors, numbers, and lists, tuples and dicts of these there, or make it outside."
+        )
+
+
+_FINDERS = {
+    DICT: PythonWrites.table,
+    NAMESPACE: PythonWrites.table,
+    SLOTS: PythonWrites.table,
+    CLASS: PythonWrites.table,
+    CELL: PythonWrites.cell,
+    LIST: PythonWrites.sequence,
+    DEQUE: PythonWrites.sequence,
+    SET: PythonWrites.set_,
+}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or is_symbolic(value)
+
+
+def _kind_of(value: Any) -> str:
+    return "tensor" if isinstance(value, FakeTensor) else type(value).__qualname__
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in flatten(value)[0])
+
+
+def _containers(value: Any, depth: int = 8) -> list[Any]:
+    """The mutable containers in a result."""
+    found = [value] if isinstance(value, (list, dict)) else []
+    if depth and isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            found += _containers(item, depth - 1)
+    return found

@@ -1,0 +1,148 @@
+"""Hooks that a function puts on its own tensors and that are still there when it returns these.
+
+In eager such a hook runs before whatever the caller does with the gradient of that result: `.grad`, a later hook,
+`torch.autograd.grad` by it. Traced into the backward, it would run after. So where a hook needs nothing of the run,
+each call puts it on the real result. Where it does, the hook is traced, and the gradient of that result can not be
+watched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import FakeTensor
+from ..._torch.tensors import history_of
+from ...errors import UnsupportedSideEffectError
+from ...graph.signature import AliasOutput, OutputInfo
+from ..tape.gradient_paths import passed_through
+from .analysis import Analysis
+
+__all__ = ["OwnHooks"]
+
+_PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.layout, types.ModuleType)
+_DEEPEST = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Registered:
+    """A hook of a tensor: its key in the tensor's table, the tensor's history by then."""
+
+    tensor: torch.Tensor
+    hook: Any
+    key: int
+    history: Any
+
+
+class OwnHooks:
+    """The hooks that one run registered on its own tensors, in their order.
+
+    `on_results`: (position among the results, hook) for each call to put there. `inside`: results with traced hooks.
+    """
+
+    def __init__(self) -> None:
+        self._registered: list[_Registered] = []
+        self.on_results: list[tuple[int, Callable[..., Any]]] = []
+        self.inside: list[int] = []
+
+    def __bool__(self) -> bool:
+        """Whether the backward runs hooks of the function's."""
+        return bool(self._registered)
+
+    def note(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
+        """`tensor.register_hook(hook)` gave `handle`."""
+        self._registered.append(_Registered(tensor, hook, handle.id, history_of(tensor)))
+
+    def settle(
+        self,
+        name: str,
+        function: Any,
+        results: Sequence[Any],
+        analysis: Analysis,
+        known: Collection[int],
+        *,
+        live: bool,
+    ) -> None:
+        """Decide for each hook, before the backward is traced; `known`: ids of results that are inputs.
+
+        `live`: calls can put hooks on their results.
+        """
+        if not self._registered:
+            return
+        positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
+        fakes = [fake for fake in analysis.fakes if fake is not None]
+        passed, passed_aliases = passed_through(fakes, analysis.aliases)
+        interior = {id(fakes[at]) for at, _ in passed} | {id(results[at]) for at, _ in passed_aliases}
+        outside = _outside(function)
+        for key, at in positions.items():
+            hooks = [r for r in self._registered if r.tensor is results[at] and _is_there(r)]
+            if not hooks or key in known:
+                continue
+            if live and key not in interior and all(_needs_nothing(r.hook, outside) for r in hooks):
+                self.on_results += ((at, r.hook) for r in hooks)
+                for registered in hooks:
+                    del registered.tensor._backward_hooks[registered.key]  # type: ignore[union-attr]
+                    self._registered.remove(registered)
+            else:
+                _check_view(name, analysis.outputs[at])
+                self.inside.append(at)
+
+
+def _check_view(name: str, info: OutputInfo) -> None:
+    if isinstance(info, AliasOutput):
+        raise UnsupportedSideEffectError(
+            f"`{name}` puts a hook on the view {info.path} that it returns, which computes with tensors of the "
+            "function, or other results are computed from that view. Return a copy of the view, or put the hook "
+            "on what the function returns."
+        )
+
+
+def _is_there(registered: _Registered) -> bool:
+    """Whether the hook was not removed, and is still one of the tensor's: a write in place leaves it with what was."""
+    hooks = registered.tensor._backward_hooks
+    return hooks is not None and registered.key in hooks and history_of(registered.tensor) is registered.history
+
+
+def _outside(function: Any) -> frozenset[int]:
+    """The ids of what a function closes over, with the functions among that: cells, contents, objects of methods."""
+    found: dict[int, Any] = {}
+    waiting = [function]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found:
+            continue
+        found[id(value)] = value
+        if isinstance(value, types.CellType):
+            waiting += [value.cell_contents] if value != types.CellType() else []
+        elif isinstance(value, (types.FunctionType, types.MethodType)):
+            waiting += [*(value.__closure__ or ()), getattr(value, "__self__", None)]
+    return frozenset(found)
+
+
+def _needs_nothing(value: Any, outside: frozenset[int], depth: int = 0) -> bool:
+    """Whether a hook, or what it holds, holds nothing that the run made: tensors, symbolic numbers, lists."""
+    if isinstance(value, FakeTensor) or depth > _DEEPEST:
+        return False
+    if id(value) in outside or isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module)):
+        return True
+    held: Iterable[Any]
+    if isinstance(value, types.FunctionType):
+        cells = [cell for cell in value.__closure__ or () if id(cell) not in outside]
+        cells = [cell.cell_contents for cell in cells if cell != types.CellType()]
+        held = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    elif isinstance(value, functools.partial):
+        held = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        held = (value.__self__, value.__func__)
+    elif isinstance(value, types.BuiltinFunctionType):
+        held = (value.__self__,)
+    elif isinstance(value, tuple):
+        held = value
+    else:
+        return type(value).__module__ == "torch._ops"  # an operator
+    return all(_needs_nothing(item, outside, depth + 1) for item in held)

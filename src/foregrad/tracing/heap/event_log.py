@@ -1,0 +1,62 @@
+"""One time axis: when each view was taken, and what happened to tensors in place, by one sequence number."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .alias import Value
+
+__all__ = ["Event", "EventLog", "Happened", "now"]
+
+now = itertools.count(1).__next__
+"""The next sequence number: of a view that is taken, of something that happens in place."""
+
+
+class Happened(enum.Enum):
+    """What happened to a tensor in place, but for writes of its elements."""
+
+    MARKED = enum.auto()  # `requires_grad_()`
+    UNMARKED = enum.auto()  # `requires_grad_(False)`
+    DETACHED = enum.auto()
+    RESHAPED = enum.auto()  # sizes or strides
+    DATA = enum.auto()  # `.data = ...`
+    SET = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """It happened to the tensor with this id, which was `value` until then, at the time `at`."""
+
+    at: int
+    what: Happened
+    tensor: int
+    value: Value
+    op: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    grad_enabled: bool = True
+
+
+class EventLog:
+    """`events`: what happened to tensors, in program order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def note(self, what: Happened, tensor: torch.Tensor, value: Value, *call: Any) -> int:
+        """Note what happens to a tensor, which is `value`: when. `call`: operator, arguments, keywords, grad mode."""
+        self.events.append(Event(now(), what, id(tensor), value, *call))
+        return self.events[-1].at
+
+    def of(self, tensor: torch.Tensor, *kinds: Happened) -> list[Event]:
+        return [event for event in self.events if event.tensor == id(tensor) and event.what in kinds]
+
+    def has_moved(self) -> bool:
+        """Whether sizes, or memory, of some tensor changed in place."""
+        return any(event.what in (Happened.RESHAPED, Happened.DATA, Happened.SET) for event in self.events)

@@ -1,0 +1,38 @@
+"""What a capture is to do, and what its runs learn for the next run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+__all__ = ["Learned", "Options"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """See `capture_call`, which takes them by these names."""
+
+    name: str
+    decompositions: Mapping[Any, Callable[..., Any]]
+    higher_order: bool
+    around: Callable[[], AbstractContextManager[Any]]
+    live_hooks: bool
+    keeps_effects_of_errors: bool
+    refuses_output: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Learned:
+    """What makes the next run another one.
+
+    `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `replays_views`: autograd replays
+    the operators that made views; it does not once the sizes of tensors with gradients change in place.
+    """
+
+    shared_bases: set[int] = dataclasses.field(default_factory=set)
+    whole: set[int] = dataclasses.field(default_factory=set)
+    viewed: set[int] = dataclasses.field(default_factory=set)
+    late: set[int] = dataclasses.field(default_factory=set)
+    replays_views: bool = True

@@ -1,0 +1,222 @@
+"""The trace: the tape that is being written, and which of its entries each tensor of the program stands for."""
+
+from __future__ import annotations
+
+import abc
+import operator
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
+from ..._torch.fakes import FakeTensor, FakeTensorMode, fake_device, new_fake
+from ..._torch.symbols import map_symbolic
+from ...errors import InternalError, UnsupportedLayoutError
+from ...graph.meta import TensorSpec
+from ..heap.alias import Value
+from ..kernels.plans import PLAIN, draws_nothing
+from ..tape.opinfo import MAYBE_UNDEFINED, item_or_empty
+from ..tape.origin import Made, Origins, user_line
+from ..tape.tape import Entry, Tape
+from ..values.constants import evaluate_entry, is_constant
+from ..values.decisions import Decisions
+
+__all__ = ["Trace"]
+
+aten = torch.ops.aten
+
+
+class Trace(abc.ABC):
+    """Writes entries onto `tape`; `values` maps the id of each fake tensor seen to its `Value`.
+
+    `in_backward`: the backward is being recorded. `recompute`: the tag of the checkpointed region that is.
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode, origins: Origins) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.origins = origins
+        self.tape = Tape()
+        self.values: dict[int, Value] = {}
+        self.in_backward = False
+        self.recompute: Any = None
+        self.original: Any = None  # the outermost operator that is being decomposed
+        self.decisions: Decisions
+
+    @abc.abstractmethod
+    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator on fakes, recording nothing."""
+
+    # ---------------------------------------------------------------- entries
+
+    def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry:
+        """Append an operator to the tape, noting where it comes from."""
+        numbers = self.decisions.numbers
+        if numbers.made:
+            args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
+        entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs)
+        entry.has_effect = is_random and not draws_nothing(target, args)
+        entry.is_backward = self.in_backward
+        entry.recompute = self.recompute
+        entry.origin, entry.sequence_nr, entry.original = self.made()
+        return self.tape.append(entry)
+
+    def emit(self, target: Any, *args: Any, kwargs: Any = None, spec: Any = None) -> Entry:
+        """An operator that functionalization adds; `args` are entries and plain values."""
+        entry = self.entry(target, args, kwargs or {}, False)
+        if spec is None:
+            if target is operator.getitem:
+                assert isinstance(args[0].spec, tuple)
+                spec = args[0].spec[args[1]]
+            else:
+                out = self.run_fake(target, self._fakes_of(args), self._fakes_of(kwargs or {}))
+                spec = self.specs_of(out)
+        entry.spec = spec
+        return entry
+
+    def emit_number(self, target: Any, *args: Any, **_: Any) -> Entry:
+        """An operator that gives a plain number."""
+        return self.entry(target, args, {}, is_random=False)
+
+    def bind_results(self, entry: Entry, out: Any, specs: Any = None) -> Any:
+        """Make `entry` stand for `out`: a tensor, or several through getitem. `specs`: theirs, where known."""
+        if isinstance(out, torch.Tensor):
+            if id(out) not in self.values:
+                entry.spec = spec = specs or self.spec_of(out)
+                self.values[id(out)] = Value(out, entry, spec)
+        elif isinstance(out, (list, tuple)):
+            entry.spec = tuple(
+                spec or self.specs_of(t) for t, spec in zip(out, specs or [None] * len(out), strict=True)
+            )
+            for index, item in enumerate(out):
+                if isinstance(item, (list, tuple)):
+                    self.bind_results(self.entry(operator.getitem, (entry, index), {}, False), item)
+                if isinstance(item, torch.Tensor) and id(item) not in self.values:
+                    take = item_or_empty if index in MAYBE_UNDEFINED.get(entry.target, ()) else operator.getitem
+                    part = self.entry(take, (entry, index), {}, False)
+                    part.spec = entry.spec[index]
+                    self.values[id(item)] = Value(item, part, entry.spec[index])
+        return out
+
+    def constant(self, tensor: torch.Tensor) -> FakeTensor:
+        """A tensor whose contents are part of the program, as `torch.tensor([1, 2])` makes."""
+        spec = TensorSpec.of(tensor)
+        entry = Entry(None, spec=spec)
+        entry.constant = entry.value = tensor
+        self.tape.append(entry)
+        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        self.values[id(fake)] = Value(fake, entry, spec)
+        return fake
+
+    def zeros(self, zero: torch.Tensor, device: torch.device) -> FakeTensor:
+        """What stands for a tensor of zeros without memory, as derivatives of derivatives bring in."""
+        spec = TensorSpec(tuple(zero.shape), zero.stride(), zero.dtype, device)
+        entry = self.emit(aten.zeros.default, list(spec.shape), kwargs={"dtype": spec.dtype, "device": device})
+        fake = self.fake_of(entry.spec)  # type: ignore[arg-type]
+        self.values[id(fake)] = Value(fake, entry, entry.spec)  # type: ignore[arg-type]
+        return fake
+
+    # ---------------------------------------------------------------- where the program is
+
+    def made(self) -> Made:
+        """Where the user's program is (the backward is nowhere in it), the autograd node: its sequence number, and the
+        operator that is being decomposed.
+        """
+        if self.in_backward:
+            node = current_autograd_node()
+            number = None if node is None else sequence_nr_of(node)
+            if number in self.tape.origins and torch.is_grad_enabled():  # a derivative of it is of its line
+                self.tape.origins.setdefault(next_sequence_nr() - 1, self.tape.origins[number])
+            return None, number, self.original
+        origin, number = self.origins.here(), next_sequence_nr() - 1
+        self.tape.origins.setdefault(number, origin)
+        return origin, number, self.original
+
+    def where(self) -> str:
+        """The user's line that runs, or whose derivative does."""
+        origin, number, _ = self.made()
+        if not self.in_backward:
+            return user_line(origin)
+        forward = None if number is None else self.tape.origins.get(number)
+        return f"the backward of {user_line(forward)}"
+
+    # ---------------------------------------------------------------- from tensors to entries
+
+    def to_entries(self, value: Any) -> Any:
+        """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
+        cls = type(value)
+        if cls is FakeTensor or isinstance(value, torch.Tensor):
+            return self.value_of(value).read(self.emit)
+        if cls in PLAIN:
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self.to_entries(item) for item in value] if cls is list else tuple(map(self.to_entries, value))
+        if isinstance(value, dict):
+            return {key: self.to_entries(item) for key, item in value.items()}
+        return value
+
+    def tensor_entry(self, value: Any) -> Entry:
+        """An argument's entry; of a number, that of the tensor which PyTorch makes of it: `x.copy_(1)`."""
+        if isinstance(value, Entry):
+            return value
+        kinds = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+        dtype = kinds.get(type(value)) or (torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
+        return self.emit(aten.scalar_tensor.default, value, kwargs={"dtype": dtype, "device": torch.device("cpu")})
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        value = self.values.get(id(tensor))
+        if value is None:
+            raise InternalError(
+                f"a tensor {TensorSpec.of(tensor)} that no recorded operator made was used at "
+                f"{user_line(self.origins.here())}"
+            )
+        return value
+
+    def contents(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor of what is in `tensor`, in every call that the graph is right for."""
+        entry = self.value_of(tensor).read(self.emit)
+        if is_constant(entry):
+            with plain_execution():
+                constant: torch.Tensor = evaluate_entry(entry)
+                return constant
+        return self.decisions.contents(entry, self.where(), self.emit_number)
+
+    # ---------------------------------------------------------------- from entries to fakes
+
+    def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
+        if tensor.layout is not torch.strided:
+            raise UnsupportedLayoutError(
+                f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. "
+                "Only strided tensors can be compiled: call .to_dense() first, or keep that part outside."
+            )
+        return TensorSpec.of(tensor, fake_device(tensor))
+
+    def specs_of(self, out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            return self.spec_of(out)
+        if isinstance(out, (list, tuple)):
+            return tuple(self.specs_of(item) for item in out)
+        return None
+
+    def fake_of(self, spec: TensorSpec) -> FakeTensor:
+        return new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+
+    def _fakes_of(self, value: Any) -> Any:
+        if isinstance(value, Entry):
+            if isinstance(value.spec, tuple):
+                return tuple(self.fake_of(s) if s is not None else None for s in value.spec)
+            return self.fake_of(value.spec)  # type: ignore[arg-type]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._fakes_of(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._fakes_of(item) for key, item in value.items()}
+        return value
+
+    def fakes_like(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.fake_of(TensorSpec.of(value))
+        if isinstance(value, TensorSpec):
+            return self.fake_of(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self.fakes_like(item) for item in value)
+        return value

@@ -1,0 +1,158 @@
+"""The recorded prefix of a tape, run on the real arguments as far as the capture must know values.
+
+Random operators of the prefix run once, in their order, on generators forked when the capture began: they draw the
+numbers that the compiled call is going to draw, and the program's own generators stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..._torch.dispatch import default_generator, plain_execution
+from ..._torch.fakes import FakeTensor
+from ..._torch.generators import drawing_from
+from ..._torch.symbols import concrete, map_symbolic
+from ...graph.effects import CheckFailed
+from ...graph.meta import TensorSpec
+from ..tape.tape import Entry, Tape, entries_in, map_entries
+
+if TYPE_CHECKING:
+    from ..kernels.checks import Check, Checks
+
+__all__ = ["Prefix", "UnknownValue", "generators_drawn_from"]
+
+
+class UnknownValue(Exception):  # noqa: N818
+    """Says what is missing; never leaves `Decisions`."""
+
+
+class Prefix:
+    """The tape, run on the real arguments as far as anybody asked."""
+
+    def __init__(self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None]) -> None:
+        self.tape = tape
+        self.real_of = real_of
+        self.values: dict[int, Any] = {}
+        self.at = 0  # up to here, every random operator has run
+        self.checks: Checks | None = None
+        self.checked = 0  # up to here, every check has been made
+        self.failed: CheckFailed | None = None
+        self.forks: dict[torch.Generator, torch.Generator] = {}
+
+    def value(self, entry: Entry) -> Any:
+        with plain_execution():
+            entries = self.tape.entries
+            while self.at < len(entries):
+                if entries[self.at].has_effect:
+                    self._run(entries[self.at])
+                self.at += 1
+            if self.checks is not None:
+                self._check(self.checks.made)
+            return self._run(entry)
+
+    def _check(self, made: list[Check]) -> None:
+        """Raise where eager has raised before the value is read: what follows is none of this call's."""
+        while self.checked < len(made):
+            check = made[self.checked]
+            self.checked += 1
+            if check.in_backward or not check.info(lambda _: None).only_raises:
+                continue
+            try:
+                for entry in check.entries():
+                    self._run(entry)
+                check.op(*map_entries(check.args, self._known), **map_entries(check.kwargs, self._known))
+            except UnknownValue:
+                continue
+            except Exception as error:
+                self.failed = CheckFailed(error)
+                raise self.failed from None
+
+    def known(self, entry: Entry) -> Any:
+        """A value that need not be computed; None for others."""
+        return None
+
+    def _run(self, entry: Entry) -> Any:
+        values = self.values
+        stack: list[tuple[Entry, bool]] = [(entry, False)]
+        while stack:
+            current, ready = stack.pop()
+            if id(current) in values:
+                continue
+            found = None if ready else self.known(current)
+            if found is not None:
+                values[id(current)] = found
+            elif ready:
+                values[id(current)] = self._call(current)
+            elif current.target is None:
+                values[id(current)] = self._leaf(current)
+            else:
+                stack.append((current, True))
+                stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
+        return values[id(entry)]
+
+    def _leaf(self, entry: Entry) -> torch.Tensor:
+        if entry.constant is not None:
+            constant: torch.Tensor = entry.constant
+            return constant
+        real = self.real_of(entry)
+        if real is None:
+            raise UnknownValue("a gradient that comes in from outside (it is read in the backward)")
+        if isinstance(real, FakeTensor):
+            raise UnknownValue("the contents of a fake tensor, which has none")
+        return real
+
+    def _call(self, entry: Entry) -> Any:
+        assert entry.target is not None
+        args = map_symbolic(map_entries(entry.args, self._known), concrete)
+        kwargs = map_symbolic(map_entries(entry.kwargs, self._known), concrete)
+        if not entry.has_effect:
+            return entry.target(*args, **kwargs)
+        generators = _generators(entry)
+        if len(generators) == 1:
+            fork = self._fork_of(generators[0])
+            draw = drawing_from(entry.target, fork)
+            if draw is not None:
+                return draw(*args, **kwargs)
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:  # this operator is known to draw from no other
+            generator.set_state(self._fork_of(generator).get_state())
+        try:
+            return entry.target(*args, **kwargs)
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                self._fork_of(generator).set_state(generator.get_state())
+                generator.set_state(state)
+
+    def _fork_of(self, generator: torch.Generator) -> torch.Generator:
+        """A generator that draws what `generator` will draw in the call."""
+        fork = self.forks.get(generator)
+        if fork is None:
+            fork = self.forks[generator] = generator.clone_state()
+        return fork
+
+    def _known(self, entry: Entry) -> Any:
+        return self.values[id(entry)]
+
+
+def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
+    """The generators that the random operators among `entries` move."""
+    found = {generator: None for entry in entries if entry.has_effect for generator in _generators(entry)}
+    return tuple(found)
+
+
+def _generators(entry: Entry) -> list[torch.Generator]:
+    given = [v for v in (*entry.args, *entry.kwargs.values()) if isinstance(v, torch.Generator)]
+    if given:
+        return given
+    return [default_generator(device) for device in dict.fromkeys(_devices(entry.spec))]
+
+
+def _devices(spec: Any) -> Iterator[torch.device]:
+    if isinstance(spec, TensorSpec):
+        yield spec.device
+    elif isinstance(spec, (tuple, list)):
+        for item in spec:
+            yield from _devices(item)

@@ -1,0 +1,85 @@
+"""Processes killed at random moments while they compile, read and write leave no torn entry, and no wrong one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.cache.store import Store
+from tests.cache import kept
+
+ROUNDS = 200
+
+
+def program(constant):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    return foregrad.compile(lambda x: (model(x).sin() * constant).sum(), backend="kept")
+
+
+def results():
+    """Of a few programs, compiled one after the other."""
+    found = []
+    for constant in (2.0, 3.0, 4.0):
+        torch.manual_seed(0)
+        run, x = program(constant), torch.randn(3, 4, requires_grad=True)
+        y = run(x)
+        y.backward()
+        found += [y.item(), *x.grad.flatten().tolist()]
+    return found
+
+
+def _child(folder, connection):
+    kept.PREPARED.clear()
+    with foregrad.config.override(cache_dir=folder):
+        found = results()
+    if connection is not None:
+        connection.send((found, len(kept.PREPARED)))
+
+
+def finished(context, folder):
+    """What a child that nobody kills computes, how often the backend's passes were asked for, and its seconds."""
+    ours, theirs = context.Pipe(duplex=False)
+    process, began = context.Process(target=_child, args=(folder, theirs)), time.perf_counter()
+    process.start()
+    assert ours.poll(300)
+    found, prepared = ours.recv()
+    process.join()
+    return found, prepared, time.perf_counter() - began
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
+def test_200_children_killed_while_they_compile(tmp_path):
+    context, chance, folder = multiprocessing.get_context("fork"), random.Random(0), str(tmp_path / "cache")
+    store = Store(folder, 1 << 30)
+    with foregrad.config.override(cache=False):
+        plain = results()
+    first = finished(context, folder)
+    second = finished(context, folder)
+    assert first[:2] == (plain, 3)
+    assert second[:2] == (plain, 0)
+    looked_at, killed = 0, 0
+    for number in range(ROUNDS):
+        if chance.random() < 0.5:
+            store.clear()
+        process = context.Process(target=_child, args=(folder, None))
+        process.start()
+        time.sleep(chance.uniform(0, 1.1 * first[2]))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+        entries = store.entries()
+        looked_at += len(entries)
+        assert [entry.fault for entry in entries] == [None] * len(entries)
+        if number % 20 == 19:
+            assert finished(context, folder)[0] == plain
+    assert killed > ROUNDS / 2
+    assert looked_at > ROUNDS / 4
+    assert finished(context, folder)[:2] == (plain, 0)

@@ -1,0 +1,100 @@
+"""A second process has from the cache what the first one worked out, and computes the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from foregrad._torch.inductor import cpp_compiler_found
+from foregrad.cache.store import Store
+from tests.cache.warm import PROGRAMS
+
+HERE = pathlib.Path(__file__).parent
+
+
+def start(name, backend, folder, *, seed="0", **more):
+    environment = {
+        **os.environ,
+        "FOREGRAD_CACHE_DIR": str(folder),
+        "PYTHONHASHSEED": seed,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent.parent), *sys.path])),
+        **more,
+    }
+    command = [sys.executable, "-m", "tests.cache.warm", name, backend]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def told_by(process):
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
+def without_cache(name, backend):
+    return told_by(start(name, backend, "", FOREGRAD_CACHE="0"))[0]
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "through_dynamo"])
+def test_the_second_process_prepares_nothing(name, tmp_path):
+    plain = without_cache(name, "kept")
+    assert plain["prepared"] > 0
+    first, _ = told_by(start(name, "kept", tmp_path / "cache", seed="1"))
+    assert first == plain
+    second, said = told_by(start(name, "kept", tmp_path / "cache", seed="2"))
+    assert second == {**plain, "prepared": 0}
+    assert said == ""
+
+
+def test_another_process_after_the_entries_are_damaged(tmp_path):
+    plain = without_cache("twice", "kept")
+    told_by(start("twice", "kept", tmp_path / "cache"))
+    entries = Store(str(tmp_path / "cache"), 1 << 30).entries()
+    assert entries
+    for entry in entries:
+        with open(entry.path, "r+b") as file:
+            file.seek(entry.nbytes // 2)
+            file.write(b"??")
+    found, said = told_by(start("twice", "kept", tmp_path / "cache"))
+    assert found == plain
+    assert "damaged" in said
+    assert told_by(start("twice", "kept", tmp_path / "cache"))[0]["prepared"] == 0
+
+
+def test_eight_processes_that_start_together(tmp_path):
+    plain = without_cache("train", "kept")
+    running = [start("train", "kept", tmp_path / "cache", seed=str(n)) for n in range(8)]
+    for process in running:
+        assert told_by(process)[0]["results"] == plain["results"]
+    entries = Store(str(tmp_path / "cache"), 1 << 30).entries()
+    assert len(entries) == 1
+    assert entries[0].fault is None
+    assert told_by(start("train", "kept", tmp_path / "cache"))[0] == {**plain, "prepared": 0}
+
+
+def test_where_nothing_can_be_written_it_says_so_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    plain = without_cache("twice", "kept")
+    found, said = told_by(start("twice", "kept", tmp_path / "file" / "cache"))
+    assert found == plain
+    assert len([line for line in said.splitlines() if "the cache in" in line]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpp_compiler_found(), reason="no C++ compiler")
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_with_inductor_the_second_process_compiles_nothing(name, tmp_path):
+    inductor = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    first, _ = told_by(start(name, "inductor", tmp_path / "cache", seed="1", **inductor))
+    assert first["miss"] > 0
+    files = {path for path in (tmp_path / "inductor").rglob("*") if path.suffix in (".so", ".cpp", ".py")}
+    second, _ = told_by(start(name, "inductor", tmp_path / "cache", seed="2", **inductor))
+    assert second["results"] == first["results"]
+    assert (second["miss"], second["bypass"]) == (0, first["bypass"])
+    assert second["hit"] == first["hit"] + first["miss"]
+    assert {p for p in (tmp_path / "inductor").rglob("*") if p.suffix in (".so", ".cpp", ".py")} == files

@@ -1,0 +1,128 @@
+"""Random numbers of Python and NumPy, and times, are drawn anew in each call, in eager's order, or the call is eager."""
+
+# ruff: noqa: NPY002 - programs of users draw from the module itself
+
+import random
+import time
+import uuid
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+# What is drawn, and whether calls may run eagerly.
+PROGRAMS = {
+    "random": ("return x * random.random()", False),
+    "two": ("a = random.random()\nreturn x * a + random.random()", False),
+    "uniform": ("return x * random.uniform(1, 2)", False),
+    "gauss": ("return x + random.gauss(0, 1)", False),
+    "randint": ("return x * random.randint(1, 5)", False),
+    "branch": ("return x * 2 if random.random() < 0.5 else x + 1", False),
+    "layer drop": ("for i in range(3):\n    if random.random() > 0.4:\n        x = x * 2 + i\nreturn x", False),
+    "choice": ("return x * random.choice([1, 2, 3])", False),
+    "shuffle": ("order = [1, 2, 3]\nrandom.shuffle(order)\nreturn x * order[0]", False),
+    "sample": ("return x[:, random.sample(range(3), 2)]", False),
+    "own name": ("return x * draw()", False),
+    "own generator": ("return x * noise.random()", False),
+    "two generators": ("return x * noise.random() + random.random()", False),
+    "mixup": ("lam = np.random.beta(1.0, 1.0)\nreturn x * lam + (1 - lam) * x.flip(0)", False),
+    "rand": ("return x * np.random.rand()", False),
+    "normal": ("return x + np.random.normal(0.0, 2.0)", False),
+    "integer": ("return x * np.random.randint(0, 5)", False),
+    "numpy's branch": ("return x * 2 if np.random.rand() < 0.5 else x", False),
+    "with torch's": ("return x * random.random() + torch.rand(3)", False),
+    "array": ("return x * torch.from_numpy(np.random.randn(3).astype('f4'))", True),
+    "permutation": ("return x[:, np.random.permutation(3)]", True),
+    "numpy's own generator": ("return x * numbers.random()", True),
+    "as often as it says": (
+        "for _ in range(2 if random.random() < 0.5 else 3):\n    x = x * random.random()\nreturn x",
+        True,
+    ),
+    "function of math": ("return x * math.log(random.random() + 1)", True),
+    "text": ("return x * len(str(random.random()))", True),
+    "drawn from drawn": ("return x * random.uniform(0, random.random())", True),
+}
+
+
+def program(body):
+    world = {"torch": torch, "random": random, "np": np, "math": __import__("math"), "__name__": "draws_of_a_user"}
+    world |= {"draw": random.random, "noise": random.Random(3), "numbers": np.random.default_rng(3)}
+    exec("def f(x):\n" + "\n".join(f"    {line}" for line in body.splitlines()), world)
+    return world["f"]
+
+
+def run(body, wrap, calls=6):
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    call = wrap(program(body))
+    found = []
+    for i in range(calls):
+        x = torch.full((2, 3), float(i), requires_grad=True)
+        out = call(x)
+        out.sum().backward()
+        found.append((out.tolist(), x.grad.tolist(), random.random(), np.random.rand(), torch.rand(()).item()))
+    return found, call
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager(name):
+    body, may_be_eager = PROGRAMS[name]
+    expected, _ = run(body, lambda f: f)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", foregrad.errors.ForegradWarning)
+        found, call = run(body, lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"))
+    assert found == expected
+    report = foregrad.explain_recompiles(call)
+    assert bool(report.eager_calls) is may_be_eager, str(report)
+    assert len([w for w in caught if w.category is foregrad.errors.ForegradWarning]) == may_be_eager
+
+
+def test_drawn_in_training_only():
+    class Drop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls if self.training and random.random() < 0.5 else x + 1
+
+    def run(wrap):
+        random.seed(0)
+        module = Drop()
+        call = wrap(module)
+        found = []
+        for i in range(12):
+            module.train(i % 3 != 1)
+            found.append((call(torch.ones(2)).tolist(), module.calls, random.random()))
+        return found, call
+
+    found, call = run(lambda m: foregrad.compile(m, backend="eager"))
+    assert found == run(lambda m: m)[0]
+    assert foregrad.explain_recompiles(call).eager_calls == 0
+
+
+def test_the_time_is_that_of_the_call():
+    compiled = foregrad.compile(lambda x: (x + 1, time.time()), backend="eager")
+    times = [compiled(torch.ones(2))[1] for _ in range(3)]
+    assert times == sorted(times)
+    assert len(set(times)) == 3
+    assert type(times[2]) is float
+
+
+def test_what_is_no_number_is_drawn_by_eager_calls():
+    compiled = foregrad.compile(lambda x: (x + 1, str(uuid.uuid4())), backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match=r"uuid\.uuid4"):
+        assert len({compiled(torch.ones(2))[1] for _ in range(3)}) == 3
+
+
+def test_nothing_is_left_in_place_of_the_functions():
+    before = random.random, random.Random.random, np.random.rand, time.time, uuid.uuid4
+    run(PROGRAMS["own name"][0], lambda f: foregrad.compile(f, backend="eager"))
+    assert before == (random.random, random.Random.random, np.random.rand, time.time, uuid.uuid4)
+    assert type(random.random).__name__ == "builtin_function_or_method"

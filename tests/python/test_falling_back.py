@@ -1,0 +1,192 @@
+"""A call that can't be compiled runs eagerly: with eager's effects, once each, one warning, and no capture again."""
+
+# ruff: noqa: NPY002 - programs of users draw from the module itself
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
+
+
+class Refused(nn.Module):
+    """Seeds a generator, which no graph can repeat, after it changed everything that a program can."""
+
+    shared = 0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.count = 0
+        self.history = []
+        self.table = {"a": 1}
+        self.names = {"x"}
+        self.noise = random.Random(3)
+        self.numbers = np.random.default_rng(3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        self.count += 1
+        type(self).shared += 1
+        self.last = self.linear(x)
+        self.history.append(self.last.detach())
+        self.table["b"] = self.table.pop("a", 0) + 1
+        self.table["a"] = len(self.history)
+        self.names.add(f"n{self.count}")
+        self.mean.add_(1)
+        self.drawn = (random.random(), np.random.rand(), self.noise.random(), self.numbers.random())
+        self.register_buffer("fresh", x.detach() * 2)
+        torch.manual_seed(self.count)
+        return self.last + torch.rand(3)
+
+
+def state(module):
+    values = dict(vars(module))
+    values["history"] = [item.tolist() for item in module.history]
+    values["table"] = list(module.table.items())
+    values["last"] = module.last.tolist()
+    del values["noise"], values["numbers"]
+    return repr({k: v for k, v in values.items() if not k.startswith("_")}), module.fresh.tolist(), module.mean.tolist()
+
+
+def run(compiled, calls=4):
+    Refused.shared = 0
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    module = Refused()
+    call = foregrad.compile(module, backend="eager", on_unsupported="eager") if compiled else module
+    found = []
+    for i in range(calls):
+        out = call(torch.full((2, 3), float(i)))
+        found.append((out.tolist(), state(module), Refused.shared, random.random(), np.random.rand()))
+    return found, call
+
+
+def test_effects_are_eagers_and_there_is_one_warning_at_the_users_line():
+    expected, _ = run(False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found, call = run(True)
+    assert found == expected
+    (only,) = [w for w in caught if issubclass(w.category, ForegradWarning)]
+    assert only.filename == __file__
+    assert "test_falling_back.py" in str(only.message)
+    report = foregrad.explain_recompiles(call)
+    assert len(report) == 0
+    assert report.eager_calls == 4
+    assert "ran eagerly: 4 calls" in str(report)
+
+
+def test_a_kind_of_call_that_was_refused_is_not_captured_again():
+    captures = []
+
+    def refused(x, flag=True):
+        if flag:
+            captures.append(1)
+            torch.manual_seed(1)
+        return x * 2
+
+    call = foregrad.compile(refused, backend="eager", on_unsupported="eager")
+    x = torch.ones(2)
+    with pytest.warns(ForegradWarning):
+        call(x)
+    assert len(captures) == 1  # what the capture appended was taken back
+    for _ in range(5):
+        call(x)
+    assert len(captures) == 6
+    assert foregrad.explain_recompiles(call).eager_calls == 6
+    assert torch.equal(call(x, flag=False), x * 2)  # another kind
+
+
+def test_raise_says_it_as_an_error_and_leaves_nothing_behind():
+    module = Refused()
+    before = repr(vars(module)), Refused.shared, random.getstate()
+    call = foregrad.compile(module, backend="eager", on_unsupported="raise")
+    with pytest.raises(UnsupportedSideEffectError):
+        call(torch.ones(2, 3))
+    assert (repr(vars(module)), Refused.shared, random.getstate()) == before
+    with pytest.raises(UnsupportedSideEffectError):
+        foregrad.aot_function(module.forward, foregrad.nop)(torch.ones(2, 3))
+    with pytest.raises(UnsupportedSideEffectError):
+        foregrad.capture(module, torch.ones(2, 3))
+    assert (repr(vars(module)), Refused.shared, random.getstate()) == before
+
+
+def test_an_error_of_the_program_is_the_programs():
+    seen = []
+
+    def wrong(x):
+        seen.append(1)
+        raise KeyError("mine")
+
+    call = foregrad.compile(wrong, backend="eager", on_unsupported="eager")
+    with pytest.raises(KeyError, match="mine") as caught:
+        call(torch.ones(2))
+    assert seen == [1]
+    assert caught.value.__context__ is None
+    assert foregrad.explain_recompiles(call).eager_calls == 0
+
+
+def test_what_only_the_capture_stumbles_over_is_named_with_the_users_line():
+    def stumbles(x):
+        if type(x.detach()).__name__ == "FakeTensor" or "Fake" in object.__repr__(x):
+            raise LookupError("no fakes here")
+        return x + 1
+
+    call = foregrad.compile(stumbles, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match=r"LookupError: no fakes here.*test_falling_back\.py"):
+        assert torch.equal(call(torch.ones(2)), torch.full((2,), 2.0))
+    assert foregrad.explain_recompiles(call).eager_calls == 1
+
+
+class Plain:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_an_argument_that_is_no_container():
+    call = foregrad.compile(lambda o: o.x * 2, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="Plain"):
+        assert torch.equal(call(Plain(torch.ones(2))), torch.full((2,), 2.0))
+    assert torch.equal(call(Plain(torch.zeros(2))), torch.zeros(2))
+
+
+def test_kinds_are_bounded():
+    captures = []
+
+    def refused(*xs):
+        captures.append(1)
+        torch.manual_seed(1)
+        return xs[0]
+
+    call = foregrad.compile(refused, backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in range(1, 30):
+            call(*[torch.ones(2)] * n)
+    assert len(captures) == 29
+    assert call.foregrad.refusals.always is not None
+
+
+def test_through_torch_compile():
+    def f(x):
+        return x.relu().to_sparse().to_dense() * 2
+
+    x = torch.tensor([1.0, -1.0])
+    torch._dynamo.reset()
+    call = torch.compile(f, backend="foregrad", options={"backend": "eager", "on_unsupported": "eager"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(call(x), f(x))
+    torch._dynamo.reset()
+
+
+def test_the_answer_to_another_word():
+    with pytest.raises(ValueError, match="on_unsupported"):
+        foregrad.compile(lambda x: x, on_unsupported="loud")

@@ -1,0 +1,160 @@
+"""What a function prints or logs is said on every call, once, as in eager; a message of the first call costs no graph."""
+
+import functools
+import io
+import logging
+import sys
+import warnings
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import ForegradWarning, ProgramOutputError
+
+LOGGER = logging.getLogger("tests.python.program_output")
+
+
+@functools.cache
+def _say_once(text):
+    LOGGER.warning(text)
+
+
+def _prints(x):
+    print("size", x.shape[0])
+    return x.sin()
+
+
+def _prints_to_a_file(x):
+    print("size", x.shape[0], file=sys.stderr)
+    return x.sin()
+
+
+def _prints_after_work(x):
+    y = x.sin()
+    print("done")
+    return y
+
+
+def _logs(x):
+    LOGGER.info("size %d", x.shape[0])
+    return x.sin()
+
+
+def _logs_a_tensor(x):
+    LOGGER.info("first %s", x.detach()[0])
+    return x.sin()
+
+
+def _logs_below_the_level(x):
+    LOGGER.debug("size %d", x.shape[0])
+    return x.sin()
+
+
+def _logs_once(x):
+    _say_once("slow path")
+    return x.sin()
+
+
+def _counts_and_prints():
+    state = {"n": 0}
+
+    def function(x):
+        state["n"] += 1
+        print("call", state["n"])
+        return x * state["n"]
+
+    return function
+
+
+def _prints_first():
+    state = []
+
+    def function(x):
+        if not state:
+            print("first")
+            state.append(1)
+        return x.sin()
+
+    return function
+
+
+@pytest.fixture
+def said(capsys, monkeypatch):
+    handler = logging.StreamHandler(stream := io.StringIO())
+    monkeypatch.setattr(LOGGER, "handlers", [handler])
+    monkeypatch.setattr(LOGGER, "propagate", False)
+    monkeypatch.setattr(LOGGER, "level", logging.INFO)
+    LOGGER.manager._clear_cache()
+
+    def take():
+        out = capsys.readouterr()
+        text = out.out, out.err, stream.getvalue()
+        stream.truncate(0)
+        stream.seek(0)
+        return text
+
+    return take
+
+
+def _run(function, said):
+    _say_once.cache_clear()
+    said()
+    torch.manual_seed(0)
+    results = []
+    for n in (3, 3, 4, 3):
+        x = torch.randn(n, requires_grad=True)
+        y = function(x)
+        y.sum().backward()
+        results.append((y.detach(), x.grad, said()))
+    return results
+
+
+FUNCTIONS = [_prints, _prints_to_a_file, _prints_after_work, _logs, _logs_a_tensor, _logs_below_the_level, _logs_once]
+MAKERS = [*((lambda f=f: f) for f in FUNCTIONS), _counts_and_prints, _prints_first]
+NAMES = [*(f.__name__ for f in FUNCTIONS), "counts_and_prints", "prints_first"]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=NAMES)
+def test_said_as_in_eager(make, said):
+    expected = _run(make(), said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForegradWarning)
+        found = _run(foregrad.compile(make(), backend="eager", on_unsupported="eager"), said)
+    for (y, gradient, text), (ours, our_gradient, our_text) in zip(expected, found, strict=True):
+        assert our_text == text
+        torch.testing.assert_close((ours, our_gradient), (y, gradient), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [lambda: _logs_once, lambda: _logs_below_the_level, _prints_first])
+def test_compiled_where_later_calls_say_nothing(make, said):
+    _say_once.cache_clear()
+    compiled = foregrad.compile(make(), backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForegradWarning)
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert "compiled once" in str(foregrad.explain_recompiles(compiled))
+
+
+def test_eager_with_a_warning_where_each_call_prints(said):
+    compiled = foregrad.compile(_prints, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match=r"`_prints` prints at .*test_program_output\.py"):
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert said()[0] == "size 2\n" * 3
+
+
+def test_doors_that_raise_say_it_while_they_capture(said):
+    foregrad.capture(_prints, torch.ones(2))
+    assert said()[0] == "size 2\n"
+
+
+def test_print_is_itself_again():
+    compiled = foregrad.compile(_prints, backend="eager", on_unsupported="eager")
+    before, handle = print, logging.Logger.handle
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForegradWarning)
+        compiled(torch.ones(2))
+    assert print is before and logging.Logger.handle is handle
+    assert issubclass(ProgramOutputError, foregrad.errors.UnsupportedSideEffectError)

@@ -1,0 +1,116 @@
+"""What a call leaves behind in Python is left behind by every compiled call: a table of programs against eager."""
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from tests.python import writes
+
+CHOSEN = writes.programs()[::23]
+
+
+@pytest.mark.parametrize("program", CHOSEN, ids=", ".join)
+def test_as_in_eager(program):
+    said, eager, _ = writes.check(*program)
+    assert said is None
+    assert not eager
+
+
+@pytest.mark.parametrize("program", writes.programs()[::331], ids=", ".join)
+def test_through_torch_compile(program):
+    said, _, _ = writes.check(*program, wrap=writes.through_dynamo)
+    assert said is None
+
+
+def test_a_counter_takes_three_graphs():
+    """One for each of 0 and 1, which are never symbolic, and one for all others."""
+    _, call = writes.run("module", "counter used after", "nothing", writes.compiled, calls=9)
+    assert len(foregrad.explain_recompiles(call)) == 3
+    _, call = writes.run("nonlocal", "average of items", "nothing", writes.compiled, calls=9)
+    assert len(foregrad.explain_recompiles(call)) <= 3
+
+
+def test_a_function_without_effects_has_no_line_for_them():
+    compiled = foregrad.compile(lambda x: x.sin(), backend="eager")
+    compiled(torch.ones(2))
+    assert "state" not in compiled.foregrad.source().replace("global_state", "")
+
+
+def test_an_abandoned_capture_leaves_nothing_and_the_effect_happens_once():
+    log = []
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x):
+            self.count += 1
+            log.append(self.count)
+            return x * 2
+
+    model = Model()
+    compiled = foregrad.compile(model, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="how many items log has"):
+        for n in range(1, 6):
+            compiled(torch.ones(2))
+            assert (model.count, log) == (n, list(range(1, n + 1)))
+
+
+def test_a_hook_that_keeps_what_it_saw():
+    seen = {}
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    model[0].register_forward_hook(lambda module, given, out: seen.__setitem__("out", out.detach()))
+    compiled = foregrad.compile(model, backend="eager")
+    for i in range(4):
+        x = torch.full((2, 3), float(i))
+        compiled(x)
+        assert torch.equal(seen["out"], model[0](x))
+    assert len(compiled.foregrad.specializations) == 1
+
+
+def test_a_state_with_a_history_goes_on_from_call_to_call():
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.state = torch.zeros(2, 3)
+
+        def forward(self, x):
+            self.state = torch.tanh(self.linear(x) + self.state)
+            return self.state.sum()
+
+    def run(wrap):
+        torch.manual_seed(0)
+        cell = Cell()
+        call = wrap(cell)
+        total = sum(call(torch.full((2, 3), float(i))) for i in range(4))
+        total.backward()
+        return total.item(), cell.linear.weight.grad, cell.state
+
+    ours, theirs = run(lambda m: foregrad.compile(m, backend="eager")), run(lambda m: m)
+    assert ours[0] == theirs[0]
+    assert torch.equal(ours[1], theirs[1])
+    assert torch.equal(ours[2], theirs[2])
+
+
+def test_what_a_hook_in_the_backward_writes_is_refused():
+    kept = {"g": None}
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            kept["g"] = g.detach()
+            return g * 2
+
+    compiled = foregrad.compile(lambda x: Double.apply(x).sum(), backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="backward of .* changes kept"):
+        x = torch.ones(2, requires_grad=True)
+        compiled(x).backward()
+    assert torch.equal(kept["g"], torch.ones(2))
+    assert not isinstance(kept["g"], torch._subclasses.FakeTensor)

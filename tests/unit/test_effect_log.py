@@ -1,0 +1,106 @@
+"""The effect log by hand: its order, the place of the graph in it, and how it reads."""
+
+from __future__ import annotations
+
+import torch
+
+import foregrad
+from foregrad.graph.effect_log import (
+    BumpVersion,
+    Detach,
+    InplaceView,
+    MarkRequiresGrad,
+    Recorded,
+    RunGraph,
+    TakeView,
+    ViewStep,
+    Write,
+    ordered,
+    with_graph,
+)
+
+aten = torch.ops.aten
+ROW = ViewStep(aten.select.int, (0, 0), (), None, 1, True)
+CELL = ViewStep(aten.select.int, (0, 0), (), None, 2, True)
+
+
+def t_(index):
+    return InplaceView(index, aten.t_.default, (), (), True)
+
+
+def row(index, **flags):
+    return TakeView(index, (ROW,), "out", **flags)
+
+
+def test_one_memory_keeps_program_order():
+    entries = [Recorded(3, "a", Detach(0)), Recorded(1, "a", Write(0, 0, True)), Recorded(2, "a", row(0))]
+    assert ordered(entries) == (Write(0, 0, True), row(0), Detach(0))
+
+
+def test_entries_in_memories_of_their_own_commute_and_go_by_kind():
+    entries = [Recorded(1, "a", t_(0)), Recorded(2, "b", Write(1, 0, False)), Recorded(3, "c", Write(2, 1, False))]
+    assert ordered(entries) == (Write(1, 0, False), Write(2, 1, False), t_(0))
+    assert ordered(entries[::-1]) == (Write(2, 1, False), Write(1, 0, False), t_(0))
+
+
+def test_at_one_time_views_come_before_writes():
+    entries = [Recorded(1, "a", Write(0, 0, False)), Recorded(1, "a", row(0))]
+    assert ordered(entries) == (row(0), Write(0, 0, False))
+
+
+def test_a_view_on_the_way_to_the_next_one_is_no_entry():
+    cell = TakeView(0, (ROW, CELL), "out")
+    entries = [Recorded(1, "a", row(0)), Recorded(2, "a", cell), Recorded(3, "a", Detach(0))]
+    assert ordered(entries) == (cell, Detach(0))
+    entries = [Recorded(1, "a", row(0)), Recorded(2, "a", Write(0, 0, False)), Recorded(3, "a", cell)]
+    assert ordered(entries) == (row(0), Write(0, 0, False), cell)
+
+
+def test_the_graph_runs_first():
+    log = [row(0), Write(0, 0, True), Detach(0), MarkRequiresGrad(1)]
+    assert with_graph(log, {0}, {0}, counts_first=False) == [RunGraph(), *log]
+
+
+def test_the_graph_runs_after_the_mark_that_it_needs_and_plain_views_before_that():
+    plain = row(0, of_plain=True, first=True)
+    log = [plain, MarkRequiresGrad(0), Write(0, 0, False)]
+    assert with_graph(log, {0}, {0}, counts_first=False) == [*log[:2], RunGraph(), log[2]]
+    assert with_graph(log, set(), set(), counts_first=False) == [RunGraph(), *log]
+
+
+def test_a_plain_view_of_what_was_written_first_is_taken_late():
+    log = [Write(0, 0, False), row(0, of_plain=True), MarkRequiresGrad(0)]
+    late = row(0, of_plain=True, is_late=True)
+    assert with_graph(log, {0}, {0}, counts_first=False) == [log[2], RunGraph(), log[0], late]
+
+
+def test_the_mark_of_a_leaf_after_a_detach_stays_where_it_is():
+    log = [Detach(0), row(0, of_plain=True), MarkRequiresGrad(0)]
+    assert with_graph(log, {0}, {0}, counts_first=False) == [RunGraph(), *log]
+
+
+def test_the_mark_of_what_was_written_and_detached_comes_first_and_again():
+    log = [Detach(0), row(0, of_plain=True), MarkRequiresGrad(0)]
+    assert with_graph(log, {0}, set(), counts_first=False) == [log[2], RunGraph(), *log]
+
+
+def test_versions_move_before_the_graph_where_it_saves_tensors():
+    log = [row(0), BumpVersion(0), Detach(1)]
+    assert with_graph(log, set(), set(), counts_first=True) == [*log[:2], RunGraph(), log[2]]
+    assert with_graph(log, set(), set(), counts_first=False) == [RunGraph(), *log]
+
+
+def test_a_log_reads_as_lines():
+    def f(x, w):
+        v = x[0]
+        x.mul_(w)
+        x.t_()
+        return v
+
+    x = torch.ones(2, 2, requires_grad=True) * 1
+    log = foregrad.capture(f, x, torch.ones((), requires_grad=True)).signature.log
+    assert [str(effect) for effect in log] == [
+        "take view out of input 0, aten.as_strided.default",
+        "aten.t_.default on input 0",
+        "write output 0 to input 0 with its history",
+    ]
