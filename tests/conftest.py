@@ -14,7 +14,6 @@ import pytest
 import torch
 
 os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked against its rules
-os.environ.setdefault("FOREGRAD_ON_UNSUPPORTED", "raise")  # a test sees what is refused, and asks for eager calls
 os.environ["FOREGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="foregrad-tests-")  # of this process's own
 atexit.register(shutil.rmtree, os.environ["FOREGRAD_CACHE_DIR"], ignore_errors=True)
 
@@ -78,3 +77,15 @@ def fixed_seed():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def settings_left_alone():
+    """A test that leaves a setting of PyTorch's as it has made it fails, not the ones after it."""
+    from foregrad._torch.settings import apply_settings, settings
+
+    before = settings()
+    yield
+    after = settings()
+    apply_settings({name: value for name, value in before.items() if after[name] != value})
+    assert after == before
