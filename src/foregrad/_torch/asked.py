@@ -7,6 +7,7 @@ Checked on torch 2.13.0.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -125,6 +126,19 @@ def _set_view_replay_enabled(on: bool) -> None:
         asked.now = bool(on)
 
 
+_engine_runs = _C._will_engine_execute_node
+
+
+@functools.wraps(_engine_runs)
+def _will_engine_execute_node(node: Any) -> bool:
+    """Hooks of several tensors ask. Of a leaf that is differentiated by, `autograd.grad` says so by an error."""
+    if _capturing() and type(node).__name__ == "AccumulateGrad":
+        with contextlib.suppress(RuntimeError):
+            return bool(_engine_runs(node))
+        return True
+    return bool(_engine_runs(node))
+
+
 _DEVICE, _TENSOR = "_foregrad_device", "_foregrad_tensor"
 _device: Any = torch.UntypedStorage.device
 _repr = torch.UntypedStorage.__repr__
@@ -150,6 +164,7 @@ _PLACES: list[_Place] = [
     (torch.UntypedStorage, "__str__", _text_of_storage),
     (_C, "_is_view_replay_enabled", _is_view_replay_enabled),
     (_C, "_set_view_replay_enabled", _set_view_replay_enabled),
+    (_C, "_will_engine_execute_node", _will_engine_execute_node),
     (torch, "to_dlpack", _to_dlpack),
     (torch.utils.dlpack, "to_dlpack", _to_dlpack),
 ]

@@ -7,6 +7,7 @@
 * `print`, and the method by which loggers write: see `program_output`.
 * the methods of generators that seed them or tell their state: see `generators`.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
+* the registration of hooks on nodes (`y.grad_fn.register_hook`): to know which of them the backward has called.
 * the engine behind `torch.autograd.grad` and `backward`: torch functions in the backward of a custom Function, and in
   hooks, get stand-ins too.
 * `torch.utils.checkpoint`: see `checkpoints`.
@@ -42,7 +43,8 @@ class Hooks:
     """What the patches call. `regions` is told of checkpointed regions; `engine(accumulates)` makes the context manager
     that autograd's engine runs under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
     that a tensor does not have; `read_scripted(state, name)` of attributes that compiled code of TorchScript reads.
-    `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log.
+    `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log;
+    `node_hook(hook, register)` registers a hook of the program's on a node.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Hooks:
         read_scripted: Callable[[Any, str], None] = lambda *_: None,
         made: generators.MadeGenerators | None = None,
         output: Callable[[str], None] | None = None,
+        node_hook: Callable[[Any, Callable[[Any], Any]], Any] | None = None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -68,6 +71,7 @@ class Hooks:
         self.read_scripted = read_scripted
         self.made = made or generators.MadeGenerators(tuple)
         self.output = output
+        self.node_hook = node_hook
 
 
 _active = threading.local()
@@ -78,6 +82,8 @@ _original_setattr = torch.nn.Module.__setattr__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _autograd: Any = torch.autograd
 _original_engine = _autograd._engine_run_backward
+_registers: Any = torch.autograd.function._HookMixin
+_original_register = _registers.__dict__["_register_hook"]
 
 
 @runs_user_code
@@ -182,6 +188,16 @@ def _engine(*args: Any, **kwargs: Any) -> Any:
         return _original_engine(*args, **kwargs)
 
 
+def _register_on_node(table: Any, hook: Any) -> Any:
+    """A hook of a node; those that PyTorch's own code registers (for hooks of modules) are none of the program's."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    register = functools.partial(_original_register.__func__, table)
+    if hooks is None or hooks.node_hook is None:
+        return register(hook)
+    by = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+    return register(hook) if by in ("torch", "foregrad") else hooks.node_hook(hook, register)
+
+
 @contextlib.contextmanager
 def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
     """Context: custom Functions get what `swap` makes of their arguments, before anything else is swapped."""
@@ -223,6 +239,7 @@ def _install() -> None:
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
     _autograd._engine_run_backward = _engine
+    _registers._register_hook = staticmethod(_register_on_node)
     torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
     asked.install(_is_capturing)
     checkpoints.install(_regions)
@@ -241,6 +258,7 @@ def _remove() -> None:
     del torch.Tensor.set_
     torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
     _autograd._engine_run_backward = _original_engine
+    _registers._register_hook = _original_register
     del torch.Tensor.__getattr__  # type: ignore[attr-defined]
     asked.remove()
     checkpoints.remove()

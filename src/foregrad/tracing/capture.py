@@ -188,7 +188,7 @@ class _Capture:
         self.settings: dict[str, Any] = {}
         self.settings_inside: dict[str, Any] = {}
         self.view_replay = ViewReplay()
-        self.hooks = OwnHooks()
+        self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
         self.lifting.on_hook = self.hooks.note
         self.lifting.on_gradient = self.inner.note
         self.lifting.on_check = self.recorder.checks.note
@@ -242,6 +242,7 @@ class _Capture:
             self.reads.note_scripted,
             self.made_generators,
             self._refuse_output if self.options.refuses_output else None,
+            self.hooks.on_node,
         )
         with (
             patched(hooks),
@@ -306,6 +307,8 @@ class _Capture:
             tangents = [make_tangent(recorder, analysis.specs[i]) for i in differentiable]
             reached = self._reached(with_history)
             gradients = self._backward(analysis, differentiable, [fake for fake, _ in tangents])
+            if with_history:
+                self.hooks.check_nodes(self.name)
             if recorder.late.missing:
                 recorder.late.ids |= written_by(recorder, inputs.records)
                 return None

@@ -4,6 +4,9 @@ In eager such a hook runs before whatever the caller does with the gradient of t
 `torch.autograd.grad` by it. Traced into the backward, it would run after. So where a hook needs nothing of the run,
 each call puts it on the real result. Where it does, the hook is traced, and the gradient of that result can not be
 watched.
+
+A hook on a node (`y.grad_fn.register_hook`) is traced with the backward. One that the backward does not come to is on
+the node of a view that is returned, which each call takes anew of what it is a view of, or on that of a leaf.
 """
 
 from __future__ import annotations
@@ -39,14 +42,35 @@ class _Registered:
     history: Any
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _OnNode:
+    """A hook of a node; `line`: where the user's code registered it."""
+
+    hook: Any
+    line: str
+    handle: Any = None
+    was_called: bool = False
+
+    def __call__(self, *args: Any) -> Any:
+        self.was_called = True
+        return self.hook(*args)
+
+    @property
+    def is_there(self) -> bool:
+        table = self.handle.hooks_dict_ref()
+        return table is not None and self.handle.id in table
+
+
 class OwnHooks:
     """The hooks that one run registered on its own tensors, in their order.
 
     `on_results`: (position among the results, hook) for each call to put there. `inside`: results with traced hooks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
         self._registered: list[_Registered] = []
+        self._on_nodes: list[_OnNode] = []
         self.on_results: list[tuple[int, Callable[..., Any]]] = []
         self.inside: list[int] = []
 
@@ -57,6 +81,27 @@ class OwnHooks:
     def note(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
         """`tensor.register_hook(hook)` gave `handle`."""
         self._registered.append(_Registered(tensor, hook, handle.id, history_of(tensor)))
+
+    def on_node(self, hook: Any, register: Callable[[Any], Any]) -> Any:
+        """Register a hook on a node."""
+        noted = _OnNode(hook, self._line())
+        table, noted.handle = register(noted)
+        self._on_nodes.append(noted)
+        return table, noted.handle
+
+    def check_nodes(self, name: str) -> None:
+        """After the backward: hooks of nodes that it did not come to, which eager's backward may call.
+
+        Raises:
+            UnsupportedSideEffectError: there is one.
+        """
+        for noted in self._on_nodes:
+            if noted.is_there and not noted.was_called:
+                raise UnsupportedSideEffectError(
+                    f"`{name}` puts a hook on an autograd node that is none of its own backward: the node of a view "
+                    f"that it returns, or of a leaf.\n  registered at {noted.line}\n  Put the hook on a tensor "
+                    "(`register_hook`), or on the node of what the compiled function returns."
+                )
 
     def settle(
         self,
@@ -72,6 +117,8 @@ class OwnHooks:
 
         `live`: calls can put hooks on their results.
         """
+        for noted in self._on_nodes:
+            noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
         positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
