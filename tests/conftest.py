@@ -79,13 +79,17 @@ def fixed_seed():
         yield
 
 
+# Dynamo and Inductor set these for good when they are first used.
+SET_BY_PYTORCH = {"checks of distributions", "the recursion limit"}
+
+
 @pytest.fixture(autouse=True)
 def settings_left_alone():
     """A test that leaves a setting of PyTorch's as it has made it fails, not the ones after it."""
     from foregrad._torch.settings import apply_settings, settings
 
-    def of_tests():  # Dynamo switches the checks of distributions off for good when it is first used
-        return {name: value for name, value in settings().items() if name != "checks of distributions"}
+    def of_tests():
+        return {name: value for name, value in settings().items() if name not in SET_BY_PYTORCH}
 
     before = of_tests()
     yield

@@ -29,7 +29,7 @@ from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version, versions
 from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.opaque import is_cached_function
-from ..frontend.reads import Reads, ReadSite, table_of
+from ..frontend.reads import Reads, ReadSite, same_keys, table_of
 from ..graph.source import compile_source
 from ..graph.spelling import in_order, literal
 
@@ -310,7 +310,10 @@ def _item_check(places: list[ReadSite]) -> Check:
 
 
 def _and_in_order(check: Check, ordered: list[tuple[dict[Any, Any], list[Any]]]) -> Check:
-    return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
+    if all(type(key) is str for _, keys in ordered for key in keys):  # equal ones of other types there are none
+        return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
+    expected = [(table, tuple(keys)) for table, keys in ordered]
+    return lambda objects: check(objects) and all(same_keys(tuple(table), keys) for table, keys in expected)
 
 
 def _quick_look(place: ReadSite) -> Callable[[], bool] | None:

@@ -16,6 +16,7 @@ _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: 
 _ASKS = {"getattr", "hasattr"}
 _NAMES_ANYTHING = {"vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict", "dir"}
 _NAMESPACE = {"globals", "eval", "exec"}
+_FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name attributes: "{0.name}"
 _LOADERS = {"import_module", "__import__"}
 _NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "CACHE", "NOP", "EXTENDED_ARG"}
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -55,6 +56,8 @@ def names_of(code: types.CodeType) -> CodeNames:
         probed |= words
     if "AttributeError" in named or "suppress" in named:
         probed |= named
+    if named & _FORMATS:
+        others |= {word for text in strings if "{" in text for word in _WORD.findall(text)}
     if named & _LOADERS or {"sys", "modules"} <= named:
         imports |= {(text, 0) for text in (*strings, "")}  # "": `sys.modules[__name__]`
     whole = bool(named & _NAMESPACE)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..graph.spelling import key_text
 from .expected import ABSENT
-from .scan import is_outside
+from .libraries import is_outside
 
 __all__ = [
     "BUFFER",

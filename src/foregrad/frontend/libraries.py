@@ -1,7 +1,7 @@
-"""Options that people keep in libraries' own objects and switches: an Event, a ConfigParser, an optimizer, `sys.argv`.
+"""What is a library's, not the user's; options that people keep in libraries' objects and switches.
 
-Code of libraries is not followed. So of an object of theirs all attributes count, and of their modules what is listed
-here, where the user's code names it.
+An Event, a ConfigParser, an optimizer, `sys.argv`: code of libraries is not followed. So of an object of theirs all
+attributes count, and of their modules what is listed here, where the user's code names it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["asked_of_library", "asked_of_module", "keeps_options", "loggers_of", "referent"]
+__all__ = ["asked_of_library", "asked_of_module", "is_outside", "keeps_options", "loggers_of", "referent"]
 
+_LIBRARIES = (
+    "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
+    "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "
+    "safetensors tokenizers regex PIL jinja2 typing_extensions jax jaxlib flax optax tensorflow keras mlx scipy "
+    "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
+)
+_OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp")
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
@@ -27,6 +34,11 @@ _FIXED = set(
     "enum fractions functools importlib inspect logging multiprocessing operator pathlib re string types typing uuid "
     "warnings zipimport".split()
 )
+
+
+def is_outside(module: Any) -> bool:
+    """Whether a module's name says that its globals are not the user's."""
+    return not isinstance(module, str) or module.partition(".")[0] in _OUTSIDE
 
 
 def keeps_options(value: Any) -> bool:

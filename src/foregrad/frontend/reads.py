@@ -27,7 +27,7 @@ from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of, state_of, used_up
 from .sources import Source
 
-__all__ = ["ReadSite", "Reads", "items_in", "keys_in"]
+__all__ = ["ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
 
 _MOST_ITEMS = 10_000
 _NOTHING_INSIDE = PLAIN | {type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType}
@@ -57,6 +57,11 @@ def keys_in(container: Any) -> tuple[Any, ...]:
         return (None,) * len(stored(container))
     kind = collections.OrderedDict if isinstance(container, collections.OrderedDict) else dict
     return tuple(kind.keys(container))
+
+
+def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Whether they are equal, and of the same types: True is no 1."""
+    return keys == others and list(map(type, keys)) == list(map(type, others))
 
 
 class ReadSite:
@@ -111,7 +116,7 @@ class ReadSite:
 
     def difference(self) -> tuple[str, str, str] | None:
         """(path, what was there, what is there now) of the first item that is not as it was."""
-        if self.keys is not None and (keys := keys_in(self.holder)) != self.keys:
+        if self.keys is not None and not same_keys(keys := keys_in(self.holder), self.keys):
             if len(keys) != len(self.keys):
                 return f"len({self.name})", str(len(self.keys)), str(len(keys))
             return f"keys of {self.name}", describe(self.keys), describe(keys)
@@ -130,7 +135,7 @@ class ReadSite:
 
     def drop_changed(self) -> None:
         """Forget the first item that differs."""
-        if self.keys is not None and keys_in(self.holder) != self.keys:
+        if self.keys is not None and not same_keys(keys_in(self.holder), self.keys):
             self.keys = None
         elif self.copy is not None:
             self.copy = None

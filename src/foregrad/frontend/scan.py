@@ -14,7 +14,6 @@ made up at run time, but for methods of modules.
 from __future__ import annotations
 
 import argparse
-import builtins
 import collections
 import functools
 import gc
@@ -33,21 +32,14 @@ from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
 from .expected import ABSENT, Expected, is_plain
-from .libraries import asked_of_module, keeps_options, loggers_of, referent
+from .libraries import asked_of_module, is_outside, keeps_options, loggers_of, referent
 from .reads import Reads, ReadSite, items_in, table_of
 
-__all__ = ["BAGS", "Scan", "is_outside"]
+__all__ = ["BAGS", "Scan"]
 
-_LIBRARIES = (
-    "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
-    "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "
-    "safetensors tokenizers regex PIL jinja2 typing_extensions jax jaxlib flax optax tensorflow keras mlx scipy "
-    "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
-)
-_OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 _MOST_FUNCTIONS = 20_000
-_DEEPEST = 8
+_DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
 # Classes of libraries whose objects are nothing but their attributes.
@@ -62,11 +54,6 @@ BAGS = (
     threading.local,
 )
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
-
-
-def is_outside(module: Any) -> bool:
-    """Whether a module's name says that its globals are not the user's."""
-    return not isinstance(module, str) or module.partition(".")[0] in _OUTSIDE
 
 
 class Scan:
@@ -87,6 +74,7 @@ class Scan:
             tuple[Any, str, int, int, set[str]]
         ] = []  # (object or class, name, depth, rank, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
+        self._namespaces: dict[int, types.ModuleType] = {}  # modules of the user's that code names, not all looked at
         self._count = 0
         self._named = 0  # how many of `modules` are in `_paths`
         self._looked_at: dict[int, tuple[int, int, int, bool]] = {}  # under how many names each was looked at last
@@ -156,7 +144,7 @@ class Scan:
             while self._functions:
                 function, self._rank = self._functions.pop()
                 self._open(function)
-            if not self._objects_again():
+            if not (self._objects_again() or self._namespaces_whole()):
                 return
 
     def _open(self, function: types.FunctionType) -> None:
@@ -214,8 +202,8 @@ class Scan:
                     self._module_names(value, others)
                 else:
                     self.visit(value, name)
-            elif hasattr(builtins, name):
-                place.lacks(name)  # a built-in function may be hidden later
+            else:
+                place.lacks(name)  # a built-in function may be hidden later, and a `NameError` be caught
 
     def _imported(self, namespace: dict[str, Any], name: str, level: int, others: frozenset[str]) -> None:
         """A module that code imports where it runs, and those on the way to it."""
@@ -245,6 +233,7 @@ class Scan:
         if is_outside(module.__name__):
             self._names_outside(module, names)
             return
+        self._namespaces.setdefault(id(module), module)
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
         for name in in_order(names & vars(module).keys()):
             value = vars(module)[name]
@@ -253,6 +242,18 @@ class Scan:
                     self._module_names(value, names)
                 else:
                     self.visit(value, f"{module.__name__}.{name}")
+
+    def _namespaces_whole(self) -> bool:
+        """Where code makes up names: the options in modules, under whatever names; whether any was new."""
+        found = False
+        while self.makes_up_names and self._namespaces:
+            _, module = self._namespaces.popitem()
+            place = self.reads.place(vars(module), "dict", module.__name__, "attr")
+            for name, value in vars(module).items():
+                if not name.startswith("__") and (is_plain(value) or isinstance(value, _CONTAINERS)):
+                    found = self.reads.add(place, name, value) or found
+                    self.visit(value, f"{module.__name__}.{name}")
+        return found
 
     def _names_outside(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What of a library's own is looked at all the same: random generators, the environment."""

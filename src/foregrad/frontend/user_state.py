@@ -45,10 +45,10 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import referent
+from .libraries import is_outside, referent
 from .opaque import used_up
 from .reads import Reads, keys_in, table_of
-from .scan import BAGS, is_outside
+from .scan import BAGS
 from .sources import Source
 
 __all__ = ["UserState", "forget_written"]

@@ -27,8 +27,8 @@ from typing import Any
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
+from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw, drawn_in
-from ...frontend.scan import is_outside
 from ...locks import InPlace
 
 __all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "is_wrapper", "wrapper_of"]
