@@ -48,6 +48,7 @@ def test_an_abandoned_capture_leaves_nothing_and_the_effect_happens_once():
         def forward(self, x):
             self.count += 1
             log.append(self.count)
+            self.size = len(log)
             return x * 2
 
     model = Model()

@@ -23,7 +23,7 @@ from .asked import ReboundNames
 from .fakes import FakeTensor
 from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, plain_class
 
-__all__ = ["PlainTypes"]
+__all__ = ["PlainTypes", "tell_type"]
 
 
 class _AsType(type):
@@ -36,7 +36,8 @@ class _AsType(type):
             kind = type(args[0])
             if kind is type or kind is _AsType:
                 return _Type  # which is what the asking code finds under that name
-            return plain_class(args[0]) if kind is FakeTensor else kind
+            told = _told.get(kind)
+            return kind if told is None else told(args[0])
         return type(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -71,8 +72,14 @@ class _Type(type, metaclass=_AsType):
 _Type.__name__ = _Type.__qualname__ = type.__name__
 _Type.__module__ = type.__module__
 
+_told: dict[type, Callable[[Any], type]] = {FakeTensor: plain_class}
 _lock = make_lock()
 _bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: how many captures want it
+
+
+def tell_type(kind: type, told: Callable[[Any], type]) -> None:
+    """Say what the user's code is told of the type of objects of this kind, too."""
+    _told[kind] = told
 
 
 def _bind(namespace: dict[str, Any]) -> None:

@@ -7,13 +7,18 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-__all__ = ["registered_functions", "spec_of_structure"]
+__all__ = ["refuse_flattening", "registered_functions", "spec_of_structure"]
 
 
 def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any, Any], Any]] | None:
     """(flatten, unflatten) of a registered container type, or None."""
     node = pytree.SUPPORTED_NODES.get(cls)
     return None if node is None else (node.flatten_fn, node.unflatten_fn)
+
+
+def refuse_flattening(cls: type, refuse: Callable[[Any], Any]) -> None:
+    """PyTorch's pytree takes objects of unknown classes for leaves, by their type: of this class, it asks `refuse`."""
+    pytree.register_pytree_node(cls, refuse, refuse)
 
 
 def spec_of_structure(value: Any) -> Any:

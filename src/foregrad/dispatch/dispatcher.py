@@ -36,7 +36,7 @@ from .pipeline import Pipeline, Product, is_of_capture
 from .refusals import Refusals
 from .shapes import SizesSeen, check_marked, floats_read
 from .specialization import Specialization
-from .stateful import check_draws, counters_of, render_stateful
+from .stateful import check_draws, counters_of, only_written_by, render_stateful
 from .transformed import Transformed
 
 __all__ = ["Dispatcher"]
@@ -76,6 +76,7 @@ class Dispatcher:
         self._has_output = False  # a capture was given up as the function prints or logs
         self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
         self._stateful: Callable[..., Any] = self._compile_and_call
+        self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
         self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
         self._sizes = SizesSeen(dynamic, open_sizes)
@@ -220,6 +221,7 @@ class Dispatcher:
                     open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
                     levels=False,
                 )
+                inner._only_written = self._only_written
                 inner._sizes.varied = self._sizes.varied | floats_read(self.specializations)
                 self._stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
                 if not draws:  # the graphs that there are draw nothing
@@ -270,7 +272,10 @@ class Dispatcher:
         try:
             fills = self._fills_in_a_row < _MOST_FILLS
             call = flatten_call(self.function, args, kwargs)
-            specialization = self.specialize(dataclasses.replace(call, python_effects=True, fills_caches=fills))
+            call = dataclasses.replace(
+                call, python_effects=True, fills_caches=fills, only_written=frozenset(self._only_written)
+            )
+            specialization = self.specialize(call)
         except EscapedTensorError as found:
             self._fills_in_a_row += 1
             self._note_eager(found)
@@ -298,6 +303,7 @@ class Dispatcher:
             self.compilations.pop()
             return error
         self._fills_in_a_row = 0
+        self._only_written |= only_written_by(specialization)
         self._add(specialization)
         return specialization
 

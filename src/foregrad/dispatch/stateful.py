@@ -8,12 +8,13 @@ from typing import Any
 from ..errors import UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_places, place_of
+from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
 from ..tracing.values.draws import DrawsDiffer
 from .specialization import Specialization
 
-__all__ = ["check_draws", "counters_of", "render_stateful"]
+__all__ = ["check_draws", "counters_of", "only_written_by", "render_stateful"]
 
 
 def counters_of(function: Any, specializations: Iterable[Specialization]) -> tuple[StatePlace, ...]:
@@ -26,6 +27,16 @@ def counters_of(function: Any, specializations: Iterable[Specialization]) -> tup
             if place is not None and place.identity not in known:
                 found.setdefault(place.identity, place)
     return tuple(found.values())
+
+
+def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
+    """The places of containers that a graph adds to, whatever is in them."""
+    writes = specialization.product.captured.joint.signature.python_writes
+    return {
+        (id(write.target), "cell_contents" if write.kind == "cell" else write.key)
+        for write in writes
+        if isinstance(write, CallMethod) and write.kind != "self"
+    }
 
 
 def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:

@@ -415,6 +415,8 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
         if expected.kind == "tensor":
             tree.type_is(item, expected.value)
             tree.is_(item, now)  # another one is read again, and what holds of its kind asked again
+        elif expected.kind == "type":
+            tree.type_is(item, expected.value)
         elif expected.kind == "equal" and _is_simple(now):
             tree.equals(item, now)
         else:

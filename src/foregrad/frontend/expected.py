@@ -71,12 +71,20 @@ class Expected:
             self.kind, self.value = "same", _reference(value)
         self.text = None if self.kind == "equal" else describe(value)
 
+    @classmethod
+    def of_type(cls, value: Any) -> Expected:
+        """A container that may be any of its type, with anything in it."""
+        expected = cls(None)
+        expected.kind, expected.value, expected.pinned = "type", type(value), value
+        expected.text = f"a {type(value).__name__}"
+        return expected
+
     def holds(self, now: Any) -> bool:
         if self.kind == "equal":
             return same_value(self.value, now)
         if self.kind == "same":
             return now is not None and self.value() is now
-        if self.kind == "tensor":
+        if self.kind in ("tensor", "type"):
             return type(now) is self.value
         if self.kind == "bound":
             return bool(self.value.is_like(now))
@@ -91,7 +99,7 @@ class Expected:
             return ABSENT
         if self.kind == "members":
             return frozenset(reference() for reference in self.value.values())
-        return self.pinned if self.kind == "tensor" else self.value if self.kind == "equal" else self.value()
+        return self.pinned if self.kind in ("tensor", "type") else self.value if self.kind == "equal" else self.value()
 
     def pin(self, now: Any) -> None:
         """Keep the plain object found now: it is compared by identity."""

@@ -161,6 +161,8 @@ class Reads:
         self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # the same of modules
         self.lifted: set[tuple[int, Any]] = set()  # places, by holder and key, that are arguments: they may vary
         self.class_attributes: dict[tuple[type, str], Any] = {}
+        self.stand_ins: dict[int, Any] = {}  # what stands in the state for the time of the run, and for what
+        self.unread: dict[int, bool] = {}  # containers only written to, and whether others may take their place
         self.compares_identity = False  # code asks whether two objects are one
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> ReadSite:
@@ -176,6 +178,10 @@ class Reads:
         early = self._early.get(id(place.holder))
         if early is not None:
             value = early[1].get(key, ABSENT)
+        value = self.stand_ins.get(id(value), value)
+        if self.unread.get(id(value)):
+            place.items[key] = Expected.of_type(value)
+            return True
         place.items[key] = Expected(value)
         self.contents(value, place.path(key))
         return True
@@ -187,7 +193,7 @@ class Reads:
         if isinstance(value, tuple):
             for index, item in enumerate(stored(value)):
                 self.contents(item, f"{name}[{index}]")
-        if id(value) in self.places:
+        if id(value) in self.places or id(value) in self.unread:
             return
         if isinstance(value, types.MappingProxyType):
             value = gc.get_referents(value)[0]  # the dict behind it
@@ -226,7 +232,7 @@ class Reads:
 
     def remember(self, value: Any, depth: int = 0) -> None:
         """What is in an object now, before the function can change it; which names in it matter shows later."""
-        if depth > _DEEP or type(value) in _NOTHING_INSIDE or is_plain(value):
+        if depth > _DEEP or type(value) in _NOTHING_INSIDE or is_plain(value) or id(value) in self.stand_ins:
             return
         if isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType)):
             return
@@ -278,7 +284,7 @@ class Reads:
         """The capture is over: let go of the tensors that were found."""
         for place in self.places.values():
             for expected in place.items.values():
-                if expected.kind == "tensor":
+                if expected.kind in ("tensor", "type"):
                     expected.pinned = None
 
     def shape(self, value: Any) -> None:

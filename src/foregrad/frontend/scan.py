@@ -285,7 +285,7 @@ class Scan:
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self.function(value, name)
         elif isinstance(value, _CONTAINERS):
-            if self._is_new(value):
+            if self._is_new(value) and id(value) not in self.reads.unread:
                 self.reads.contents(value, name)
                 items = items_in(value)
                 if len(items) <= _MOST_ITEMS:

@@ -78,20 +78,28 @@ def _names(code: types.CodeType) -> frozenset[str]:
     return known[0]
 
 
-def forget_written(reads: Reads, holders: Iterable[Holder]) -> None:
+def forget_written(reads: Reads, state: UserState) -> None:
     """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
     does not depend on what was there before.
     """
-    for holder in holders:
+    for holder in state.holders:
         target = gc.get_referents(vars(holder.target))[0] if holder.kind is CLASS else holder.target
         place = reads.places.get(id(target))
         if place is None or place.kind == "asked" or place.difference() is None:
             continue
         for key in [key for key, expected in place.items.items() if not expected.holds(place.look(key))]:
-            del place.items[key]
+            _forget_contents(reads, place.items.pop(key).before(), state)
         if place.keys is not None:
             place.keys = keys_in(place.holder)
         place.absent.difference_update(place.appeared())
+
+
+def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
+    """Drop what is in a container that the run made."""
+    if isinstance(value, (list, dict, set, collections.deque)) and not state.knows(value):
+        place = reads.places.pop(id(value), None)
+        for expected in place.items.values() if place is not None else ():
+            _forget_contents(reads, expected.before(), state)
 
 
 class UserState:
@@ -126,6 +134,10 @@ class UserState:
     def knows(self, value: Any) -> bool:
         """Whether an object was met in the walk: it is older than the run."""
         return id(value) in self._seen
+
+    def met(self) -> Iterable[Any]:
+        """All objects that were met in the walk."""
+        return self._seen.values()
 
     def source_of(self, tensor: torch.Tensor) -> Source | None:
         """Where a tensor was before the run; None where nothing that was met held it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "AddToSet",
+    "CallMethod",
     "DeleteAttribute",
     "DeleteItem",
     "Kept",
@@ -73,6 +74,18 @@ class DeleteAttribute(PythonWrite):
     """An attribute of a class, or one in a slot, goes."""
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallMethod(PythonWrite):
+    """A method of a container that gives nothing, whatever is in it. It is the target, or what that has under `key`,
+    as `kind` says: "item", "cell" or "self".
+    """
+
+    kind: str
+    key: Any
+    name: str
+    args: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

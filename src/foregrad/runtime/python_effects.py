@@ -9,6 +9,7 @@ from typing import Any
 from ..frontend.tree import Tree
 from ..graph.python_effects import (
     AddToSet,
+    CallMethod,
     DeleteAttribute,
     DeleteItem,
     PythonWrite,
@@ -72,6 +73,16 @@ def _delete_attribute(writer: LineWriter, write: DeleteAttribute, values: list[s
     return f"{writer.bind('delete_attribute', deleter)}({_table(writer, write)}, {name})"
 
 
+def _call_method(writer: LineWriter, write: CallMethod, values: list[str]) -> str:
+    container = _table(writer, write)
+    if write.kind != "self":
+        container = f"{container}.cell_contents" if write.kind == "cell" else f"{container}[{_key(writer, write.key)}]"
+    if write.name == "__setitem__":
+        key, value = (values[at] for at in write.args)
+        return f"{container}[{key}] = {value}"
+    return f"{container}.{write.name}({', '.join(values[at] for at in write.args)})"
+
+
 def _set_cell(writer: LineWriter, write: SetCell, values: list[str]) -> str:
     cell = writer.bind("cell", write.target)
     return f"del {cell}.cell_contents" if write.value is None else f"{cell}.cell_contents = {values[write.value]}"
@@ -108,5 +119,6 @@ _LINES: dict[type, Callable[[LineWriter, Any, list[str]], str]] = {
     SetCell: _set_cell,
     SetItems: _set_items,
     AddToSet: _add,
+    CallMethod: _call_method,
     RemoveFromSet: _remove,
 }

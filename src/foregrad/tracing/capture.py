@@ -203,13 +203,17 @@ class _Capture:
         """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
-        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of)
+        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned)
         self.draws = Draws(self.name, self.call.function)
         self.inputs.source_in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:
             captured = self._run(lifted)
         except BaseException as error:
+            of_journals = self.state.journals and not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)
+            if of_journals or self.state.journals.are_read:
+                self.state.forget_journals()
+                raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.inputs.check_detached(error)
             is_kept = not isinstance(error, _OF_FOREGRAD) and (
@@ -256,7 +260,7 @@ class _Capture:
             self._tell_plain_types(self.scan)
             for module, _ in list(self.scan.modules.values()):
                 self._tell_of_functions(module)
-            self.state.wrap_drawing()
+            self.state.put_stand_ins()
             with self._settings_put_back(), self.lifting, recorder:
                 try:
                     with self.options.around(), capturing(), drawing(self.draws):
@@ -269,10 +273,13 @@ class _Capture:
                     recorder.detached.explain(error)
                     raise
                 finally:
+                    self.state.journals.remove()
                     self.types.unbind()
                     self.origins.forget()
                     recorder.decisions.raise_failed()
                     self.lifting.values_asked.raise_failed()
+            if self.state.needs_another_run():
+                return None
             self.draws.check()
             check_run(self.name, call, (args, kwargs), leaves, self.reads)
             needed = views_of_written(inputs.memory, recorder)

@@ -14,10 +14,13 @@ from ...frontend.expected import ABSENT
 from ...frontend.holders import CLASS, Holder
 from ...frontend.lifted import lifted_places
 from ...frontend.reads import Reads
+from ...frontend.references import references_to
 from ...frontend.tree import LEAF, Tree, flatten
 from ...frontend.user_state import UserState, forget_written
 from ...graph.python_effects import PythonWrite, SetAttribute
+from ..options import Learned
 from ..values.draws import wrapper_of
+from .journals import Journals, grows
 from .python_writes import PythonWrites
 
 __all__ = ["PythonState"]
@@ -28,22 +31,51 @@ class PythonState:
     and the structure of the values that they write.
     """
 
-    def __init__(self, call: FlatCall, name: str, reads: Reads, real_of: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, call: FlatCall, name: str, reads: Reads, real_of: Callable[[Any], Any], learned: Learned
+    ) -> None:
         self.call = call
         self.name = name
         self.reads = reads
         self.real_of = real_of
         self.before = UserState([(call.function, name), *zip(call.leaves, call.paths, strict=True)])
+        self.learned = learned
+        self.journals = Journals(self.before, (call.only_written | learned.growing) - learned.read)
+        self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._after: list[tuple[Holder, Any]] = []
 
-    def wrap_drawing(self) -> None:
-        """Let the functions of random generators that the user's code has by a name of its own be seen to draw."""
+    def put_stand_ins(self) -> None:
+        """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
+        own, and containers that it only adds to.
+        """
+        self.journals.install()
         for holder, key in self.before.drawing:
             original = holder.before[key]
             dict.__setitem__(holder.target, key, wrapper_of(original, f"random.{original.__name__}"))
+
+    def needs_another_run(self) -> bool:
+        """The function has run. Whether it is to run again with other journals: with none of what it reads, or with
+        some of containers that it changed.
+        """
+        if self.journals.are_read:
+            self.forget_journals()
+            return True
+        found = {
+            (id(parent.target), key)
+            for holder in self.before.changed()
+            if self.call.python_effects and grows(holder)
+            for parent, key in references_to(holder.target, self.before)
+        }
+        new = found - self.learned.growing - self.learned.read - self.call.only_written
+        self.learned.growing |= new
+        return bool(new)
+
+    def forget_journals(self) -> None:
+        """The containers in whose places journals are matter for what the function does."""
+        self.learned.read |= self.learned.growing | self.call.only_written
 
     def outputs(self, result: Any) -> tuple[list[Any], list[str]]:
         """The leaves of the written values, more outputs behind those of the result, and what people call them."""
@@ -51,7 +83,7 @@ class PythonState:
             return [], []
         changed = self.before.changed()
         self._after = [(holder, holder.kind.read(holder.target)) for holder in changed]
-        if not changed:
+        if not changed and not self.journals:
             return [], []
         found = PythonWrites(
             self.name,
@@ -62,6 +94,7 @@ class PythonState:
             result,
             fills_caches=self.call.fills_caches,
         )
+        found.call_methods(self.journals.calls())
         self.writes = tuple(found.entries)
         leaves, self.spec = flatten(found.values)
         named = zip(found.paths, self.spec.children, strict=True)
@@ -79,7 +112,7 @@ class PythonState:
                     "would not repeat. Do it outside of the hook or Function."
                 )
         written = self.before.put_back()
-        forget_written(self.reads, self.before.holders)  # some hold again what they held: these were no changes
+        forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 table = gc.get_referents(vars(holder.target))[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import enum
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from ...frontend.tree import flatten
 from ...frontend.user_state import UserState
 from ...graph.python_effects import (
     AddToSet,
+    CallMethod,
     DeleteAttribute,
     DeleteItem,
     Kept,
@@ -173,6 +174,20 @@ class PythonWrites:
             for item in items:
                 self.entries.append(kind(holder.target, holder.name(), self._add(item, holder.name(), ABSENT)))
 
+    def call_methods(self, calls: Iterable[tuple[Any, str, str, tuple[Any, ...]]]) -> None:
+        """Methods that were called on containers that are only written to, see `Journals.calls`."""
+        for place, path, name, args in calls:
+            try:
+                values = tuple(self._value(arg, path) for arg in args)
+            except UnsupportedSideEffectError:
+                if self.fills_caches:
+                    self._refuse_fill(path)
+                raise
+            if isinstance(place, StatePlace):
+                self.entries.append(CallMethod(place.target, path, place.kind, place.key, name, values))
+            else:
+                self.entries.append(CallMethod(place, path, "self", None, name, values))
+
     # ---------------------------------------------------------------- values
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
@@ -193,6 +208,9 @@ class PythonWrites:
     def _add(self, value: Any, path: str, old: Any) -> int:
         if self.fills_caches and (old is ABSENT or old is None) and not is_plain(value) and not is_symbolic(value):
             self._refuse_fill(path)
+        return self._value(value, path)
+
+    def _value(self, value: Any, path: str) -> int:
         self.values.append(self._encoded(value, path))
         self.paths.append(path)
         return len(self.values) - 1
@@ -214,7 +232,8 @@ class PythonWrites:
         if cls in (dict, collections.OrderedDict):
             return cls((key, self._encoded(item, f"{path}[...]")) for key, item in value.items())
         leaves, tree = flatten(value)
-        if tree.kind == "leaf" or not all(isinstance(leaf, torch.Tensor) or is_plain(leaf) for leaf in leaves):
+        made = all(isinstance(leaf, torch.Tensor) or is_plain(leaf) or is_symbolic(leaf) for leaf in leaves)
+        if tree.kind == "leaf" or not made:
             self._refuse(value, path, "that it made")
         return value
 

@@ -1,0 +1,181 @@
+"""Containers that a run only adds to: what it does to them is noted, and compiled calls do it to what is there then.
+
+A list that grows by an item in each call is another list in each: guards on what is in it would fail every time. Where
+a run is found to change how many items a container has, it is repeated with a `Journal` in place of the container.
+Methods that give nothing (`append`, `update`, ...) and items that are set are noted, in order. Whatever else is asked
+of a journal, by Python or by an extension, is an answer that the run needs: then it is repeated once more without.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from ..._torch.plain_types import tell_type
+from ..._torch.pytree import refuse_flattening
+from ..._torch.symbols import is_symbolic
+from ...errors import UnsupportedSideEffectError
+from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
+from ...frontend.lifted import StatePlace
+from ...frontend.module_tables import TABLES
+from ...frontend.reads import Reads
+from ...frontend.references import held_in, now_at, put, references_to
+from ...frontend.user_state import UserState
+
+__all__ = ["Journals", "grows"]
+
+Identity = tuple[int, Any]
+Place = tuple[Holder, Any]
+
+_LISTS, _DICTS, _SETS = (list, collections.deque), (dict, collections.OrderedDict, collections.defaultdict), (set,)
+_KINDS = (*_LISTS, *_DICTS, collections.Counter, *_SETS)
+_WRITERS = {
+    "append": _LISTS,
+    "extend": _LISTS,
+    "insert": _LISTS,
+    "appendleft": (collections.deque,),
+    "extendleft": (collections.deque,),
+    "add": _SETS,
+    "update": (*_DICTS, collections.Counter, *_SETS),
+    "subtract": (collections.Counter,),
+    "clear": _KINDS,
+    "__setitem__": (*_DICTS, collections.Counter),
+}
+_READERS = (
+    "__len__ __iter__ __bool__ __contains__ __getitem__ __delitem__ __reversed__ __eq__ __ne__ __lt__ __le__ __gt__ "
+    "__ge__ __add__ __radd__ __mul__ __rmul__ __imul__ __or__ __ror__ __ior__ __and__ __rand__ __iand__ __sub__ "
+    "__rsub__ __isub__ __xor__ __rxor__ __ixor__ __hash__ __repr__ __str__ __format__ __reduce__ __reduce_ex__ "
+    "__copy__ __deepcopy__ __dir__ __sizeof__ __getstate__ __index__ __int__ __float__ __call__ __enter__"
+).split()
+
+
+class Journal:
+    """Stands for a container: `calls` are the methods called so far, `is_read` whether anything else was asked."""
+
+    __slots__ = ("calls", "is_read", "real")
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.is_read = False
+
+    def refuse(self, *_: Any, **__: Any) -> Any:
+        self.is_read = True
+        raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
+
+    def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kwargs or not isinstance(self.real, _WRITERS[name]) or len(args) != _COUNTS.get(name, 1):
+            self.refuse()
+        if name in ("extend", "extendleft", "update", "subtract"):
+            args = (self._snapshot(args[0]),)
+        if isinstance(self.real, (dict, set)) and name in ("add", "__setitem__"):
+            self._check_key(args[0])
+        self.calls.append((name, args))
+
+    def _snapshot(self, values: Any) -> Any:
+        """What an iterable gives now, as `extend` and `update` look at it."""
+        if isinstance(self.real, dict) and hasattr(values, "keys"):
+            return {key: values[key] for key in values.keys()}  # noqa: SIM118 - as `update` does
+        return list(values)
+
+    def _check_key(self, key: Any) -> None:
+        if is_symbolic(key):
+            return  # its number can be a key
+        try:
+            hash(key)
+        except TypeError:
+            self.refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.refuse()
+
+    def __iadd__(self, values: Any) -> Any:
+        self.write("extend", (values,), {})
+        return self
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # which `isinstance` asks for
+        return type(self.real)
+
+
+_COUNTS = {"insert": 2, "__setitem__": 2, "clear": 0}
+
+
+def _writer(name: str) -> Callable[..., None]:
+    def write(self: Journal, *args: Any, **kwargs: Any) -> None:
+        self.write(name, args, kwargs)
+
+    return write
+
+
+for _name in _READERS:
+    setattr(Journal, _name, Journal.refuse)
+for _name in _WRITERS:
+    setattr(Journal, _name, _writer(_name))
+refuse_flattening(Journal, Journal.refuse)
+tell_type(Journal, lambda journal: type(journal.real))
+
+
+def grows(holder: Holder) -> bool:
+    """Whether a run changed how many items a container of the user's has, or what is in one that keeps the last few."""
+    if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
+        return False
+    return len(holder.target) != len(holder.before) or holder.kind is DEQUE
+
+
+class Journals:
+    """Those of one run. `wanted`: the places of containers that earlier runs found to grow."""
+
+    def __init__(self, state: UserState, wanted: Collection[Identity]) -> None:
+        self.made: list[tuple[Journal, list[Place]]] = []
+        known: set[int] = set()
+        for holder in state.holders if wanted else ():
+            for key, value in held_in(holder):
+                if (id(holder.target), key) in wanted and type(value) in _KINDS and id(value) not in known:
+                    known.add(id(value))
+                    places = references_to(value, state)
+                    if places:
+                        self.made.append((Journal(value), places))
+
+    def __bool__(self) -> bool:
+        return bool(self.made)
+
+    def tell(self, reads: Reads) -> None:
+        """What is in these containers does not matter; where one has a single place, nor does which it is."""
+        for journal, places in self.made:
+            reads.stand_ins[id(journal)] = journal.real
+            reads.unread[id(journal.real)] = _place_of(places) is not None
+
+    def install(self) -> None:
+        for journal, places in self.made:
+            for holder, key in places:
+                put(holder, key, journal)
+
+    def remove(self) -> None:
+        """The run is over: the containers are back, where the run left the journals in their places."""
+        for journal, places in self.made:
+            for holder, key in places:
+                if now_at(holder, key) is journal:
+                    put(holder, key, journal.real)
+
+    @property
+    def are_read(self) -> bool:
+        return any(journal.is_read for journal, _ in self.made)
+
+    def calls(self) -> Iterator[tuple[StatePlace | Any, str, str, tuple[Any, ...]]]:
+        """Each call that was noted: where the container is, or itself, what people call it, method, arguments."""
+        for journal, places in self.made:
+            holder, key = places[0]
+            for name, args in journal.calls:
+                yield _place_of(places) or journal.real, holder.path(key), name, args
+
+
+def _place_of(places: list[Place]) -> StatePlace | None:
+    """The place of a container that has a single one, which code can write out."""
+    (holder, key), *others = places
+    if others:
+        return None
+    if holder.kind in (DICT, NAMESPACE):
+        return StatePlace("item", holder.target, key, holder.path(key))
+    return StatePlace("cell", holder.target, None, holder.name()) if holder.kind is CELL else None
