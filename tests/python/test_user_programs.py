@@ -17,7 +17,7 @@ def test_as_in_eager(name):
     assert bool(eager) is bool(warned) is (name in programs.EAGER), warned
 
 
-@pytest.mark.parametrize("name", list(ALL)[::6])
+@pytest.mark.parametrize("name", [name for name in list(ALL)[::6] if name not in programs.OF_DYNAMO])
 def test_through_torch_compile(name):
     said, *_ = programs.check(ALL[name], name, programs.through_dynamo)
     assert said is None

@@ -49,8 +49,29 @@ EAGER = {  # those that may run eagerly
     "read under another name",
     "read by a partial function",
     "read by a made-up name",
-    "a window that slides",
+    "lazy modules",
+    "a cache object",
+    "an output class left",
+    "a namespace left",
+    "objects in a list",
+    "mixup",
+    "an array of noise",
+    "torch.tensor of an array",
+    "as_tensor",
+    "gumbel with numpy",
+    "generator's number",
+    "generator's permutation",
+    "masked by an array",
+    "masked by chance, in numbers",
+    "choice of numpy",
+    "a seeded generator made in the call",
+    "legacy state",
+    "a counter in a Function's backward",
+    "gradients kept by a hook",
+    "gradients appended by a backward hook",
 }
+
+OF_DYNAMO = {"lazy modules"}  # those that differ from eager with each backend of Dynamo's
 
 
 def world_of(text, name):

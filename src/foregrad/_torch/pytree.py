@@ -16,7 +16,7 @@ def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], C
     return None if node is None else (node.flatten_fn, node.unflatten_fn)
 
 
-def refuse_flattening(cls: type, refuse: Callable[[Any], Any]) -> None:
+def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
     """PyTorch's pytree takes objects of unknown classes for leaves, by their type: of this class, it asks `refuse`."""
     pytree.register_pytree_node(cls, refuse, refuse)
 
