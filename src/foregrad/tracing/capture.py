@@ -32,7 +32,6 @@ from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
-from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths
 from ..interrupts import held, is_interrupt, note_escaping, runs_user_code
 from .assembly import Assembly
@@ -77,13 +76,9 @@ from .values.sizes import OpenSizes
 
 __all__ = ["Captured", "capture_call"]
 
-aten = torch.ops.aten
-_NOWHERE = GradientPaths(frozenset(), frozenset())
-
 _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 _REPLAY = "view replay"  # a setting of which a capture has its own
 _MOST_RUNS = 1000  # each learns of one more tensor, or of none
-_NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,16 +198,14 @@ class _Capture:
         """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
-        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned)
+        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers)
         self.draws = Draws(self.name, self.call.function)
         self.inputs.source_in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:
             captured = self._run(lifted)
         except BaseException as error:
-            of_journals = self.state.journals and not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)
-            if of_journals or self.state.journals.are_read:
-                self.state.forget_journals()
+            if self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.inputs.check_detached(error)

@@ -27,16 +27,14 @@ class Options:
 class Learned:
     """What makes the next run another one.
 
-    `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `growing`: places of containers
-    that change how many items they have; `read`: those of them that the function reads, see `Journals`.
-    `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
-    gradients change in place.
+    `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the places of those
+    that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
+    replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
     whole: set[int] = dataclasses.field(default_factory=set)
     viewed: set[int] = dataclasses.field(default_factory=set)
     late: set[int] = dataclasses.field(default_factory=set)
-    growing: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
-    read: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
+    containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     replays_views: bool = True

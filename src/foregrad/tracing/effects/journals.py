@@ -23,7 +23,7 @@ from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.user_state import UserState
 
-__all__ = ["Journals", "grows"]
+__all__ = ["Identity", "Journals", "grows"]
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]

@@ -18,9 +18,8 @@ from ...frontend.references import references_to
 from ...frontend.tree import LEAF, Tree, flatten
 from ...frontend.user_state import UserState, forget_written
 from ...graph.python_effects import PythonWrite, SetAttribute
-from ..options import Learned
 from ..values.draws import wrapper_of
-from .journals import Journals, grows
+from .journals import Identity, Journals, grows
 from .python_writes import PythonWrites
 
 __all__ = ["PythonState"]
@@ -32,15 +31,20 @@ class PythonState:
     """
 
     def __init__(
-        self, call: FlatCall, name: str, reads: Reads, real_of: Callable[[Any], Any], learned: Learned
+        self,
+        call: FlatCall,
+        name: str,
+        reads: Reads,
+        real_of: Callable[[Any], Any],
+        containers: dict[Identity, bool],
     ) -> None:
         self.call = call
         self.name = name
         self.reads = reads
         self.real_of = real_of
         self.before = UserState([(call.function, name), *zip(call.leaves, call.paths, strict=True)])
-        self.learned = learned
-        self.journals = Journals(self.before, (call.only_written | learned.growing) - learned.read)
+        self.containers = containers  # see `Learned`: more become known
+        self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
         self.writes: tuple[PythonWrite, ...] = ()
@@ -69,13 +73,24 @@ class PythonState:
             if self.call.python_effects and grows(holder)
             for parent, key in references_to(holder.target, self.before)
         }
-        new = found - self.learned.growing - self.learned.read - self.call.only_written
-        self.learned.growing |= new
+        new = found - self.containers.keys() - self.call.only_written
+        self.containers.update(dict.fromkeys(new, False))
         return bool(new)
+
+    def _only_written(self) -> set[Identity]:
+        tried = {place for place, is_read in self.containers.items() if not is_read}
+        return tried | (self.call.only_written - self.containers.keys())
+
+    def stumbled(self, *, is_foreign: bool) -> bool:
+        """A run raised. Whether the error may be due to its journals: then it is to run again without."""
+        if not self.journals.are_read and not (is_foreign and self.journals):
+            return False
+        self.forget_journals()
+        return True
 
     def forget_journals(self) -> None:
         """The containers in whose places journals are matter for what the function does."""
-        self.learned.read |= self.learned.growing | self.call.only_written
+        self.containers.update(dict.fromkeys(self._only_written(), True))
 
     def outputs(self, result: Any) -> tuple[list[Any], list[str]]:
         """The leaves of the written values, more outputs behind those of the result, and what people call them."""
