@@ -1,5 +1,8 @@
 """What a call leaves behind in Python is left behind by every compiled call: a table of programs against eager."""
 
+import collections
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +118,43 @@ def test_what_a_hook_in_the_backward_writes_is_refused():
         compiled(x).backward()
     assert torch.equal(kept["g"], torch.ones(2))
     assert not isinstance(kept["g"], torch._subclasses.FakeTensor)
+
+
+@pytest.mark.parametrize("kind", [dict, list, set, collections.OrderedDict])
+def test_an_empty_container_in_two_places_gets_its_item_once(kind):
+    both = kind()
+    model = nn.Identity()
+    model.first, model.second = both, [both]
+
+    def fill(x):
+        if isinstance(both, dict):
+            model.first["seen"] = 1
+        else:
+            (both.append if isinstance(both, list) else both.add)("seen")
+        return x * 2
+
+    compiled = foregrad.compile(lambda x: fill(model(x)), backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in range(1, 4):
+            compiled(torch.ones(2))
+            assert len(both) == (n if kind is list else 1)
+            assert model.first is both
+            assert model.second == [both]
+
+
+def test_an_empty_container_that_is_emptied_again_was_not_written():
+    pending, model = [], nn.Linear(2, 2)
+
+    def step(x):
+        pending.append(x)
+        try:
+            return model(pending[-1])
+        finally:
+            pending.clear()
+
+    compiled = foregrad.compile(step, backend="eager", on_unsupported="raise")
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert len(compiled.foregrad.specializations) == 1
+    assert pending == []

@@ -6,6 +6,7 @@ A table: how each is read, and how it is written. Checked on torch 2.13.0; what 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -242,12 +243,12 @@ _CHEAP: dict[str, Callable[[], Any]] = {
     "flushing of denormal numbers": _flushes_denormals,
     "the number of threads": torch.get_num_threads,
     "oneDNN": _C._get_mkldnn_enabled,
-    "float32 precisions": lambda: _C._get_fp32_precision_getter("mkldnn", "matmul"),
+    "float32 precisions": functools.partial(_C._get_fp32_precision_getter, "mkldnn", "matmul"),
 }
 _FLAGS = ["deterministic oneDNN", "NNPACK", "half precision sums on the CPU"]
 if torch.cuda.is_available():
-    _CHEAP["float32 matmul precision"] = lambda: _C._get_fp32_precision_getter("cuda", "matmul")
-    _CHEAP["TF32 in cuDNN"] = lambda: _C._get_fp32_precision_getter("cuda", "conv")
+    _CHEAP["float32 matmul precision"] = functools.partial(_C._get_fp32_precision_getter, "cuda", "matmul")
+    _CHEAP["TF32 in cuDNN"] = functools.partial(_C._get_fp32_precision_getter, "cuda", "conv")
     _FLAGS += ["cuDNN", "deterministic cuDNN", "cuDNN's benchmarks", "half precision accumulation"]
 _CHEAP.update((name, _SETTINGS[name][0]) for name in _FLAGS if name in _SETTINGS)
 ARITHMETIC = tuple(_CHEAP)

@@ -47,10 +47,12 @@ def is_slot(cls: type, name: str) -> bool:
 
 def functions_held_by(module: Any) -> Iterator[types.FunctionType]:
     """The functions among a module's own attributes, and in lists, tuples and dicts there; PyTorch's apart."""
-    for held in list(vars(module).values()):
-        values = held.values() if type(held) is dict else held if type(held) in (list, tuple) else (held,)
-        for value in list(values)[:_MOST_HELD]:
-            while isinstance(value, (types.MethodType, functools.partial)):
-                value = value.__func__ if isinstance(value, types.MethodType) else value.func
-            if isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] != "torch":
+    for held in list(object.__getattribute__(module, "__dict__").values()):
+        cls = type(held)
+        values = list(held.values()) if cls is dict else held if cls in (list, tuple) else (held,)
+        for value in values[:_MOST_HELD]:
+            # By the type: `isinstance` asks modules for their class, each of which answers slowly.
+            while (cls := type(value)) is types.MethodType or issubclass(cls, functools.partial):
+                value = value.__func__ if cls is types.MethodType else value.func
+            if cls is types.FunctionType and str(value.__module__).partition(".")[0] != "torch":
                 yield value

@@ -59,7 +59,7 @@ class Expected:
         self.pinned: Any = None
         if value is ABSENT:
             self.kind, self.value = "absent", None
-        elif isinstance(value, torch.Tensor):
+        elif issubclass(type(value), torch.Tensor):
             self.kind, self.value, self.pinned = "tensor", type(value), value
         elif is_plain(value):
             self.kind, self.value = "equal", value
@@ -198,7 +198,11 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is complex:
         return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if type(a) is frozenset:
-        return a == b and {(type(x), x) for x in a} == {(type(x), x) for x in b}
+        if a != b:
+            return False
+        kinds = {*map(type, a)}
+        of_one_type = len(kinds) < 2 and kinds == {*map(type, b)}
+        return of_one_type or {(type(x), x) for x in a} == {(type(x), x) for x in b}
     if is_number_of_numpy(a):
         return bool(a.tobytes() == b.tobytes())
     if type(a) is range:  # ranges are equal by their items, whatever they were made of
@@ -210,12 +214,13 @@ def same_value(a: Any, b: Any) -> bool:
 
 def describe(value: Any) -> str:
     """Short text for messages."""
-    if isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__}"
-    if isinstance(value, (types.FunctionType, type)):
+    cls = type(value)  # not `isinstance`, for which modules are asked for their class, and answer slowly
+    if issubclass(cls, torch.Tensor):
+        return f"a {cls.__name__}"
+    if issubclass(cls, (types.FunctionType, type)):
         return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:
-        return f"a {type(value).__name__} (at {id(value):#x})"  # its repr may run code of the user's
+        return f"a {cls.__name__} (at {id(value):#x})"  # its repr may run code of the user's
     try:
         text = repr(value)
     except ValueError:  # an integer of too many digits

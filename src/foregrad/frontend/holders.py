@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import operator
 import random
 import types
@@ -30,6 +31,7 @@ __all__ = [
     "SLOTS",
     "Holder",
     "Kind",
+    "dict_of_class",
     "is_import",
     "slots_of",
 ]
@@ -40,13 +42,18 @@ class Holder:
 
     __slots__ = ("before", "kind", "parent", "step", "style", "target")
 
-    def __init__(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> None:
+    def __init__(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, before: Any) -> None:
         self.kind = kind
         self.target = target
         self.parent = parent
         self.step = step
         self.style = style  # how people write an item of it: "attr", "item", "name" or "" for itself
-        self.before = kind.read(target)
+        self.before = before
+
+    @property
+    def place(self) -> Any:
+        """What `Reads` knows it by: of a class, the dict behind it."""
+        return dict_of_class(self.target) if self.kind is CLASS else self.target
 
     def name(self) -> str:
         """What people call it."""
@@ -81,6 +88,8 @@ class Kind:
 def _read_dict(table: Any) -> dict[Any, Any]:
     if type(table) is dict:
         return table.copy()  # in one piece, whatever other threads write
+    if type(table) is collections.OrderedDict:
+        return dict(table)
     keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
     return {key: dict.__getitem__(table, key) for key in keys}
 
@@ -198,6 +207,11 @@ def _put_back_slots(value: Any, before: dict[str, Any]) -> None:
             slot.__delete__(value) if before[name] is ABSENT else slot.__set__(value, before[name])
 
 
+def dict_of_class(cls: type) -> Any:
+    """The dict of which `vars(cls)` is a view."""
+    return gc.get_referents(type.__dict__["__dict__"].__get__(cls))[0]
+
+
 def _read_class(cls: type) -> dict[str, Any]:
     return dict(type.__dict__["__dict__"].__get__(cls))
 
@@ -241,7 +255,15 @@ def _numpy_state(generator: Any) -> Any:
 
 
 def _same_numpy_state(generator: Any, before: Any) -> bool:
-    return repr(_numpy_state(generator)) == repr(before)
+    return _same_state(_numpy_state(generator), before)
+
+
+def _same_state(now: Any, before: Any) -> bool:
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(_same_state(now[key], before[key]) for key in now)
+    if isinstance(now, (tuple, list)):
+        return len(now) == len(before) and all(map(_same_state, now, before))
+    return _same_numbers(now, before) if hasattr(now, "tobytes") else _same(now, before)
 
 
 def _put_back_numpy_state(generator: Any, before: Any) -> None:

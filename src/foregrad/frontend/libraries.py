@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import decimal
+import functools
 import io
 import logging
 import sys
@@ -38,7 +39,12 @@ _FIXED = set(
 
 def is_outside(module: Any) -> bool:
     """Whether a module's name says that its globals are not the user's."""
-    return not isinstance(module, str) or module.partition(".")[0] in _OUTSIDE
+    return not isinstance(module, str) or _is_name_outside(module)
+
+
+@functools.lru_cache(4096)
+def _is_name_outside(module: str) -> bool:
+    return module.partition(".")[0] in _OUTSIDE
 
 
 def keeps_options(value: Any) -> bool:

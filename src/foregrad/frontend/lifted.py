@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
-from .holders import NUMPY_RANDOM, RANDOM
+from .holders import NUMPY_RANDOM, RANDOM, dict_of_class
 from .opaque import used_up
 
 __all__ = [
@@ -58,7 +57,7 @@ class StatePlace:
         """The place as `Reads` knows it."""
         target = self.target
         if isinstance(target, type):
-            target = gc.get_referents(vars(target))[0]
+            target = dict_of_class(target)
         return id(target), "cell_contents" if self.kind == "cell" else self.key
 
 

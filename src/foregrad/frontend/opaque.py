@@ -91,7 +91,7 @@ _AT_ONCE = 1 << 17  # a megabyte: both pieces stay in the processor's cache
 def is_number_of_numpy(value: Any) -> bool:
     """Whether it is a NumPy scalar: immutable, and compared by value."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic) and not value.dtype.hasobject
+    return numpy is not None and issubclass(type(value), numpy.generic) and not value.dtype.hasobject
 
 
 # -------------------------------------------------------------------- what is used up

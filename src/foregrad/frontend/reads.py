@@ -188,8 +188,10 @@ class Reads:
 
     def contents(self, value: Any, name: str) -> None:
         """Note all that is in a container, if it is one, and what else there is to tell of an object."""
-        if is_plain(value) or isinstance(value, (torch.Tensor, type, types.FunctionType)):
+        if is_plain(value) or issubclass(type(value), (torch.Tensor, type, types.FunctionType)):
             return
+        if _is_only_module(type(value)):
+            return  # it is asked attribute by attribute
         if isinstance(value, tuple):
             for index, item in enumerate(stored(value)):
                 self.contents(item, f"{name}[{index}]")
@@ -304,7 +306,7 @@ class Reads:
             return  # see Watch: all hooks of all modules
         if (id(module), name) in self._noted or id(module) in self.made_here:
             return
-        if isinstance(module, torch.jit.ScriptModule):
+        if issubclass(type(module), torch.jit.ScriptModule):
             found = scripted_place(module, name)
             if found is not None and found[1] == "object":
                 self.note_scripted(found[0], name)
@@ -371,6 +373,11 @@ class Reads:
         for place in self.places.values():
             if place.owner is not None and place.owner in names:
                 place.name = names[place.owner]
+
+
+def _is_only_module(cls: type) -> bool:
+    """Whether objects of a class are modules, with nothing of a container or another type of C's."""
+    return issubclass(cls, torch.nn.Module) and cls.__basicsize__ == torch.nn.Module.__basicsize__
 
 
 def _way_to(tensor: torch.Tensor, value: Any, depth: int = 3) -> tuple[tuple[str, int], ...] | None:

@@ -60,6 +60,8 @@ _ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, s
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 _ATOMS |= {torch.Tensor, torch.nn.Parameter, type(NotImplemented), types.GetSetDescriptorType}
 _BUFFERS = (bytearray, array.array)
+# As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
+_OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list: LIST, set: SET}
 
 _names_of_code: dict[int, tuple[frozenset[str], types.CodeType]] = {}  # the code keeps its id its own
 
@@ -82,10 +84,10 @@ def forget_written(reads: Reads, state: UserState) -> None:
     """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
     does not depend on what was there before.
     """
-    for holder in state.holders:
-        target = gc.get_referents(vars(holder.target))[0] if holder.kind is CLASS else holder.target
-        place = reads.places.get(id(target))
-        if place is None or place.kind == "asked" or place.difference() is None:
+    held = {id(holder.place) for holder in state.holders}
+    held.update(id(container) for container, _, _ in state.empty)
+    for place in [place for place in reads.places.values() if id(place.holder) in held]:
+        if place.kind == "asked" or place.difference() is None:
             continue
         for key in [key for key, expected in place.items.items() if not expected.holds(place.look(key))]:
             _forget_contents(reads, place.items.pop(key).before(), state)
@@ -107,29 +109,45 @@ class UserState:
 
     def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
         self.holders: list[Holder] = []
+        self.empty: list[tuple[Any, Holder, Any]] = []  # containers with nothing in them, and where they are
         self._seen: dict[int, Any] = {}
-        self._names: set[str] = {"forward", "__call__"}
-        self._tables: list[tuple[Any, Holder, set[str]]] = []  # whose items are looked at where code names them
+        self._names: set[str] = set()  # those in code, looked up wherever they may be
+        self._new_names: set[str] = {"forward", "__call__"}
+        self._unnamed: dict[str, list[tuple[Any, Holder]]] = {}  # in namespaces and classes, until code names them
+        self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self._tensors: dict[int, tuple[Holder, Any]] = {}
         self.drawing: list[tuple[Holder, Any]] = []  # where functions of random generators are held
         self._slots: dict[type, bool] = {}
+        self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
+            (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
+            (frozenset, self._items), (collections.deque, self._deque), (types.CellType, self._cell),
+            (types.FunctionType, self._function), (types.MethodType, self._method),
+            (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
+            (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
+            (random.Random, self._random),
+        )  # fmt: skip
         self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
         self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
         self._walk()
-        self._tables.clear()
+        self._unnamed.clear()
 
     # ---------------------------------------------------------------- afterwards
 
     def changed(self) -> list[Holder]:
         """The holders that are not as they were."""
+        filled = [found for found in self.empty if found[0]]
+        if filled:
+            self.empty = [found for found in self.empty if not found[0]]
+            for value, parent, step in filled:
+                kind = _OFTEN_EMPTY[type(value)]
+                style, before = "" if kind is SET else "item", kind.read(type(value)())
+                self.holders.append(Holder(kind, value, parent, step, style, before))
         return [holder for holder in self.holders if not holder.kind.same(holder.target, holder.before)]
 
-    def put_back(self) -> list[Holder]:
-        """Everything as it was; the holders that were not."""
-        changed = self.changed()
-        for holder in changed:
+    def put_back(self, changed: list[Holder] | None = None) -> None:
+        """Everything as it was, or these."""
+        for holder in self.changed() if changed is None else changed:
             holder.kind.put_back(holder.target, holder.before)
-        return changed
 
     def knows(self, value: Any) -> bool:
         """Whether an object was met in the walk: it is older than the run."""
@@ -146,9 +164,8 @@ class UserState:
         holder, key = self._tensors.get(id(tensor), (None, None))
         if holder is None:
             return None
-        target = gc.get_referents(vars(holder.target))[0] if holder.kind is CLASS else holder.target
         step = "attr" if holder.kind in (SLOTS, CELL) else "item"
-        return Source(Closure(holder.path(key)), target, ((step, key),))
+        return Source(Closure(holder.path(key)), holder.place, ((step, key),))
 
     def _held_tensors(self) -> Iterator[tuple[Holder, Any, torch.Tensor]]:
         for holder in self.holders:
@@ -185,26 +202,26 @@ class UserState:
 
     def _named_items(self) -> bool:
         """Go on to the items of namespaces and classes that code met since names."""
-        for table, holder, done in self._tables:
-            for name in (self._names & table.keys()) - done:
-                done.add(name)
-                value = table[name]
-                if type(value) not in _ATOMS:
+        self._names |= self._new_names
+        found = self._new_names & self._unnamed.keys()
+        self._new_names = set()
+        self._stack += [(value, holder, name) for name in found for value, holder in self._unnamed.pop(name)]
+        return bool(found)
+
+    def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
+        """Items that matter where code names them."""
+        for name, value in items:
+            if type(value) not in _ATOMS:
+                if name in self._names:
                     self._stack.append((value, holder, name))
-        return bool(self._stack)
+                else:
+                    self._unnamed.setdefault(name, []).append((value, holder))
 
     def _action(self, value: Any, cls: type) -> Callable[[Any, Holder | None, Any], None] | None:
         """What is done with a value of this class."""
         if issubclass(cls, torch.Tensor):
             return None
-        for base, action in (
-            (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
-            (frozenset, self._items), (collections.deque, self._deque), (types.CellType, self._cell),
-            (types.FunctionType, self._function), (types.MethodType, self._method),
-            (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
-            (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
-            (random.Random, self._random),
-        ):  # fmt: skip
+        for base, action in self._by_base:
             if issubclass(cls, base):
                 return action
         if cls is types.BuiltinFunctionType:
@@ -226,12 +243,20 @@ class UserState:
         return None if is_outside(cls.__module__) and not issubclass(cls, BAGS) else self._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
-        holder = Holder(kind, target, parent, step, style)
+        holder = Holder(kind, target, parent, step, style, kind.read(target))
         self.holders.append(holder)
         return holder
 
     def _push(self, holder: Holder, items: Iterable[tuple[Any, Any]]) -> None:
-        self._stack += [(value, holder, key) for key, value in items if type(value) not in _ATOMS]
+        stack, seen = self._stack, self._seen
+        for key, value in items:
+            cls = type(value)
+            if cls in _OFTEN_EMPTY and not value:
+                if id(value) not in seen:
+                    seen[id(value)] = value
+                    self.empty.append((value, holder, key))
+            elif cls not in _ATOMS:
+                stack.append((value, holder, key))
 
     def _dict(self, value: Any, parent: Holder | None, step: Any) -> None:
         if value is vars(builtins):  # in which a capture replaces `print`
@@ -295,7 +320,8 @@ class UserState:
             holder = self._hold(DICT, table, parent, step, "attr")
             self._push(holder, holder.before.items())
         cls = type(value)
-        self._stack.append((cls, None, cls.__name__))
+        if id(cls) not in self._seen:
+            self._stack.append((cls, None, cls.__name__))
         if cls not in self._slots:
             self._slots[cls] = bool(slots_of(cls))
         if self._slots[cls]:
@@ -326,14 +352,20 @@ class UserState:
         self._stack += [(value.__func__, None, value.__func__), (value.__self__, None, "self")]
 
     def _function(self, function: Any, parent: Holder | None, step: Any) -> None:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._stack.append((cell, None, name))
+        closure, table = function.__closure__, function.__globals__
+        if closure:
+            for name, cell in zip(function.__code__.co_freevars, closure, strict=True):
+                self._stack.append((cell, None, name))
         if function.__dict__:
             self._stack.append((function.__dict__, None, function.__name__))
-        if is_outside(function.__globals__.get("__name__", "")):
+        is_own = self._own_globals.get(id(table))
+        if is_own is None:
+            is_own = self._own_globals[id(table)] = not is_outside(table.get("__name__", ""))
+            if is_own:
+                self._namespace(table, None, "", "name")
+        if not is_own:
             return
-        self._names |= _names(function.__code__)
-        self._namespace(function.__globals__, None, "", "name")
+        self._new_names |= _names(function.__code__)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._stack.append((defaults, None, f"default of {function.__name__}"))
@@ -350,7 +382,7 @@ class UserState:
             return
         self._seen[id(table)] = table
         holder = self._hold(NAMESPACE, table, parent, step or None, style)
-        self._tables.append((holder.before, holder, set()))
+        self._look_up(holder, holder.before.items())
 
     def _class(self, cls: type, parent: Holder | None, step: Any) -> None:
         for base in cls.__mro__:
@@ -358,7 +390,8 @@ class UserState:
                 continue
             self._seen[id(base)] = base
             holder = self._hold(CLASS, base, None, base.__name__, "attr")
-            own = holder.before
-            done = {name for name, item in own.items() if isinstance(item, types.FunctionType) and name[:2] != "__"}
-            self._tables.append((own, holder, own.keys() - done))
-            self._push(holder, ((name, item) for name, item in own.items() if name not in done))
+            items = holder.before.items()
+            # Methods are looked at where code names them, special ones always.
+            methods = {name: item for name, item in items if type(item) is types.FunctionType and name[:2] != "__"}
+            self._look_up(holder, methods.items())
+            self._push(holder, [(name, item) for name, item in items if name not in methods])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -120,18 +119,18 @@ class PythonState:
         if not self.call.python_effects:
             return
         seen = {id(holder): value for holder, value in self._after}
-        for holder in self.before.changed():
+        written = self.before.changed()
+        for holder in written:
             if not self._is_still(holder, seen.get(id(holder), holder.before)):
                 raise UnsupportedSideEffectError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
                     "would not repeat. Do it outside of the hook or Function."
                 )
-        written = self.before.put_back()
+        self.before.put_back(written)
         forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is CLASS:  # who reads its attributes by way of `type(self)` is not seen
-                table = gc.get_referents(vars(holder.target))[0]
-                place = self.reads.place(table, "dict", holder.target.__name__, "attr")
+                place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
                 for write in self.writes:
                     if isinstance(write, SetAttribute) and write.target is holder.target:
                         self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
