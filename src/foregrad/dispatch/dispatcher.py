@@ -276,36 +276,34 @@ class Dispatcher:
                 call, python_effects=True, fills_caches=fills, only_written=frozenset(self._only_written)
             )
             specialization = self.specialize(call)
-        except EscapedTensorError as found:
-            self._fills_in_a_row += 1
-            self._note_eager(found)
-            return None
-        except DrawsFound as found:
-            self.compilations.pop()
-            return None if self.inner is None and self._lift(found.draws) else self._refused(found)
-        except DrawsDiffer:
-            self.compilations.pop()
-            raise
-        except CheckFailed:  # eager raises, or the function catches it
-            self.compilations.pop()
-            return None
         except Exception as error:
-            if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
-                self._note_eager(error)
-                return None
-            if not self._is_refusal(error):
-                raise
-            if isinstance(error, ProgramOutputError) and not self._has_output:
-                self._has_output = True  # perhaps only the first call says something
-                self.compilations.pop()
-                self.refusals.count_only(str(error))
-                return None
-            self.compilations.pop()
-            return error
+            self.compilations.pop()  # no graph
+            return self._without_graph(error)
         self._fills_in_a_row = 0
         self._only_written |= only_written_by(specialization)
         self._add(specialization)
         return specialization
+
+    def _without_graph(self, error: Exception) -> Exception | None:
+        """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""
+        if isinstance(error, DrawsFound):
+            return None if self.inner is None and self._lift(error.draws) else self._refused(error)
+        if isinstance(error, CheckFailed):  # eager raises, or the function catches it
+            return None
+        if isinstance(error, EscapedTensorError):
+            self._fills_in_a_row += 1
+            self._note_eager(error)
+            return None
+        if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
+            self._note_eager(error)
+            return None
+        if isinstance(error, DrawsDiffer) or not self._is_refusal(error):
+            raise error
+        if isinstance(error, ProgramOutputError) and not self._has_output:
+            self._has_output = True  # perhaps only the first call says something
+            self.refusals.count_only(str(error))
+            return None
+        return error
 
     def _refused(self, found: DrawsFound) -> Exception:
         error = UnsupportedSideEffectError(
@@ -327,14 +325,13 @@ class Dispatcher:
 
     def _note_eager(self, found: UnsupportedError) -> None:
         """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
-        self.compilations.pop()
         self._fills += 1
         is_over = self._fills > self.config.recompile_limit
         if is_over and self.config.error_on_recompile_limit:
             raise found
         if not self._warned and (is_over or isinstance(found, TensorTextError)):
             self._warned = True
-            warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=6)
+            warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=7)
 
     def _leave_unrepeated(self, specialization: Specialization) -> None:
         """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""

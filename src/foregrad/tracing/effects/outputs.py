@@ -96,15 +96,15 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     for key, group in tensors.items():
         first = group[0].tensor
         analysis.inference[bases[key].output if key in bases else analysis.by_fake[id(first)]] = first.is_inference()
-    number = {id(r): i for i, r in enumerate(inputs.records)}
+    run = _Run(recorder, inputs, analysis, {id(r): i for i, r in enumerate(inputs.records)}, bases)
     for leaf, path in zip(leaves, paths, strict=True):
-        analysis.outputs.append(_output(recorder, inputs, analysis, number, bases, leaf, path))
+        analysis.outputs.append(_output(run, leaf, path))
         if isinstance(analysis.outputs[-1], AliasOutput):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
         if recorder.writes.replaced and isinstance(leaf, FakeTensor):
             _check_counter(recorder, inputs, analysis.outputs[-1], leaf)
     for index, stand_in in zip(analysis.replaced, stand_ins, strict=True):
-        info = _tensor_output(recorder, inputs, analysis, number, bases, stand_in, str(inputs.records[index].slot))
+        info = _tensor_output(run, stand_in, str(inputs.records[index].slot))
         analysis.replacements.append(replacement_of(recorder, analysis, index, inputs.records, info))
     analysis.replacements = in_order(analysis.replacements)
     check_histories(analysis, inputs, through_bases, recorder.writes)
@@ -116,19 +116,25 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 # -------------------------------------------------------------------- outputs
 
 
-def _output(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    number: dict[int, int],
-    bases: dict[int, BaseOutput],
-    leaf: Any,
-    path: str,
-) -> OutputInfo:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """What is known of the run that gave the outputs. `number`: by the id of its record, which input it is; `bases`: by
+    the id of a storage that is no input's, what gives it.
+    """
+
+    recorder: Recorder
+    inputs: Inputs
+    analysis: Analysis
+    number: dict[int, int]
+    bases: dict[int, BaseOutput]
+
+
+def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
+    inputs, number = run.inputs, run.number
     if isinstance(leaf, torch.SymFloat):
-        value = recorder.decisions.numbers.entry_of(leaf)
+        value = run.recorder.decisions.numbers.entry_of(leaf)
         if isinstance(value, Entry):
-            return GraphOutput(path, analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
+            return GraphOutput(path, run.analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
@@ -139,21 +145,14 @@ def _output(
         number[id(record)] = len(inputs.records) - 1
     if record is not None:
         return InputOutput(path, number[id(record)])
-    return _tensor_output(recorder, inputs, analysis, number, bases, leaf, path)
+    return _tensor_output(run, leaf, path)
 
 
-def _tensor_output(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    number: dict[int, int],
-    bases: dict[int, BaseOutput],
-    leaf: torch.Tensor,
-    path: str,
-) -> OutputInfo:
+def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
+    recorder, inputs = run.recorder, run.inputs
     old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.writes.replaced and is_view(leaf):
-        _check_memory(recorder, inputs, analysis, bases, leaf, path)
+        _check_memory(run, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.changed_at or not allows_writes(leaf)):
             raise UnsupportedAliasError(
@@ -171,9 +170,9 @@ def _tensor_output(
                 f"the output {path} is given other memory by `set_` with gradients, which has no derivative, at "
                 f"{recorder.writes.where(leaf)}, and is written to with gradients then: detach it before."
             )
-        alias = _what_it_was(recorder, inputs, analysis, number, bases, old, path)
+        alias = _what_it_was(run, old, path)
         if alias is None:
-            info = _memory(recorder, inputs, analysis, number, bases, leaf, path)
+            info = _memory(run, leaf, path)
             given = inputs.records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
             if given is not None and is_set and has_undefined_gradient_of(leaf) and not given.real.requires_grad:
                 raise UnsupportedAliasError(
@@ -189,7 +188,7 @@ def _tensor_output(
                 f"the output {path} is detached memory that was written to with gradients, and is given other memory "
                 f"(`.data = ...`, `set_`) at {recorder.writes.where(leaf)}: return a copy."
             )
-        memory = _memory(recorder, inputs, analysis, number, bases, leaf, path)
+        memory = _memory(run, leaf, path)
         return dataclasses.replace(
             alias,
             leaf=is_marked(leaf),
@@ -197,25 +196,17 @@ def _tensor_output(
             memory_is_set=is_set,
             memory_is_barred=is_set and has_undefined_gradient_of(leaf),
         )
-    return _memory(recorder, inputs, analysis, number, bases, leaf, path)
+    return _memory(run, leaf, path)
 
 
-def _what_it_was(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    number: dict[int, int],
-    bases: dict[int, BaseOutput],
-    old: Value,
-    path: str,
-) -> AliasOutput | None:
+def _what_it_was(run: _Run, old: Value, path: str) -> AliasOutput | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
     if old.storage.is_input:
-        return _input_alias(recorder, inputs, analysis, number, old, path)
-    index, above = _replaced_above(recorder, inputs, analysis, old)
+        return _input_alias(run, old, path)
+    index, above = _replaced_above(run, old)
     if above is not None:
         return AliasOutput(path, index, None, steps_between(old, above), after_replacement=True)
-    base = bases.get(id(old.storage))
+    base = run.bases.get(id(old.storage))
     if base is None:
         return None
     return AliasOutput(
@@ -223,41 +214,35 @@ def _what_it_was(
     )
 
 
-def _replaced_above(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value) -> tuple[int, Value | None]:
+def _replaced_above(run: _Run, value: Value) -> tuple[int, Value | None]:
     """The input that is another tensor by now and that `value` is a view of, and what it is."""
-    replaced = {id(recorder.values[id(inputs.records[index].stand_in)]): index for index in analysis.replaced}
+    values, records = run.recorder.values, run.inputs.records
+    replaced = {id(values[id(records[index].stand_in)]): index for index in run.analysis.replaced}
     for above in chain_of(value)[1:] if replaced else ():
         if id(above) in replaced:
             return replaced[id(above)], above
     return -1, None
 
 
-def _memory(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    number: dict[int, int],
-    bases: dict[int, BaseOutput],
-    leaf: torch.Tensor,
-    path: str,
-) -> OutputInfo:
+def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     """The output, whatever it was before it took another tensor's memory over."""
+    recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     value = recorder.value_of(leaf)
     is_input = id(leaf) in inputs.by_stand_in
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
         _check_view(recorder, leaf, path)
-    index, above = _replaced_above(recorder, inputs, analysis, value)
+    index, above = _replaced_above(run, value)
     if above is not None:
         _check_marks_after_swap(recorder, inputs, inputs.records[index], value, above, path)
         alias = AliasOutput(path, index, None, steps_between(value, above), after_replacement=True)
-        return alias if is_input else _with_own_history(recorder, inputs, analysis, alias, leaf, value)
+        return alias if is_input else _with_own_history(run, alias, leaf, value)
     if value.storage.is_input:
-        alias = _input_alias(recorder, inputs, analysis, number, value, path, at_last=is_input)
-        return alias if is_input else _with_own_history(recorder, inputs, analysis, alias, leaf, value)
+        alias = _input_alias(run, value, path, at_last=is_input)
+        return alias if is_input else _with_own_history(run, alias, leaf, value)
     existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=is_marked(leaf))
-    base = bases[id(value.storage)]
+    base = run.bases[id(value.storage)]
     steps = (*base.back, *steps_between(value, base.value))
     before_detach = base.detached and leaf.requires_grad
     alias = AliasOutput(
@@ -272,7 +257,7 @@ def _memory(
     if before_detach:
         return alias
     _check_copy(recorder, leaf, analysis.fakes[base.output], steps, path)
-    alias = _with_own_history(recorder, inputs, analysis, alias, leaf, value)
+    alias = _with_own_history(run, alias, leaf, value)
     has_history = alias.history is not None or alias.leaf or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
         raise UnsupportedAliasError(
@@ -296,15 +281,9 @@ def _check_copy(
         )
 
 
-def _check_memory(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    bases: dict[int, BaseOutput],
-    leaf: torch.Tensor,
-    path: str,
-) -> None:
+def _check_memory(run: _Run, leaf: torch.Tensor, path: str) -> None:
     """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
+    recorder, inputs = run.recorder, run.inputs
     base = base_of(leaf)
     assert base is not None
     if leaf.requires_grad and id(base) in recorder.writes.replaced and id(base) in recorder.detached.twins:
@@ -312,7 +291,7 @@ def _check_memory(
             f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
             f"in place, last at {recorder.writes.where(base)}: return a copy."
         )
-    if id(base) not in inputs.by_stand_in and id(base) not in analysis.by_fake:
+    if id(base) not in inputs.by_stand_in and id(base) not in run.analysis.by_fake:
         return
     storage = recorder.value_of(leaf).storage
     is_former = recorder.value_of(base).storage is not storage and id(base) in recorder.writes.replaced
@@ -324,7 +303,7 @@ def _check_memory(
     above = {id(value) for value in chain_of(recorder.value_of(leaf))}
     for key, (old, _) in recorder.writes.replaced.items():
         is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
-        if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
+        if is_view_of_it and (old.parent is not None or id(old.storage) in run.bases):
             raise UnsupportedAliasError(
                 f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
                 f"`set_`) at {user_line(recorder.writes.changed_at.get(key))}, while autograd takes it for a view of "
@@ -389,10 +368,9 @@ def _check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: tor
             )
 
 
-def _with_own_history(
-    recorder: Recorder, inputs: Inputs, analysis: Analysis, alias: AliasOutput, leaf: torch.Tensor, value: Value
-) -> AliasOutput:
+def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: Value) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
+    recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     if not leaf.requires_grad:
         return alias
     _check_set(recorder, inputs, alias, leaf)
@@ -432,19 +410,11 @@ def _with_own_history(
     return dataclasses.replace(alias, history=output, history_at=at)
 
 
-def _input_alias(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    number: dict[int, int],
-    value: Value,
-    path: str,
-    *,
-    at_last: bool = False,
-) -> AliasOutput:
+def _input_alias(run: _Run, value: Value, path: str, *, at_last: bool = False) -> AliasOutput:
     """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
+    recorder, analysis, number = run.recorder, run.analysis, run.number
     starts: dict[int, tuple[InputRecord, bool]] = {}
-    for record in inputs.records:
+    for record in run.inputs.records:
         is_replaced = number[id(record)] in analysis.replaced
         current = recorder.values[id(record.stand_in)]
         starts.setdefault(id(record.initial), (record, current is record.initial))
