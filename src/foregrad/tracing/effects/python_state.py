@@ -48,6 +48,7 @@ class PythonState:
         reads.lifted = {place.identity for place in lifted_places(call.function)}
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
+        self._changed: list[Holder] = []  # by the run
         self._after: list[tuple[Holder, Any]] = []
 
     def put_stand_ins(self) -> None:
@@ -66,9 +67,10 @@ class PythonState:
         if self.journals.are_read:
             self.forget_journals()
             return True
+        self._changed = self.before.changed()
         found = {
             (id(parent.target), key)
-            for holder in self.before.changed()
+            for holder in self._changed
             if self.call.python_effects and grows(holder)
             for parent, key in references_to(holder.target, self.before)
         }
@@ -95,7 +97,7 @@ class PythonState:
         """The leaves of the written values, more outputs behind those of the result, and what people call them."""
         if not self.call.python_effects:
             return [], []
-        changed = self.before.changed()
+        changed = self._changed
         self._after = [(holder, holder.kind.read(holder.target)) for holder in changed]
         if not changed and not self.journals:
             return [], []
