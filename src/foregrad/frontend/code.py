@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
+import itertools
 import re
 import types
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 __all__ = ["CodeNames", "names_of"]
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+_NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
 _ASKS = {"getattr", "hasattr"}
 _NAMES_ANYTHING = {"vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict", "dir"}
@@ -30,7 +32,7 @@ class CodeNames:
     code asks for without knowing whether they are there; `imports` modules as (name, level). `made_up_of`: what it gets
     at attributes of whose names stand nowhere, a global or "" for anything. `whole_namespace`: it asks for globals by
     other means than their name. `compares`: where it asks whether two objects are one, by `is` or `id`:
-    the path of the global that one of them is, or none.
+    the path of the global that one of them is, or none. `handed_on`: what it loads for more than an attribute of it.
     """
 
     loaded: frozenset[str]
@@ -40,6 +42,7 @@ class CodeNames:
     made_up_of: frozenset[str]
     whole_namespace: bool
     compares: frozenset[tuple[str, ...]]
+    handed_on: frozenset[str]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -60,7 +63,7 @@ def names_of(code: types.CodeType) -> CodeNames:
         others |= {word for text in strings if "{" in text for word in _WORD.findall(text)}
     if named & _LOADERS or {"sys", "modules"} <= named:
         imports |= {(text, 0) for text in (*strings, "")}  # "": `sys.modules[__name__]`
-    whole = bool(named & _NAMESPACE)
+    whole, handed_on = bool(named & _NAMESPACE), _handed_on(code)
     if whole:
         loaded |= {word for text in strings for word in _WORD.findall(text)}
     made_up = {""} if named & _NAMES_ANYTHING else _asked_for_made_up(code) if named & _ASKS else set()
@@ -74,6 +77,7 @@ def names_of(code: types.CodeType) -> CodeNames:
             made_up |= inner.made_up_of
             whole = whole or inner.whole_namespace
             compares |= inner.compares
+            handed_on |= inner.handed_on
     return CodeNames(
         frozenset(loaded),
         frozenset(others),
@@ -82,6 +86,7 @@ def names_of(code: types.CodeType) -> CodeNames:
         frozenset(made_up),
         whole,
         frozenset(compares),
+        frozenset(handed_on),
     )
 
 
@@ -113,6 +118,16 @@ def _loaded(code: types.CodeType) -> tuple[set[str], set[tuple[str, int]], set[t
         if instruction.opname not in _NOT_ARGUMENTS:
             before = [*before[-4:], instruction]
     return loaded, imports, compares
+
+
+def _handed_on(code: types.CodeType) -> set[str]:
+    """Globals and cells that are loaded, and not for an attribute of them alone."""
+    instructions = _instructions(code)
+    return {
+        str(now.argval)
+        for now, following in itertools.pairwise(instructions)
+        if now.opname in _NAMED_LOADS and following.opname not in ("LOAD_ATTR", "LOAD_METHOD")
+    }
 
 
 def _is_of_no_tensor(before: list[dis.Instruction]) -> bool:

@@ -17,7 +17,7 @@ import torch
 from ..graph.spelling import key_text
 from .opaque import is_number_of_numpy
 
-__all__ = ["ABSENT", "PLAIN", "Expected", "Strong", "describe", "is_plain", "same_value", "stored"]
+__all__ = ["ABSENT", "PLAIN", "Expected", "Strong", "describe", "holds_classes", "is_plain", "same_value", "stored"]
 
 
 class _Absent:
@@ -181,6 +181,11 @@ def is_plain(value: Any) -> bool:
     if cls is tuple or cls is frozenset:
         return all(isinstance(item, type) or is_plain(item) for item in value)
     return is_number_of_numpy(value)
+
+
+def holds_classes(value: Any) -> bool:
+    """Whether a value is a tuple of classes and the like: plain, but for the code in there."""
+    return type(value) in (tuple, frozenset) and any(isinstance(x, type) or holds_classes(x) for x in value)
 
 
 def same_value(a: Any, b: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["asked_of_library", "asked_of_module", "is_outside", "keeps_options", "loggers_of", "referent"]
+__all__ = ["asked_of_library", "asked_of_module", "is_library", "is_outside", "keeps_options", "loggers_of", "referent"]
 
 _LIBRARIES = (
     "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
@@ -45,6 +45,11 @@ def is_outside(module: Any) -> bool:
 @functools.lru_cache(4096)
 def _is_name_outside(module: str) -> bool:
     return module.partition(".")[0] in _OUTSIDE
+
+
+def is_library(value: Any) -> bool:
+    """Whether it is a module of a library's."""
+    return isinstance(value, types.ModuleType) and is_outside(value.__name__)
 
 
 def keeps_options(value: Any) -> bool:

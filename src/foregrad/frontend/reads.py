@@ -22,7 +22,7 @@ import torch
 from .._torch.fakes import FakeTensor
 from ..graph.slots import Closure
 from ..graph.spelling import key_text
-from .expected import ABSENT, PLAIN, Expected, Strong, describe, is_plain, stored
+from .expected import ABSENT, PLAIN, Expected, Strong, describe, holds_classes, is_plain, stored
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of, state_of, used_up
 from .sources import Source
@@ -361,11 +361,12 @@ class Reads:
     def objects_of_modules(self) -> list[tuple[Any, str]]:
         """Objects (functions, options, ...) that were read as attributes of modules, with their names."""
         return [
-            (expected.value(), place.path(key))
+            (expected.before(), place.path(key))
             for place in self.places.values()
             if place.owner is not None
             for key, expected in place.items.items()
-            if expected.kind in ("same", "bound") and key not in TABLES
+            if key not in TABLES
+            and (expected.kind in ("same", "bound") or (expected.kind == "equal" and holds_classes(expected.value)))
         ]
 
     def name_modules(self, names: dict[int, str]) -> None:

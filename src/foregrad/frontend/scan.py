@@ -7,8 +7,7 @@ any code that was found names them, their absence when it asks for them (`getatt
 AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
-extensions, files and clocks hold; that a function gets another `__dict__`; what a method reads that is called by a name
-made up at run time, but for methods of modules.
+extensions and files hold; that a function gets another `__dict__`; what methods read that made-up names call.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ import torch
 from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
-from .expected import ABSENT, Expected, is_plain
-from .libraries import asked_of_module, is_outside, keeps_options, loggers_of, referent
+from .expected import ABSENT, Expected, holds_classes, is_plain
+from .libraries import asked_of_module, is_library, is_outside, keeps_options, loggers_of, referent
 from .reads import Reads, ReadSite, items_in, table_of
 
 __all__ = ["BAGS", "Scan"]
@@ -155,7 +154,7 @@ class Scan:
         self.names |= code.others
         self.probed |= code.probed
         self.makes_up_names = self.makes_up_names or any(
-            not _is_library(function.__globals__.get(root)) for root in code.made_up_of
+            not is_library(function.__globals__.get(root)) for root in code.made_up_of
         )
         if code.compares:
             self._comparisons(function, code.compares)
@@ -164,14 +163,14 @@ class Scan:
         namespace, others = function.__globals__, code.others
         self.loads.append((namespace, code.loaded))
         self.asks_for_class = self.asks_for_class or "__class__" in others
-        self._globals(namespace, code.loaded, others)
+        self._globals(namespace, code.loaded, others, code.handed_on)
         if code.whole_namespace:
-            self._globals(namespace, frozenset(others), others)
+            self._globals(namespace, frozenset(others), others, code.handed_on)
         for name, level in sorted(code.imports):
             self._imported(namespace, name, level, others)
         if function.__dict__:
             self._objects.append((function, function.__name__, 0, self._rank, set()))
-        self._cells(function, others)
+        self._cells(function, others, code.handed_on)
         for table, what in ((function.__defaults__, "default"), (function.__kwdefaults__, "default")):
             if table:
                 holder = self.reads.place(function, "object", function.__name__, "attr")
@@ -192,7 +191,9 @@ class Scan:
             if value is ABSENT or isinstance(value, torch.Tensor):
                 self.reads.compares_identity = True
 
-    def _globals(self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str]) -> None:
+    def _globals(
+        self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str], handed_on: frozenset[str]
+    ) -> None:
         place = self.reads.place(namespace, "dict", "", "key")
         for name in in_order(loaded):
             if name in namespace:
@@ -200,7 +201,7 @@ class Scan:
                 self.reads.add(place, name, value)
                 if isinstance(value, types.ModuleType):
                     self._module_names(value, others)
-                else:
+                if name in handed_on or not isinstance(value, types.ModuleType):
                     self.visit(value, name)
             else:
                 place.lacks(name)  # a built-in function may be hidden later, and a `NameError` be caught
@@ -216,7 +217,9 @@ class Scan:
             if isinstance(module, types.ModuleType):
                 self._module_names(module, others)
 
-    def _cells(self, function: types.FunctionType, names: frozenset[str] = frozenset()) -> None:
+    def _cells(
+        self, function: types.FunctionType, names: frozenset[str] = frozenset(), handed_on: frozenset[str] = frozenset()
+    ) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = self.reads.place(cell, "object", name, "self")
             try:
@@ -226,7 +229,8 @@ class Scan:
             if self.reads.add(place, "cell_contents", value):
                 if isinstance(value, types.ModuleType):
                     self._module_names(value, names)
-                self.visit(value, name)
+                if name in handed_on or not isinstance(value, types.ModuleType):
+                    self.visit(value, name)
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What code names in a module that it imported."""
@@ -275,7 +279,11 @@ class Scan:
 
     def visit(self, value: Any, name: str, depth: int = 0) -> None:
         """A value that code can get at: go on from it. `depth`: how many objects it was reached through."""
-        if is_plain(value) or isinstance(value, (torch.Tensor, types.ModuleType)):
+        if isinstance(value, torch.Tensor) or (is_plain(value) and not holds_classes(value)):
+            return
+        if isinstance(value, types.ModuleType):
+            if not is_outside(value.__name__) and self._is_new(value):  # handed on, it may be known by any name
+                self._objects.append((value, value.__name__, depth, self._rank, set()))
             return
         self.reads.watch_use(value, name)
         if isinstance(value, types.BuiltinFunctionType):
@@ -431,16 +439,14 @@ class Scan:
         return known
 
     def _special_names(self, cls: type) -> list[str]:
-        known = self._special.get(cls)
-        if known is None:
-            known = self._special[cls] = special_names(cls)
-        return known
+        if cls not in self._special:
+            self._special[cls] = special_names(cls)
+        return self._special[cls]
 
     def _values_of(self, cls: type) -> set[str]:
-        known = self._values.get(cls)
-        if known is None:
-            known = self._values[cls] = values_of(cls)
-        return known
+        if cls not in self._values:
+            self._values[cls] = values_of(cls)
+        return self._values[cls]
 
     def _slots_of(self, cls: type) -> frozenset[str]:
         known = self._slots.get(cls)
@@ -492,7 +498,3 @@ def _is_users(function: types.FunctionType) -> bool:
     """Whether a function is of no library; one made by `exec` may be of no module at all."""
     module = function.__globals__.get("__name__")
     return not (function.__code__.co_filename.startswith("<eval_with_key>") if module is None else is_outside(module))
-
-
-def _is_library(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) and is_outside(value.__name__)
