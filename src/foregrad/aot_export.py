@@ -119,7 +119,7 @@ def aot_export_joint_simple(
         call, str(getattr(func, "__name__", "function")), decompositions, [], dynamic=False, grad=trace_joint
     )
     signature = joint.signature
-    if signature.updates or signature.reshaped or signature.replacements:
+    if signature.updates or signature.reshaped or signature.swapped:
         raise RuntimeError("aot_export_joint_simple takes functions that write to none of their arguments")
     if any(not isinstance(info, (GraphOutput, ConstantOutput)) for info in signature.outputs):
         raise RuntimeError("aot_export_joint_simple takes functions that return no argument and no view of one")
@@ -151,7 +151,7 @@ def _capture(
         raise joint.error
     s = joint.signature
     for what, does in (
-        ("changes sizes of its arguments in place", s.reshaped or s.replacements),
+        ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("is written to, and shares memory with another argument", s.shared_memory),
         ("branches on values of tensors", s.decisions),
         ("checks values of tensors", s.checks),
@@ -253,7 +253,7 @@ class _Writer:
         if isinstance(info, GraphOutput):
             return self._of(self.old_outputs[info.output])
         assert isinstance(info, AliasOutput)
-        if info.memory is not None or info.after_replacement or info.history is not None:
+        if info.memory is not None or info.history is not None:
             raise RuntimeError(f"{info.path} can't be exported: it is a view of memory that was replaced")
         base = self._result(
             InputOutput("", info.input) if info.input is not None else GraphOutput("", info.output or 0)

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from ._torch import dynamo, engine
+from ._torch.data_assignments import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import restore_grad_mode
 from ._torch.settings import changes_between_operators, set_by
@@ -141,6 +142,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
         function.settings_between = changes_between_operators(gm.graph)  # type: ignore[attr-defined]
         restore_grad_mode(gm)
+        restore_data_assignments(gm)
     lines = dynamo.source_lines(gm)
     if lines is not None:
         stands_for(*lines)

@@ -483,9 +483,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "several views made at once of memory that is detached, marked, and no argument's any more",
-    "in the memory that .* was given",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
@@ -663,9 +662,8 @@ def f(x0, x2):
 """,
 )
 
-refusal(
+regression(
     "a view of what `set_` gave an argument, which is marked then",
-    "in the memory that .* was given",
     """
 def make_args():
     return (torch.randn((2, 3)),)
@@ -680,9 +678,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "a view of what an argument was given, which is detached then",
-    "in the memory that .* was given",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True),)
@@ -728,5 +725,94 @@ def f(x0, x1):
         v0 = x0[:1]
     x0.data = x0.data.clone()
     return v0
+""",
+)
+
+regression(
+    "arguments are exchanged, and one takes over the other then",
+    """
+def make_args():
+    return (torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(2, 3)))
+
+
+def f(x, y):
+    u = x.detach()
+    x.data, y.data = y.data, x.data
+    with torch.no_grad():
+        x.set_(y)
+    return u, x * 2
+""",
+)
+
+regression(
+    "a view of what `set_` gave a parameter, which is given other memory then",
+    """
+def make_args():
+    return (torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(2, 3)))
+
+
+def f(x, y):
+    with torch.no_grad():
+        x.set_(y)
+    w = x.view(-1)
+    x.data = y.data
+    return w, x * 2, y
+""",
+)
+
+regression(
+    "several views made at once between two swaps",
+    """
+def make_args():
+    return (torch.randn(2, 3), torch.randn(2, 3))
+
+
+def f(x, y):
+    x.data = y.data
+    v = x.unbind(0)
+    x.data, y.data = y.data, x.data
+    return v, y
+""",
+)
+
+regression(
+    "a gradient of the sizes that a tensor had: the backward raises",
+    """
+def make_args():
+    return (torch.randn(2, 3, requires_grad=True) * 1, torch.randn(2, 3))
+
+
+def f(x, y):
+    x.data = y[:1]
+    return x * 2
+""",
+)
+
+refusal(
+    "a gradient of another dtype",
+    "other size or layout",
+    """
+def make_args():
+    return (torch.randn(2, 3, requires_grad=True),)
+
+
+def f(x):
+    x.data = x.data.double()
+    return x * 2
+""",
+)
+
+refusal(
+    "`set_` on a view, to memory that begins elsewhere",
+    "begins at another place",
+    """
+def make_args():
+    return ((torch.randn(3, 3, requires_grad=True) * 1)[1:], torch.randn(2, 3))
+
+
+def f(x, y):
+    with torch.no_grad():
+        x.set_(y.clone())
+    return x * 2
 """,
 )

@@ -183,7 +183,7 @@ PROGRAMS = [
         2,
     ),
     (
-        "`.data = ...` gives an argument that is a view",
+        "`.data = ...` or `set_` gives a view memory",
         f"*(lambda a: (a, a[1]))({LEAF} * 1),",
         ["torch.no_grad()(x.zero_)()", "v.data = v.data.clone()"],
         1,
@@ -210,18 +210,6 @@ PROGRAMS = [
         "several views made at once, of detached memory",
         f"{LEAF} * 1,",
         ["y = x.detach()", "y.mul_(x.sum())", "v = y.split(1)", "x.mul_(2)", "return v"],
-        2,
-    ),
-    (
-        "`set_` or `.data = ...` on an argument, then `requires_grad_()`",
-        f"{LEAF},",
-        ["x.data = x.data.clone()", "v = x[0]", "x.detach_()", "return v"],
-        2,
-    ),
-    (
-        "`.data = ...` twice",
-        f"{LEAF},",
-        ["x.data = x.data.clone()", "w = x.view_as(x)", "x.data = x.data.clone()", "return w"],
         2,
     ),
     (

@@ -58,16 +58,14 @@ def _refusal(specialization: Specialization) -> str | None:
     for effect in signature.log:
         if not isinstance(effect, Write):
             return f"it does more to its inputs than write to them ({effect})"
-    if signature.replacements or signature.python_writes:
-        return "it gives other memory to its inputs, or writes to objects of Python"
+    if signature.python_writes:
+        return "it writes to objects of Python"
     if signature.decisions:
         return f"it reads a value at {signature.decisions[0].where}"
     if signature.checks:
         return f"it checks values at {signature.checks[0].where}"
     for output in signature.outputs:
-        if isinstance(output, AliasOutput) and (
-            output.memory or output.history is not None or output.after_replacement
-        ):
+        if isinstance(output, AliasOutput) and (output.memory or output.history is not None):
             return f"{output.path} is a view of memory that was exchanged"
     return None
 

@@ -17,7 +17,10 @@ from ..graph.effect_log import (
     Effect,
     InplaceView,
     MarkRequiresGrad,
+    Memory,
     QueryGradFn,
+    SetData,
+    SetStorage,
     TakeView,
     ViewStep,
     Write,
@@ -91,8 +94,6 @@ def _check_signature(joint: JointGraph) -> None:
     _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
     for effect in s.log:
         _check_effect(effect, inputs, outputs)
-    _within((r.input for r in s.replacements), inputs, "input")
-    _within((r.history for r in s.replacements), outputs, "output")
     _within((*s.counted_along, *s.retained_inputs), inputs, "input")
     _within(
         (*s.retained, *s.hooked_inside, *s.parameters, *(at for at, _, _ in s.attributes)), len(s.outputs), "result"
@@ -116,7 +117,7 @@ def _check_signature(joint: JointGraph) -> None:
             _within((*pair[0], *pair[1]), differentiable, "differentiable output")
     _within(joint.failing, differentiable, "differentiable output")
     _within(joint.raising, outputs, "graph output")
-    for result in (*s.outputs, *(r.value for r in s.replacements)):
+    for result in s.outputs:
         _check_output(result, inputs, outputs)
     if s.output_spec is not None and (not hasattr(s.output_spec, "size") or s.output_spec.size != len(s.outputs)):
         raise ArtifactError("a result with another number of leaves than its container")
@@ -146,14 +147,19 @@ def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
             _within([value.output], outputs, "output")
 
 
+_EFFECTS = (TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion, SetData, SetStorage)
+
+
 def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:
-    if type(effect) not in (TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion):
+    if type(effect) not in _EFFECTS:
         raise ArtifactError("an effect of no kind")
     _within([effect.input], inputs, "input")
     for step in getattr(effect, "steps", ()):
         _check_step(step)
     if isinstance(effect, Write):
         _within([effect.output], outputs, "output")
+    if isinstance(effect, SetData):
+        _check_memory(effect.source, inputs, outputs)
     if isinstance(effect, InplaceView) and (not isinstance(effect.op, OpOverload) or effect.op.namespace != "aten"):
         raise ArtifactError("an in-place change by something that is no operator")
 
@@ -171,9 +177,18 @@ def _check_output(info: OutputInfo, inputs: int, outputs: int) -> None:
         for step in info.steps:
             _check_step(step)
         if info.memory is not None:
-            _check_output(info.memory, inputs, outputs)
+            _check_memory(info.memory, inputs, outputs)
     elif type(info) is OutputInfo:
         raise ArtifactError("a result of no kind")
+
+
+def _check_memory(memory: Memory, inputs: int, outputs: int) -> None:
+    if (memory.input is None) == (memory.output is None):
+        raise ArtifactError("a memory that is nobody's")
+    _within([memory.input], inputs, "input")
+    _within([memory.output], outputs, "output")
+    for step in memory.steps:
+        _check_step(step)
 
 
 def _check_step(step: ViewStep) -> None:

@@ -90,7 +90,7 @@ class Transformed:
 
     def _run(self, call: FlatCall, captured: Captured) -> Callable[..., Any]:
         function, signature = self.function, captured.joint.signature
-        if signature.updates or signature.reshaped or signature.replacements or signature.counted:
+        if signature.updates or signature.reshaped or signature.swapped or signature.counted:
             return lambda args, kwargs, values: function(*args, **kwargs)
         layered = Layered(_OfValues(call, signature.inputs), self.compile_flat, self.name)
         self.layered.append(layered)

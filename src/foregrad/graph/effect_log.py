@@ -17,9 +17,12 @@ __all__ = [
     "Effect",
     "InplaceView",
     "MarkRequiresGrad",
+    "Memory",
     "QueryGradFn",
     "Recorded",
     "RunGraph",
+    "SetData",
+    "SetStorage",
     "TakeView",
     "ViewStep",
     "Write",
@@ -38,6 +41,20 @@ class ViewStep:
     index: int | None
     call: int
     grad_enabled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory that a tensor takes over: of an input or of a graph output (one of them is given), or of a view."""
+
+    input: int | None
+    output: int | None
+    steps: tuple[ViewStep, ...]
+    path: str
+
+    def __str__(self) -> str:
+        base = f"output {self.output}" if self.input is None else f"input {self.input}"
+        return f"{base}{_chain(self.steps)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,17 +107,38 @@ class Write(Effect):
     """The elements of an input, or of the view of it that `steps` lead to, become those of graph output `output`.
 
     `differentiable`: it takes that one's history over, too. `counted`: the write moves the version counter (a write
-    through `.data` does not).
+    through `.data` does not). `swapped`: they are those of the memory that it was given in the call.
     """
 
     output: int
     differentiable: bool
     counted: bool = True
     steps: tuple[ViewStep, ...] = ()
+    swapped: bool = False
 
     def __str__(self) -> str:
         how = " with its history" if self.differentiable else "" if self.counted else ", no version moves"
         return f"write output {self.output} to input {self.input}{_chain(self.steps)}{how}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetData(Effect):
+    """`.data = ...`: the input takes another tensor's memory over."""
+
+    source: Memory
+
+    def __str__(self) -> str:
+        return f"input {self.input} takes the memory of {self.source}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetStorage(SetData):
+    """`set_`, which leaves a history that can't be differentiated behind where gradients are on."""
+
+    grad_enabled: bool = False
+
+    def __str__(self) -> str:
+        return f"set_() on input {self.input}, to {self.source}{' with gradients' if self.grad_enabled else ''}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,6 +200,7 @@ class Recorded:
 
 # What is done first of entries that commute.
 _RANK = {TakeView: 0, Detach: 1, Write: 2, InplaceView: 3, QueryGradFn: 4, BumpVersion: 6, MarkRequiresGrad: 7}
+_RANK |= {SetData: 8, SetStorage: 8}
 
 
 def _rank(effect: Effect) -> int:
@@ -218,8 +257,9 @@ def with_graph(
     early = {at for index, at in marks.items() if index in taken}
     again = {marks[index] for index, at in detached.items() if marks.get(index, -1) > at}
     plain = [at for at, effect in enumerate(log) if isinstance(effect, TakeView) and effect.of_plain]
-    views = {at for at in plain if at < max(early, default=-1) and log[at].first}  # type: ignore[attr-defined]
-    counts = {at for at, effect in enumerate(log) if counts_first and isinstance(effect, BumpVersion)}
+    swap = next((at for at, effect in enumerate(log) if isinstance(effect, SetData)), len(log))
+    views = {at for at in plain if at < min(swap, max(early, default=-1)) and log[at].first}  # type: ignore[attr-defined]
+    counts = {at for at, effect in enumerate(log[:swap]) if counts_first and isinstance(effect, BumpVersion)}
     views |= {at for at, effect in enumerate(log) if at < max(counts, default=-1) and isinstance(effect, TakeView)}
     late = {at for at in plain if at < marks.get(log[at].input, -1) and at < detached.get(log[at].input, len(log))}
     late = {at for at in late - views if marks[log[at].input] in early}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .effect_log import BumpVersion, Detach, Effect, InplaceView, MarkRequiresGrad, ViewStep, Write
+from .effect_log import BumpVersion, Detach, Effect, InplaceView, MarkRequiresGrad, Memory, SetData, ViewStep, Write
 from .effects import BackwardEffects, CheckInfo
 from .meta import TensorSpec
 from .python_effects import PythonWrite
@@ -26,7 +26,6 @@ __all__ = [
     "InputOutput",
     "MemoryOf",
     "OutputInfo",
-    "Replacement",
     "Signature",
     "SizeSymbol",
 ]
@@ -127,8 +126,7 @@ class AliasOutput(OutputInfo):
 
     `leaf`: eager returns a leaf that requires grad. `before_mark`: so is the graph output that it
     views, and so many of the steps were taken before that was made one.
-    `after_replacement`: the input has taken another tensor's memory over, and this is a view of that. `memory`: the
-    view itself has taken that tensor's memory over, by `set_` if
+    `memory`: the view itself has taken that memory over, by `set_` if
     `memory_is_set`, which leaves no derivative if `memory_is_barred`. `history`: the graph output that has
     the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
     (detach, then a write in place). `of_detached`: `detach_` is called on the graph output once this view is taken.
@@ -138,29 +136,13 @@ class AliasOutput(OutputInfo):
     output: int | None
     steps: tuple[ViewStep, ...]
     leaf: bool = False
-    after_replacement: bool = False
     history: int | None = None
     history_at: int = 0
-    memory: OutputInfo | None = None
+    memory: Memory | None = None
     memory_is_set: bool = False
     memory_is_barred: bool = False
     before_mark: int | None = None
     of_detached: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replacement:
-    """An input that took the memory of the tensor `value` over: by `set_`, or else by an assignment to `.data`.
-
-    `grad_enabled`: `set_` leaves a history behind where gradients are on. `history`: the graph output that holds what
-    was written to it since, with its gradients.
-    """
-
-    input: int
-    value: OutputInfo
-    is_set: bool = False
-    grad_enabled: bool = False
-    history: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,7 +192,6 @@ class Signature:
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
-    * `replacements`: inputs that took another tensor's memory over (`set_`, `.data = ...`).
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `checks`: operators without results, to be run in their order with the decisions.
     * `in_backward`: what the backward does besides giving gradients.
@@ -248,7 +229,6 @@ class Signature:
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
     log: tuple[Effect, ...] = ()
-    replacements: tuple[Replacement, ...] = ()
     counted_along: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
     other_mode: tuple[int, ...] = ()
@@ -278,8 +258,14 @@ class Signature:
 
     @property
     def updates(self) -> tuple[Write, ...]:
-        """The inputs whose elements are written, but for writes to views of them."""
-        return tuple(effect for effect in self.log if isinstance(effect, Write) and not effect.steps)
+        """The inputs whose elements are written, but for writes to views of them, or in memory that they are given."""
+        writes = (effect for effect in self.log if isinstance(effect, Write))
+        return tuple(write for write in writes if not (write.steps or write.swapped))
+
+    @property
+    def swapped(self) -> frozenset[int]:
+        """Inputs that take another tensor's memory over."""
+        return frozenset(effect.input for effect in self.log if isinstance(effect, SetData))
 
     @property
     def reshaped(self) -> frozenset[int]:

@@ -25,7 +25,7 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
     """
     joint = partitioned.joint
     signature, graph = joint.signature, partitioned.forward.graph
-    resized = signature.reshaped | {r.input for r in signature.replacements}
+    resized = signature.reshaped | signature.swapped
     inside = [
         update
         for update in signature.updates

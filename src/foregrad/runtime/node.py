@@ -86,7 +86,7 @@ class _NodeRenderer:
         self.taken = taken
         signature = self.signature
         self.moved = {u.input for u in signature.updates} | signature.reshaped
-        self.moved |= {r.input for r in signature.replacements} | {*signature.counted, *signature.counted_along}
+        self.moved |= {*signature.swapped, *signature.counted, *signature.counted_along}
         self.moved_by_call = frozenset(self.moved)
         self.moved |= {*signature.in_backward.live}
         self.results = list(self.partitioned.saved_results) if compiled.hooked else []

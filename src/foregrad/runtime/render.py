@@ -8,7 +8,7 @@ mutations back, taking views. `RunLines` is put by dispatch behind the guards in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,8 +24,11 @@ from ..graph.effect_log import (
     Effect,
     InplaceView,
     MarkRequiresGrad,
+    Memory,
     QueryGradFn,
     RunGraph,
+    SetData,
+    SetStorage,
     TakeView,
     Write,
     with_graph,
@@ -110,7 +113,6 @@ class _Renderer(LineWriter):
         self.from_leaves = self._from_leaves()
         self.made_by = names.fresh("node") if self.joins else ""
         self.returning = False
-        self.sources: dict[int, str] | None = None
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
 
     def render(self) -> RunLines:
@@ -133,7 +135,7 @@ class _Renderer(LineWriter):
                 self._run_graph(taken)
             else:
                 self._effect(effect)
-        self._returns(self._sources())
+        self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
     def _run_graph(self, taken: list[int]) -> None:
@@ -144,6 +146,8 @@ class _Renderer(LineWriter):
         self._histories()
         if self.signature.may_stop:
             self._may_stop()
+        for name in (self.outputs[output] for output in self.signature.other_mode):
+            self.lines.append(f"{name} = {self.bind('of_other_mode', of_other_mode)}({name})")
 
     def _effect(self, effect: Effect) -> None:
         """One entry of the log, on the real tensors."""
@@ -156,6 +160,10 @@ class _Renderer(LineWriter):
             self.lines.append(f"{name}.{'detach_()' if effect.in_place else 'requires_grad_(False)'}")
         elif isinstance(effect, Write):
             self._write(effect)
+        elif isinstance(effect, SetData):
+            is_set = isinstance(effect, SetStorage)
+            enabled = isinstance(effect, SetStorage) and effect.grad_enabled
+            self._replace(name, self._memory(effect.source), is_set=is_set, grad_enabled=enabled)
         elif isinstance(effect, InplaceView):
             op, arguments = self.bind(op_name(effect.op), effect.op), self.arguments(effect.args, effect.kwargs)
             guards = [] if effect.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
@@ -237,8 +245,9 @@ class _Renderer(LineWriter):
 
     def _write(self, effect: Write) -> None:
         if effect.differentiable:
-            self._sources()
-            if effect.steps:
+            if effect.swapped:
+                self._write_history(self.inputs[effect.input], effect.output)
+            elif effect.steps:
                 self._write_view(self.view(self.inputs[effect.input], effect.steps, ""), effect.output)
             else:
                 self._differentiable_update(effect.input)
@@ -324,7 +333,7 @@ class _Renderer(LineWriter):
     def _is_there(self, info: OutputInfo) -> bool:
         """Whether an output that is a view can be taken by now."""
         of_result = isinstance(info, AliasOutput) and info.input is None
-        return of_result or (self.returning and not _is_late(info))
+        return of_result or self.returning
 
     def _mark(self, name: str, after: tuple[int, ...] | None, what: str) -> None:
         """Mark a tensor that outputs at the positions `after` were computed from, inside."""
@@ -332,10 +341,10 @@ class _Renderer(LineWriter):
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
             self.lines.append(f"{mark}({name}, {self.made_by})")
 
-    def _values(self, chosen: Callable[[OutputInfo], bool]) -> dict[int, str]:
-        """An expression for each of the chosen outputs, first of those that are written: versions move."""
+    def _values(self) -> dict[int, str]:
+        """An expression for each output, first of those that are written: versions move."""
         outputs = sorted(enumerate(self.signature.outputs), key=lambda pair: getattr(pair[1], "history", None) is None)
-        return {at: self._output(info) for at, info in outputs if chosen(info)}
+        return {at: self._output(info) for at, info in outputs}
 
     def _leaf_bases(self) -> None:
         """Graph outputs that are leaves which require grad: views that were taken before they did come first."""
@@ -357,52 +366,14 @@ class _Renderer(LineWriter):
         if effect.is_late and all(step.index is None for step in steps):
             self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
-    def _sources(self) -> dict[int, str]:
-        """The views of inputs that are to be the memory of others: autograd may bar views from use once written."""
-        if self.sources is not None:
-            return self.sources
-        views, self.views = self.views, {}
-        inputs = self.signature.inputs
-        # `set_` in grad mode asks whether one of the two requires grad: after the marks, then.
-        infos = [
-            (r.input, r.value)
-            for r in self.signature.replacements
-            if inputs[r.input].requires_grad or not (r.is_set and r.grad_enabled)
-        ]
-        self.sources = {
-            index: self._output(info)
-            for index, info in infos
-            if isinstance(info, AliasOutput) and info.input is not None and not info.after_replacement
-        }
-        self.views = views
-        self._make_leaves()
-        return self.sources
-
-    def _returns(self, sources: dict[int, str]) -> None:
+    def _returns(self) -> None:
         outputs = self.signature.outputs
         self.returning = True
-        for name in (self.outputs[output] for output in self.signature.other_mode):
-            self.lines.append(f"{name} = {self.bind('of_other_mode', of_other_mode)}({name})")
         self._leaf_bases()
-        values = self._values(lambda info: not _is_late(info))
-        replacements = self.signature.replacements
-        # Taken before any of them is replaced.
-        sources |= {
-            r.input: self._output(r.value) for r in replacements if r.input not in sources and not _is_late(r.value)
-        }
-        self._make_leaves()
-        for replacement in replacements:
-            name = self.inputs[replacement.input]
-            value = sources.get(replacement.input) or self._output(replacement.value)
-            self._replace(name, value, is_set=replacement.is_set, grad_enabled=replacement.grad_enabled)
-            if replacement.history is not None:
-                self._write_history(name, replacement.history)
-        values |= self._values(_is_late)
+        values = self._values()
         self._make_leaves()
         for name, info in self.taking_over.items():
-            assert info.memory is not None
-            memory = self.memories.get(name) or self._output(info.memory)
-            self._replace(name, memory, is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
+            self._replace(name, self.memories[name], is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
         keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]
@@ -421,6 +392,11 @@ class _Renderer(LineWriter):
     def _make_leaves(self) -> None:
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.leaves)]
         self.leaves = []
+
+    def _memory(self, memory: Memory) -> str:
+        """What has the memory that a tensor takes over."""
+        base = self.inputs[memory.input] if memory.input is not None else self.outputs[memory.output or 0]
+        return self.view(base, memory.steps, memory.path)
 
     def _replace(self, name: str, value: str, *, is_set: bool, grad_enabled: bool) -> None:
         if is_set:
@@ -450,15 +426,10 @@ class _Renderer(LineWriter):
             self.leaves.append(name)
         if info.memory is not None:
             self.taking_over[name] = info  # once the views of what it was are taken
-            if not _is_late(info.memory):
-                self.memories[name] = self._output(info.memory)
+            self.memories[name] = self._memory(info.memory)
         return name
 
 
 def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], said: str) -> None:
     if have_hooks(targets) or lead_to(others, targets):
         raise UnsupportedError(said)
-
-
-def _is_late(info: OutputInfo) -> bool:
-    return isinstance(info, AliasOutput) and info.after_replacement

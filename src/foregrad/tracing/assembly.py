@@ -148,7 +148,6 @@ class Assembly:
             output_spec=out_tree,
             python_writes=self.state.writes,
             written_spec=self.state.spec,
-            replacements=tuple(analysis.replacements),
             counted_along=tuple(analysis.counted_along),
             shared_memory=tuple(shared),
             decisions=tuple(analysis.decisions),

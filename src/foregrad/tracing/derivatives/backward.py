@@ -10,7 +10,7 @@ import torch
 
 from ..._torch.dispatch import disable_autocast, without_anomaly_mode
 from ..._torch.histories import have_hooks, lead_to
-from ..._torch.tensors import is_usable, is_view
+from ..._torch.tensors import base_of, is_usable, is_view
 from ...errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
 from ..heap.inplace_detach import keeps_history
 from ..heap.records import is_no_grad_view
@@ -75,10 +75,10 @@ def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[A
     return failing
 
 
-def _named(error: Exception, *, has_moved: bool) -> Exception:
+def _named(error: Exception, *, views_moved: bool) -> Exception:
     """A failure of PyTorch's own checks says nothing to anybody, and eager, which sees other tensors, may do without.
 
-    `has_moved`: tensors were given other sizes or memory in place.
+    `views_moved`: views, or what there are views of, were given other sizes or memory in place.
     """
     text = str(error)
     if "INTERNAL ASSERT FAILED" in text:
@@ -86,7 +86,7 @@ def _named(error: Exception, *, has_moved: bool) -> Exception:
             "One cause is an operator on lists (`torch._foreach_...`) that writes to a tensor twice, or to one in "
             "whose memory another argument is; write to them one by one, or to a copy."
         )
-    elif has_moved and "invalid gradient at index" in text:
+    elif views_moved and "invalid gradient at index" in text:
         cause = (
             "One cause is a view that was given other sizes in place (`set_`, `.data = ...`); use a tensor of its own."
         )
@@ -157,7 +157,21 @@ class Backward:
             )
 
     def _named(self, error: Exception) -> Exception:
-        return _named(error, has_moved=self.recorder.writes.log.has_moved())
+        return _named(error, views_moved=self._views_moved())
+
+    def _views_moved(self) -> bool:
+        """Whether views that gradients go through, or what they are views of, got other sizes or memory since."""
+        moved = self.recorder.writes.log.moved()
+        reals = [record.real for key, record in self.inputs.by_stand_in.items() if key in moved]
+        if any(map(is_view, reals)):
+            return True
+        for value in list(self.recorder.values.values()) if moved else ():
+            fake = value.fake
+            if fake is None or not (is_view(fake) and fake.requires_grad):
+                continue
+            if id(fake) in moved or value.born < moved.get(id(base_of(fake)), 0):
+                return True
+        return False
 
     def _has_unlinked(self) -> bool:
         """Whether views were made under no_grad of what requires grad, and something was written to in place."""

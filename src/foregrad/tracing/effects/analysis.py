@@ -7,17 +7,17 @@ import dataclasses
 import torch
 
 from ..._torch.tensors import history_of
-from ...graph.effect_log import Write
+from ...graph.effect_log import Recorded, Write
 from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
-from ...graph.signature import AliasOutput, DecisionInfo, OutputInfo, Replacement
+from ...graph.signature import AliasOutput, DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
 from ..heap.records import InputRecord
 from ..kernels.checks import Check
 from ..tape.tape import Entry
 from ..values.decisions import Decided
 
-__all__ = ["Analysis", "Early"]
+__all__ = ["Analysis", "Early", "Start"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +27,16 @@ class Early:
     at: float
     of_plain: bool = False
     first: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """A tensor that was an input's, or still is: since which swap of its memory, until when (0: it still is)."""
+
+    input: int
+    is_current: bool
+    epoch: int
+    until: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,7 +53,10 @@ class Analysis:
     detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
     early: dict[tuple[int, int], Early] = dataclasses.field(default_factory=dict)  # by input and `ViewStep.call`
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
-    replacements: list[Replacement] = dataclasses.field(default_factory=list)
+    swaps: list[Recorded] = dataclasses.field(default_factory=list)  # how they came to be that
+    starts: dict[int, Start] = dataclasses.field(default_factory=dict)  # by the id of a value
+    of_swapped: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # see `is_of_swapped`
+    starts_of: tuple[int, ...] = ()  # ids of the records that `starts` is about
     counted: list[int] = dataclasses.field(default_factory=list)
     counted_along: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
@@ -60,6 +73,10 @@ class Analysis:
     def carrying_gradients(self) -> list[int]:
         """The graph outputs that autograd has a history of."""
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
+
+    def is_of_swapped(self, info: AliasOutput) -> bool:
+        """Whether a view of an input is one of memory that this was given in the call."""
+        return bool(info.steps) and (info.input, info.steps[0].call) in self.of_swapped
 
     def is_early(self, info: AliasOutput, *, first: bool = False) -> bool:
         """Whether a view of an input is taken before something else happens; `first`: of a plain tensor, before all."""

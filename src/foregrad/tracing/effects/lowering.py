@@ -12,8 +12,10 @@ from ...graph.effect_log import (
     Effect,
     InplaceView,
     MarkRequiresGrad,
+    Memory,
     QueryGradFn,
     Recorded,
+    SetData,
     TakeView,
     Write,
     ordered,
@@ -55,6 +57,8 @@ def log_of(
     for index in analysis.counted:
         storage = records[index].initial.storage
         recorded.append(Recorded(storage.changed_at, id(storage), BumpVersion(index)))
+    if analysis.swaps:  # which memory is whose is a matter of time then
+        recorded = [Recorded(entry.at, None, entry.effect) for entry in (*recorded, *analysis.swaps)]
     return ordered(recorded)
 
 
@@ -65,28 +69,34 @@ def _memory(record: InputRecord) -> int:
 def _views(analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
     """The views that are taken before something changes, in the order of the outputs, and what is written to some."""
     recorded = []
-    outputs: list[OutputInfo | None] = [*analysis.outputs]
+    outputs: list[OutputInfo | Memory | None] = [*analysis.outputs]
     outputs += [info.memory for info in analysis.outputs if isinstance(info, AliasOutput)]
+    outputs += [swap.effect.source for swap in analysis.swaps if isinstance(swap.effect, SetData)]
     for info in outputs:
-        if not isinstance(info, AliasOutput) or info.input is None or info.after_replacement:
+        if not isinstance(info, (AliasOutput, Memory)) or info.input is None:
             continue
-        for count, step in enumerate(info.steps[: None if info.history is None else info.history_at], start=1):
+        for count, step in enumerate(info.steps[: _upto(info)], start=1):
             early = analysis.early.get((info.input, step.call))
             if early is None:
                 break
             view = TakeView(info.input, info.steps[:count], info.path, early.of_plain, early.first)
             recorded.append(Recorded(early.at, _memory(records[info.input]), view))
-        if info.history is not None:
+        if isinstance(info, AliasOutput) and info.history is not None:
             write = Write(info.input, info.history, True, steps=info.steps[: info.history_at])
             at = records[info.input].initial.storage.written_at
             recorded.append(Recorded(at, _memory(records[info.input]), write))
     return recorded
 
 
+def _upto(info: AliasOutput | Memory) -> int | None:
+    """How many steps lead to what has a history of its own; None: all."""
+    return info.history_at if isinstance(info, AliasOutput) and info.history is not None else None
+
+
 def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
     """`requires_grad_()` on views that are returned, or of which views are."""
     recorded = []
-    aliases = [info for info in analysis.outputs if isinstance(info, AliasOutput) and not info.after_replacement]
+    aliases = [info for info in analysis.outputs if isinstance(info, AliasOutput)]
     for event in recorder.writes.log.events:
         view = event.value.view
         if event.what is not Happened.MARKED or view is None:
@@ -108,12 +118,15 @@ def _changes(
     memory, writes, stand_in = _memory(record), recorder.writes, record.stand_in
     _check_epochs(recorder, record)
     recorded = [Recorded(event.at, memory, _toggle(index, event)) for event in _toggles(recorder, record, views)]
-    if index in analysis.replaced:
-        return recorded
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
-    written = set() if analysis.replacements else analysis.written_dtypes()
+    written = set() if analysis.swaps else analysis.written_dtypes()
+    swaps = writes.log.swaps_of(stand_in)
+    kept = {entry.at for entry in analysis.swaps}
     for event in writes.log.of(stand_in, Happened.RESHAPED):
+        since = [swap.at for swap in swaps if swap.at < event.at]
+        if since and since[-1] not in kept:
+            continue
         grad_enabled = event.grad_enabled and not is_leaf
         change = InplaceView(index, event.op, event.args, tuple(event.kwargs.items()), grad_enabled)
         if written and record.spec.dtype not in written:
@@ -127,7 +140,11 @@ def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis:
     """When the last write is made: of elements before the sizes change, with a history after it."""
     at = record.initial.storage.written_at
     changes = [event.at for event in recorder.writes.log.of(record.stand_in, Happened.RESHAPED)]
-    if not changes or write.input in analysis.replaced:
+    swaps = recorder.writes.log.swaps_of(record.stand_in)
+    if swaps:  # what was its memory is written through it, as long as it has that
+        changes = [change for change in changes if change < swaps[0].at]
+        return min(at, swaps[0].at - _BETWEEN, *(change - _BETWEEN for change in changes[:1]))
+    if not changes:
         return at
     if write.differentiable and write.input not in analysis.first:
         return max(at, changes[-1] + _BETWEEN)

@@ -65,17 +65,17 @@ class _Member:
 
 
 def tensor_outputs(
-    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str], replaced: list[torch.Tensor]
+    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str], swaps: list[tuple[int, int]]
 ) -> dict[int, list[_Member]]:
     """Outputs in memory that is no input's, by the id of their storage; each tensor once."""
     by_storage: dict[int, list[_Member]] = {}
     seen: set[int] = set()
-    for leaf in replaced:
-        value = recorder.value_of(leaf)
-        if not value.storage.is_input:
-            member = _Member(leaf, str(inputs.by_stand_in[id(leaf)].slot), value)
+    for index, at in swaps:
+        record = inputs.records[index]
+        value = recorder.writes.log.swaps_of(record.stand_in)[at].after
+        if value is not None and not value.storage.is_input:
+            member = _Member(record.stand_in, str(record.slot), value)
             by_storage.setdefault(id(value.storage), []).append(member)
-            seen.add(id(leaf))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
             continue
@@ -102,7 +102,7 @@ def bases_of(
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value
         _separate(recorder, value.root)
-        if _owns_more(inputs, group):
+        if _is_given_only(inputs, group) or _owns_more(inputs, group):
             root = value.root  # an input comes to own all of this memory
             whole = Base(tuple(Output(member.path) for member in group))
             output = analysis.add(whole, root.read(recorder.emit), root.spec, None)
@@ -152,6 +152,11 @@ def bases_of(
             analysis.by_fake.pop(id(base.fake))  # that is what it was
             analysis.by_fake |= {} if known is None else {id(base.fake): known}
     return bases
+
+
+def _is_given_only(inputs: Inputs, group: list[_Member]) -> bool:
+    """Whether nobody but inputs has this memory."""
+    return all(id(member.tensor) in inputs.by_stand_in for member in group)
 
 
 def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,7 +20,7 @@ from ..._torch.tensors import (
     share_counters,
 )
 from ...errors import UnsupportedAliasError
-from ...graph.effect_log import ViewStep
+from ...graph.effect_log import Memory, ViewStep
 from ...graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -30,7 +30,6 @@ from ...graph.signature import (
 )
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
-from ..heap.records import InputRecord
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -39,16 +38,16 @@ from ..tape.opinfo import CUTS
 from ..tape.origin import user_line
 from ..tape.tape import Entry
 from .analysis import Analysis
+from .input_aliases import alias_of_input, memory_of, observed_swaps
 from .output_alias_sets import (
     BaseOutput,
-    as_it_was,
     bases_of,
     has_been_another,
     has_undefined_gradient_of,
     tensor_outputs,
 )
-from .steps import early_steps, steps_between, steps_of_plain, toggles
-from .storage_swap import in_order, replacement_of
+from .steps import steps_between, steps_of_plain
+from .storage_swap import swapped
 from .updates import (
     WRITTEN_BY_LISTS,
     add_counted,
@@ -90,8 +89,8 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         if whole.initial.storage.is_written_outside:
             out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
             analysis.whole_updates.append((whole, out))
-    stand_ins = [inputs.records[i].stand_in for i in analysis.replaced]
-    tensors = tensor_outputs(recorder, inputs, leaves, paths, stand_ins)
+    swaps = observed_swaps(recorder, inputs, analysis.replaced, leaves)
+    tensors = tensor_outputs(recorder, inputs, leaves, paths, swaps)
     bases = bases_of(recorder, inputs, analysis, tensors)
     for key, group in tensors.items():
         first = group[0].tensor
@@ -103,10 +102,12 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
         if recorder.writes.replaced and isinstance(leaf, FakeTensor):
             _check_counter(recorder, inputs, analysis.outputs[-1], leaf)
-    for index, stand_in in zip(analysis.replaced, stand_ins, strict=True):
-        info = _tensor_output(run, stand_in, str(inputs.records[index].slot))
-        analysis.replacements.append(replacement_of(recorder, analysis, index, inputs.records, info))
-    analysis.replacements = in_order(analysis.replacements)
+    for index, at in swaps:
+        record = inputs.records[index]
+        after = recorder.writes.log.swaps_of(record.stand_in)[at].after
+        assert after is not None
+        source = memory_of(recorder, inputs, analysis, bases, after, str(record.slot))
+        analysis.swaps += swapped(recorder, analysis, index, at, inputs.records, source)
     check_histories(analysis, inputs, through_bases, recorder.writes)
     known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
     recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
@@ -188,7 +189,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
                 f"the output {path} is detached memory that was written to with gradients, and is given other memory "
                 f"(`.data = ...`, `set_`) at {recorder.writes.where(leaf)}: return a copy."
             )
-        memory = _memory(run, leaf, path)
+        memory = _memory_given(run, leaf, path)
         return dataclasses.replace(
             alias,
             leaf=is_marked(leaf),
@@ -201,11 +202,9 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
 
 def _what_it_was(run: _Run, old: Value, path: str) -> AliasOutput | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
-    if old.storage.is_input:
-        return _input_alias(run, old, path)
-    index, above = _replaced_above(run, old)
-    if above is not None:
-        return AliasOutput(path, index, None, steps_between(old, above), after_replacement=True)
+    alias = alias_of_input(run.recorder, run.inputs, run.analysis, old, path)
+    if alias is not None or old.storage.is_input:
+        return alias or _refuse_former(path)
     base = run.bases.get(id(old.storage))
     if base is None:
         return None
@@ -214,31 +213,29 @@ def _what_it_was(run: _Run, old: Value, path: str) -> AliasOutput | None:
     )
 
 
-def _replaced_above(run: _Run, value: Value) -> tuple[int, Value | None]:
-    """The input that is another tensor by now and that `value` is a view of, and what it is."""
-    values, records = run.recorder.values, run.inputs.records
-    replaced = {id(values[id(records[index].stand_in)]): index for index in run.analysis.replaced}
-    for above in chain_of(value)[1:] if replaced else ():
-        if id(above) in replaced:
-            return replaced[id(above)], above
-    return -1, None
+def _refuse_former(path: str) -> NoReturn:
+    raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
+
+
+def _memory_given(run: _Run, leaf: torch.Tensor, path: str) -> Memory:
+    """The memory that an output took over."""
+    value, existing = run.recorder.value_of(leaf), run.analysis.by_fake.get(id(leaf))
+    if existing is not None and id(value.storage) not in run.bases:
+        return Memory(None, existing, (), path)
+    return memory_of(run.recorder, run.inputs, run.analysis, run.bases, value, path)
 
 
 def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     """The output, whatever it was before it took another tensor's memory over."""
     recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     value = recorder.value_of(leaf)
-    is_input = id(leaf) in inputs.by_stand_in
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
         _check_view(recorder, leaf, path)
-    index, above = _replaced_above(run, value)
-    if above is not None:
-        _check_marks_after_swap(recorder, inputs, inputs.records[index], value, above, path)
-        alias = AliasOutput(path, index, None, steps_between(value, above), after_replacement=True)
-        return alias if is_input else _with_own_history(run, alias, leaf, value)
+    alias = alias_of_input(recorder, inputs, analysis, value, path)
+    if alias is not None:
+        return _with_own_history(run, alias, leaf, value)
     if value.storage.is_input:
-        alias = _input_alias(run, value, path, at_last=is_input)
-        return alias if is_input else _with_own_history(run, alias, leaf, value)
+        _refuse_former(path)
     existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=is_marked(leaf))
@@ -293,13 +290,6 @@ def _check_memory(run: _Run, leaf: torch.Tensor, path: str) -> None:
         )
     if id(base) not in inputs.by_stand_in and id(base) not in run.analysis.by_fake:
         return
-    storage = recorder.value_of(leaf).storage
-    is_former = recorder.value_of(base).storage is not storage and id(base) in recorder.writes.replaced
-    if not storage.is_input and is_former and id(base) in inputs.by_stand_in:
-        raise UnsupportedAliasError(
-            f"the output {path} is a view of {inputs.by_stand_in[id(base)].slot} as it was between two assignments to "
-            f"its `.data`, the last at {recorder.writes.where(base)}: return a copy."
-        )
     above = {id(value) for value in chain_of(recorder.value_of(leaf))}
     for key, (old, _) in recorder.writes.replaced.items():
         is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
@@ -328,22 +318,6 @@ def _check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: t
                 f"the output {info.path} is taken of a view of {record.slot} that was given other memory (`.data = "
                 f"...`) at {user_line(where)}: a write to it counts as one to {record.slot}. Return a copy."
             )
-
-
-def _check_marks_after_swap(
-    recorder: Recorder, inputs: Inputs, record: InputRecord, value: Value, swapped: Value, path: str
-) -> None:
-    """Marks and detaches are replayed before an input is given other memory: none may come after a view of that."""
-    views = chain_of(value)
-    views = views[: views.index(swapped)]
-    marked = [view.fake for view in views[1:] if view.fake is not None and id(view.fake) in inputs.marked]
-    later = [event for event in toggles(recorder, record) if views and event.at > views[-1].born]
-    if marked or later:
-        where = user_line(inputs.marked[id(marked[0])]) if marked else recorder.writes.where(record.stand_in)
-        raise UnsupportedAliasError(
-            f"the output {path} is a view in the memory that {record.slot} was given, and `requires_grad_` or "
-            f"`detach_` is called on that or on a view of it since, last changed at {where}: return a copy."
-        )
 
 
 def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
@@ -408,30 +382,3 @@ def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: 
     if output is None:
         output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
     return dataclasses.replace(alias, history=output, history_at=at)
-
-
-def _input_alias(run: _Run, value: Value, path: str, *, at_last: bool = False) -> AliasOutput:
-    """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
-    recorder, analysis, number = run.recorder, run.analysis, run.number
-    starts: dict[int, tuple[InputRecord, bool]] = {}
-    for record in run.inputs.records:
-        is_replaced = number[id(record)] in analysis.replaced
-        current = recorder.values[id(record.stand_in)]
-        starts.setdefault(id(record.initial), (record, current is record.initial))
-        was: Value | None = record.initial
-        while was is not None and was.storage is record.initial.storage and not is_replaced:
-            starts[id(was)] = (record, was is current)
-            was = was.became
-    at: Value | None = value
-    while at is not None and id(at) not in starts:
-        at = at.parent
-    if at is None:
-        raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
-    record, is_current = starts[id(at)]
-    steps, index = steps_between(value, at), number[id(record)]
-    early = {} if at_last else early_steps(value, at, record, recorder)
-    analysis.early |= {(index, call): taken for call, taken in early.items()}
-    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
-    if not is_current and not early and (index not in analysis.replaced or not steps):
-        steps = (as_it_was(at), *steps)
-    return AliasOutput(path, index, None, steps)

@@ -41,12 +41,15 @@ def _step(value: Value) -> ViewStep:
     return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
 
 
-def early_steps(value: Value, base: Value, record: InputRecord, recorder: Recorder) -> dict[int, Early]:
-    """By `call`: those of the steps from the tensor of an input to `value` that what happens later must not precede."""
+def early_steps(value: Value, base: Value, record: InputRecord, recorder: Recorder, until: int = 0) -> dict[int, Early]:
+    """By `call`: those of the steps from the tensor of an input to `value` that what happens later must not precede.
+
+    `until`: when it was given other memory.
+    """
     is_marked = record.stand_in.requires_grad and not record.real.requires_grad
     is_marked = is_marked or record.is_marked
     marked = [event for event in recorder.writes.log.events if _is_mark_of_view(event, value)]
-    toggled_at = max((event.at for event in (*toggles(recorder, record), *marked)), default=0)
+    toggled_at = max(until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
     at_start = base is record.initial
     detached_at = record.detached_at
     # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.

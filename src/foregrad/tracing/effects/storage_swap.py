@@ -10,8 +10,9 @@ import torch
 
 from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
 from ...graph.meta import TensorSpec
-from ...graph.signature import AliasOutput, OutputInfo, Replacement
+from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_no_grad_view
@@ -26,26 +27,39 @@ __all__ = [
     "check_marked",
     "check_overlapping",
     "check_sizes",
-    "in_order",
     "is_set_again",
     "is_written_with_history",
-    "replacement_of",
+    "swapped",
     "views_of_written",
 ]
 
 aten = torch.ops.aten
+SET_ELSEWHERE = (
+    "{}, a view, is given memory where it begins at another place by `set_` at {}, and gradients flow to it: PyTorch "
+    "takes it for another view then. Use a copy instead."
+)
 _RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 
-def replacement_of(
-    recorder: Recorder, analysis: Analysis, index: int, records: list[InputRecord], info: OutputInfo
-) -> Replacement:
+def swapped(
+    recorder: Recorder, analysis: Analysis, index: int, at: int, records: list[InputRecord], memory: Memory
+) -> list[Recorded]:
+    """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
     record = records[index]
     stand_in = record.stand_in
-    is_set = is_set_again(recorder, record)
+    events = recorder.writes.log.swaps_of(stand_in)
+    event, is_last = events[at], at + 1 == len(events)
+    is_set = event.what is Happened.SET and not is_marked(stand_in)
     barred = is_set and has_undefined_gradient(history_of(stand_in))
+    if not is_last:
+        view = None if event.after is None else event.after.view
+        barred = is_set and view is not None and bool(view.args[0])
+    swap: SetData = SetStorage(index, memory, barred) if is_set else SetData(index, memory)
+    entries = [Recorded(event.at, None, swap)]
+    if not is_last:
+        return entries
     value = recorder.value_of(stand_in)
-    source = records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
+    source = None if memory.input is None else records[memory.input]
     if source is not None and source.detached_at is not None and stand_in.requires_grad:
         raise UnsupportedMutationError(
             f"{record.slot} takes over the memory of {source.slot} at {recorder.writes.where(stand_in)}, which "
@@ -71,7 +85,6 @@ def replacement_of(
             f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view made under no_grad, "
             "or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
         )
-    history = None
     if is_written_with_history(record) and not barred:
         takes_view = source is not None and base_of(source.real) is record.real and is_no_grad_view(source)
         has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
@@ -80,32 +93,46 @@ def replacement_of(
                 f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
                 "with gradients flowing through; write to a copy and return it instead."
             )
-        history = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+        output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+        changes = [e.at for e in recorder.writes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
+        written_at = max(value.storage.written_at, *changes, event.at) + 0.5
+        entries.append(Recorded(written_at, None, Write(index, output, differentiable=True, swapped=True)))
     is_elsewhere = not is_set and is_view(record.real) and stand_in.storage_offset() != record.spec.offset
     if is_elsewhere and record.real.requires_grad and is_moved(record):
         raise UnsupportedMutationError(
             f"{record.slot}, a view, is given other memory (`.data = ...`) at {recorder.writes.where(stand_in)}, and "
             "what it is a view of is written to: its gradient would be another. Write to a copy instead."
         )
-    return Replacement(index, info, is_set, barred, history)
+    return entries
 
 
 def check_sizes(recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
-    events = [(index, recorder.writes.log.of(r.stand_in, Happened.RESHAPED)) for index, r in enumerate(records)]
-    resized = {index for index, changes in events if any(event.op in _RESIZES for event in changes)}
-    marked = {index for index, changes in events if changes and not records[index].real.requires_grad}
-    outputs = [fake for fake in analysis.fakes if fake is not None]
+    log = recorder.writes.log
+    reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, Happened.RESHAPED)}
+    grown = [log.of(r.stand_in, Happened.RESHAPED, Happened.DATA) for r in records]
+    resized = {index for index, changes in enumerate(grown) if any(event.op in _RESIZES for event in changes)}
+    marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
+    for event in log.events:
+        value = recorder.values.get(event.tensor)
+        fake = None if value is None or event.what is not Happened.SET else value.fake
+        is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
+        if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
+            raise UnsupportedMutationError(SET_ELSEWHERE.format("a tensor", recorder.writes.where(fake)))
+    with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in {*analysis.replaced, *resized, *marked}:
         record = records[index]
         _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
         is_parted = is_set and record.real.is_leaf and gradients[index] is None
-        if is_parted and _leads_to(outputs, record.leaf):
+        if is_parted and _leads_to(with_history, record.leaf):
             raise UnsupportedMutationError(
                 f"`set_` at {recorder.writes.where_set()} gives {record.slot} another tensor's memory after it was "
                 "used with gradients: they still flow to it in `backward()`, but not in `torch.autograd.grad`. Use "
                 "`.data = ...`, or `set_` before it is used."
             )
+        is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
+        if is_set and is_elsewhere and gradients[index] is not None:
+            raise UnsupportedMutationError(SET_ELSEWHERE.format(record.slot, recorder.writes.where_set()))
         if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
             raise UnsupportedMutationError(
                 f"{record.slot} is detached in place and resized, last at {recorder.writes.where(record.stand_in)}, "
@@ -113,10 +140,14 @@ def check_sizes(recorder: Recorder, analysis: Analysis, records: list[InputRecor
             )
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
-        views = [
-            o for o in analysis.outputs if isinstance(o, AliasOutput) and o.input == index and not o.after_replacement
-        ]
-        flows = gradients[index] is not None or (views and index not in resized and record.real.requires_grad)
+        outputs = [o for o in analysis.outputs if isinstance(o, AliasOutput) and o.input == index]
+        views = [o for o in outputs if not analysis.is_of_swapped(o)]
+        gradient = gradients[index]  # None too of a leaf of another dtype, which begins to gather gradients anew
+        is_recast = record.stand_in.dtype is not record.spec.dtype and _leads_to(with_history, record.leaf)
+        is_as_before = gradient is not None and gradient.spec.shape == record.spec.shape and index not in resized
+        other_size |= is_recast
+        flows = is_recast or (gradient is not None and not is_as_before)
+        flows |= bool(views and index not in resized and record.real.requires_grad)
         of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
         other_layout = other_size or record.stand_in.stride() != record.spec.stride
         if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
@@ -156,27 +187,28 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
     replaced = recorder.writes.replaced.items()
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
     set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
-    swapped = {*set_again, *moved}
+    swapped_memory = {*set_again, *moved}
     moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.writes.log.events if e.op in _RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
-    barred = {r.input: is_view(records[r.input].real) for r in analysis.replacements if r.is_set and r.grad_enabled}
+    barred = {r.input: is_view(records[r.input].real) for r in _set_with_gradients(analysis.swaps)}
     bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
     barred |= {i: False for i, r in enumerate(records) if bases & {id(r.real), id(base_of(r.real))} and i not in barred}
     for at, leaf in analysis.aliases if moved or barred or set_again else ():
         info = analysis.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
             continue
+        if analysis.is_of_swapped(info):
+            continue
         record = records[info.input]
         storage = id(record.initial.storage)
-        is_of_barred = info.input in barred and leaf.requires_grad and not info.after_replacement
+        is_of_barred = info.input in barred and leaf.requires_grad
         is_of_barred &= barred.get(info.input, False) or any(step.index is not None for step in info.steps)
         is_many = leaf.requires_grad and any(step.index is not None for step in info.steps)
         is_of_written = storage in moved and is_many and record.initial.storage.is_written
         # `set_` moves the version that the view was taken at.
         is_early = analysis.is_early(info)
         is_of_marked = storage in moved and storage in marked
-        is_swapped = storage in swapped and not info.after_replacement
-        is_of_detached = is_swapped and record.detached_at is not None and is_moved(record)
+        is_of_detached = storage in swapped_memory and record.detached_at is not None and is_moved(record)
         is_before_set = is_early and storage in set_again and storage in marked
         if is_of_barred or is_of_written or is_before_set or is_of_marked or is_of_detached:
             key = id(record.stand_in) if is_of_barred else {**set_again, **moved}[storage]
@@ -185,6 +217,11 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
                 "grad, detaches in place or calls `set_` on, and where a tensor is resized or given other memory at "
                 f"{user_line(recorder.writes.changed_at.get(key))}: return a copy."
             )
+
+
+def _set_with_gradients(swaps: Sequence[Recorded]) -> list[SetStorage]:
+    effects = [swap.effect for swap in swaps]
+    return [effect for effect in effects if isinstance(effect, SetStorage) and effect.grad_enabled]
 
 
 def _leads_to(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
@@ -248,19 +285,6 @@ def _overlaps(step: Any) -> bool:
         return bool(step.name().startswith(("Expand", "Unfold")))
     size, stride = step._saved_size, step._saved_stride
     return TensorSpec(tuple(size), tuple(stride), torch.uint8, torch.device("cpu")).overlaps_itself
-
-
-def in_order(replacements: list[Replacement]) -> list[Replacement]:
-    """What comes to view an input that is replaced itself comes after that one."""
-    done: list[Replacement] = []
-    waiting = list(replacements)
-    while waiting:
-        pending = {r.input for r in waiting}
-        ready = [r for r in waiting if not (isinstance(r.value, AliasOutput) and r.value.after_replacement)]
-        ready += [r for r in waiting if r not in ready and getattr(r.value, "input", None) not in pending]
-        done += ready or waiting[:1]
-        waiting = [r for r in waiting if r not in done]
-    return done
 
 
 def is_set_again(recorder: Recorder, record: InputRecord) -> bool:

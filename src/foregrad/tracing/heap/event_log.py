@@ -31,7 +31,10 @@ class Happened(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """It happened to the tensor with this id, which was `value` until then, at the time `at`."""
+    """It happened to the tensor with this id, which was `value` until then, at the time `at`.
+
+    `after`: what it is since it was given other memory.
+    """
 
     at: int
     what: Happened
@@ -41,6 +44,7 @@ class Event:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     grad_enabled: bool = True
+    after: Value | None = None
 
 
 class EventLog:
@@ -49,14 +53,20 @@ class EventLog:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def note(self, what: Happened, tensor: torch.Tensor, value: Value, *call: Any) -> int:
+    def note(self, what: Happened, tensor: torch.Tensor, value: Value, *call: Any, after: Value | None = None) -> int:
         """Note what happens to a tensor, which is `value`: when. `call`: operator, arguments, keywords, grad mode."""
-        self.events.append(Event(now(), what, id(tensor), value, *call))
+        event = Event(now(), what, id(tensor), value, *call)
+        self.events.append(event if after is None else dataclasses.replace(event, after=after))
         return self.events[-1].at
 
     def of(self, tensor: torch.Tensor, *kinds: Happened) -> list[Event]:
         return [event for event in self.events if event.tensor == id(tensor) and event.what in kinds]
 
-    def has_moved(self) -> bool:
-        """Whether sizes, or memory, of some tensor changed in place."""
-        return any(event.what in (Happened.RESHAPED, Happened.DATA, Happened.SET) for event in self.events)
+    def swaps_of(self, tensor: torch.Tensor) -> list[Event]:
+        """When it was given other memory."""
+        return self.of(tensor, Happened.DATA, Happened.SET)
+
+    def moved(self) -> dict[int, int]:
+        """By the id of a tensor: when its sizes or memory last changed in place."""
+        kinds = Happened.RESHAPED, Happened.DATA, Happened.SET
+        return {event.tensor: event.at for event in self.events if event.what in kinds}

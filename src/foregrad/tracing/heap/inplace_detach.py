@@ -48,7 +48,7 @@ class Detached:
         if value.view is not None and value.view.op is set_to and value.view.args[0] and value.parent is not None:
             value.fake = None
             view = View(set_to, (False,), {}, None, object(), False)
-            self.recorder.writes.become_view(tensor, value.parent, view)
+            value.became = self.recorder.writes.become_view(tensor, value.parent, view)
 
     def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The twin of a tensor that is still detached."""

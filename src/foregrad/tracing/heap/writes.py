@@ -25,6 +25,7 @@ from .aliased_kernels import At, RunOnStorageCopies, StorageExtent, extent_of
 from .event_log import EventLog, Happened, now
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
+from .taken_apart import as_entries, as_tuple, bind, by_position, flat_entries, split, tensors
 from .views import moved, without_bits
 from .write_order import draws_in_memory_order, rounds_in_memory, tensors_at, where_order_matters
 
@@ -56,8 +57,8 @@ class Writes:
     def elements(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """An operator that writes to the elements of some arguments, in place or through `out=`."""
         rec, func = self.recorder, info.op
-        given = _by_position(info, args, kwargs)
-        targets = [t for i in info.writes for t in _tensors(given.get(i))]
+        given = by_position(info, args, kwargs)
+        targets = [t for i in info.writes for t in tensors(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
         check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
@@ -93,7 +94,7 @@ class Writes:
         rec, functional = self.recorder, info.functional
         assert functional is not None
         keep = [i for i in range(len(info.argument_names)) if not (info.is_out and i in info.writes)]
-        given = _by_position(info, args, kwargs)
+        given = by_position(info, args, kwargs)
         positional: list[Any] = []
         fake_positional: list[Any] = []
         keywords: dict[str, Any] = {}
@@ -112,12 +113,12 @@ class Writes:
         entry = rec.entry(functional, positional, keywords, info.is_random)
         result = rec.run_fake(functional, tuple(fake_positional), fake_keywords)
         entry.spec = rec.specs_of(result)
-        results = _as_entries(rec, entry, result)
-        own = [o for o, w in zip(_as_tuple(out), info.returns_written, strict=False) if w is None]
+        results = as_entries(rec, entry, result)
+        own = [o for o, w in zip(as_tuple(out), info.returns_written, strict=False) if w is None]
         for tensor, part in zip(own, results, strict=False):
             if isinstance(tensor, torch.Tensor):
-                _bind(rec, tensor, part)
-        return _flat_entries(results[len(own) :])
+                bind(rec, tensor, part)
+        return flat_entries(results[len(own) :])
 
     def _on_copies(
         self, info: OpInfo, given: dict[int, Any], before: list[Any], writes: tuple[int, ...], out: Any
@@ -129,14 +130,14 @@ class Writes:
         args = [before[i] if i in given else defaults[i] for i in range(upto)]
         entry = rec.entry(call, args, {}, info.is_random)
         targets = [given[i] for i in writes if given.get(i) is not None]
-        returned = _as_tuple(out)
+        returned = as_tuple(out)
         entry.spec = (*(rec.specs_of(o) for o in returned), *(_at_start(rec.specs_of(t)) for t in targets))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
-        written = {id(t) for value in targets for t in _tensors(value)}
+        written = {id(t) for value in targets for t in tensors(value)}
         for tensor, part in zip(returned, parts, strict=False):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in written:
-                _bind(rec, tensor, part)
-        return _flat_entries([_split(rec, p) for p in parts[len(returned) :]])
+                bind(rec, tensor, part)
+        return flat_entries([split(rec, p) for p in parts[len(returned) :]])
 
     def _in_memory(
         self, info: OpInfo, before: list[Any], values: dict[At, Value], targets: list[torch.Tensor], out: Any
@@ -172,11 +173,11 @@ class Writes:
         call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots.values()), places)
         entry = rec.entry(call, [*(root.read(rec.emit) for root in roots.values()), *arguments], {}, info.is_random)
         written = {id(tensor) for tensor in targets}
-        made = [tensor for tensor in _as_tuple(out) if isinstance(tensor, torch.Tensor) and id(tensor) not in written]
+        made = [tensor for tensor in as_tuple(out) if isinstance(tensor, torch.Tensor) and id(tensor) not in written]
         entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots.values()))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
         for tensor, part in zip(made, parts, strict=False):
-            _bind(rec, tensor, part)
+            bind(rec, tensor, part)
         for tensor in targets:
             rec.value_of(tensor).mark_written()
         for root, part in zip(roots.values(), parts[len(made) :], strict=True):
@@ -259,7 +260,7 @@ class Writes:
     def hidden(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """Operators whose schema keeps quiet about a write."""
         rec = self.recorder
-        given = _by_position(info, args, kwargs)
+        given = by_position(info, args, kwargs)
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
         out = rec.run_fake(info.op, args, kwargs)
         targets = [given[i] for i in info.hidden_writes]
@@ -268,7 +269,7 @@ class Writes:
             entry.spec = (*rec.specs_of(out), *(_at_start(rec.value_of(t).spec) for t in targets))
             parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(5)]
             for tensor, part in zip(out, parts[:3], strict=True):
-                _bind(rec, tensor, part)
+                bind(rec, tensor, part)
             new = parts[3:]
         else:
             new = self._on_copies(info, given, before, info.hidden_writes, out)
@@ -332,12 +333,13 @@ class Writes:
         done = [key for key, (_, is_set) in self.replaced.items() if is_set]
         return user_line(self.changed_at.get(done[-1]) if done else None)
 
-    def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> None:
+    def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> Value:
         self.recorder.kept.append(tensor)
         self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
         value.generation = -1
         if source.fake is tensor:
             source.fake, source.became = None, value  # its sizes are no longer those of `source`
+        return value
 
     def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
         rec = self.recorder
@@ -363,12 +365,13 @@ class Writes:
         op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
         view = View(op, args, {}, None, object(), grad_enabled)
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
-        if not rec.value_of(source).spec.same_layout(rec.value_of(tensor).spec):
+        was, given = rec.value_of(tensor), rec.value_of(source).spec
+        if not given.same_layout(was.spec) or given.offset != was.spec.offset:
             self._resizes(old)
         self.replaced[id(tensor)] = old, is_set
-        at = self.log.note(Happened.SET if is_set else Happened.DATA, tensor, rec.value_of(tensor))
+        after = self.become_view(tensor, rec.value_of(source), view)
+        at = self.log.note(Happened.SET if is_set else Happened.DATA, tensor, was, after=after)
         old.storage.changes += [at] if is_set else []  # it counts as a write
-        self.become_view(tensor, rec.value_of(source), view)
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
@@ -379,11 +382,11 @@ class Writes:
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
         self._resizes(old)
-        self._change_sizes(tensor, old, info.op, tuple(args[1:]), kwargs)
         if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
             where = (list(spec.shape), list(spec.stride), spec.offset)
             enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)
             view = View(aten.as_strided.default, where, {}, None, object(), enabled)
+            self._change_sizes(tensor, old, info.op, tuple(args[1:]), kwargs)
             self.become_view(tensor, old, view)
             return out
         self._require_unshared(old, "grown by resize_")
@@ -399,7 +402,9 @@ class Writes:
             flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
         entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
         rec.kept.append(tensor)
-        rec.values[id(tensor)] = Value(tensor, entry, spec)
+        rec.values[id(tensor)] = after = Value(tensor, entry, spec)
+        call = info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()
+        old.storage.changes.append(self.log.note(Happened.DATA, tensor, old, *call, after=after))
         return out
 
     def _require_unshared(self, value: Value, what: str) -> None:
@@ -443,56 +448,3 @@ def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
     entry = value.entry
     offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
     return moved(without_bits(spec), offset)
-
-
-def _by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
-    given = dict(enumerate(args))
-    for i, name in enumerate(info.argument_names):
-        if name in kwargs:
-            given[i] = kwargs[name]
-    return given
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in _tensors(item)]
-    return []
-
-
-def _as_tuple(out: Any) -> tuple[Any, ...]:
-    if out is None:
-        return ()
-    return tuple(out) if isinstance(out, (list, tuple)) else (out,)
-
-
-def _as_entries(rec: Recording, entry: Entry, result: Any) -> list[Any]:
-    if isinstance(result, torch.Tensor):
-        return [entry]
-    parts: list[Any] = _split(rec, entry)
-    return parts
-
-
-def _split(rec: Recording, entry: Entry) -> Any:
-    """An entry of several values as one entry each, nested as they are."""
-    if not isinstance(entry.spec, tuple):
-        return entry
-    return [
-        _split(rec, rec.emit(operator.getitem, entry, i, spec=spec)) if spec is not None else None
-        for i, spec in enumerate(entry.spec)
-    ]
-
-
-def _flat_entries(values: Any) -> list[Entry]:
-    flat: list[Entry] = []
-    for value in values:
-        if isinstance(value, Entry):
-            flat.append(value)
-        elif isinstance(value, list):
-            flat.extend(_flat_entries(value))
-    return flat
-
-
-def _bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
-    rec.values[id(tensor)] = Value(tensor, entry, rec.spec_of(tensor))
