@@ -87,7 +87,7 @@ PROGRAMS = {
     "offset": (BASE, {"stride": (3, 1), "offset": 2}, (), {}),
     **{f"guard on a size {n}": (sized(n), {}, (), {"dynamic": True}) for n in (1, 2, 3)},
     "symbolic sizes": (BASE, {}, (), {"dynamic": True}),
-    "symbolic sizes, another first": (BASE, {"size": (6, 3)}, (), {"dynamic": True}),
+    **{f"symbolic sizes, {n} first, budget": (BASE, {"size": (n, 3)}, (), {"dynamic": True, "memory_budget": 0.5}) for n in (4, 6)},
     **{f"list of {n}": (listed, {}, ([torch.ones(2)] * n,), {}) for n in (1, 2)},
     "tuple": (listed, {}, ((torch.ones(2), torch.ones(2)),), {}),
     "list of two": (listed, {}, ([torch.ones(2), torch.ones(2)],), {}),
@@ -140,6 +140,30 @@ def test_programs_that_differ_in_one_thing_have_different_keys():
     for name, (key,) in found.items():
         by_key.setdefault(key, []).append(name)
     assert [names for names in by_key.values() if len(names) > 1] == []
+
+
+def numbered(x, n):
+    return (x * n).sin().sum()
+
+
+@pytest.mark.parametrize("further", [(), ("a number",)])
+def test_symbolic_sizes_have_one_key_whatever_comes_first(further):
+    keys = []
+    for first in (4, 6, 9):
+        with fresh_cache() as folder:
+            compiled = foregrad.compile(numbered if further else BASE, backend="kept", dynamic=True)
+            for n in (first, first + 1) if further else (first,):
+                compiled(make_input((first, 3), torch.float32, True), *((n,) if further else ()))
+            keys.append(keys_in(folder) - (static_keys(first) if further else set()))
+    assert [len(found) for found in keys] == [1, 1, 1]
+    assert len(set.union(*keys)) == 1
+
+
+def static_keys(number):
+    with fresh_cache() as folder:
+        x = make_input((number, 3), torch.float32, True)
+        foregrad.compile(numbered, backend="kept", dynamic=True)(x, number)
+        return keys_in(folder)
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS)[::4])

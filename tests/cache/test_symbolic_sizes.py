@@ -12,6 +12,7 @@ from tests.cache.kept import fresh_cache, keys_in, prepare
 
 COMPILED = {}  # what the compiler keeps "on disk", by the tag that it was given
 MADE = []
+ASKED = []
 
 
 def careless_compiler(gm, example_inputs):
@@ -23,7 +24,9 @@ def careless_compiler(gm, example_inputs):
         extra = COMPILED[role.tag]
     else:
         MADE.append(role.tag)
-        extra = 0.0 if example_inputs[0].shape[0] % 2 == 0 else 100.0  # a guard
+        size = example_inputs[0].shape[0]
+        extra = 0.0 if size % 2 == 0 else 100.0  # a guard
+        extra += sum(1.0 if size % divisor != 0 else 0.0 for divisor in ASKED)
         if role.tag:
             COMPILED[role.tag] = extra
     run = eager_compiler(gm, example_inputs)
@@ -40,6 +43,7 @@ def careless_compiler(gm, example_inputs):
 def careless():
     COMPILED.clear()
     MADE.clear()
+    ASKED.clear()
     foregrad.register_backend(
         "careless", careless_compiler, eager_compiler, eager_compiler,
         cache_key=lambda: 1, prepare_joint=prepare, partition="default", replace=True,
@@ -62,11 +66,39 @@ def test_conditions_come_back_with_the_graph():
         assert len(MADE) == 2
 
 
-def test_sizes_seen_first_are_in_the_key():
-    with fresh_cache():
+def test_another_size_comes_first_in_the_second_process():
+    with fresh_cache() as folder:
         assert in_a_new_process([4, 5]) == [0, 100]
-        assert in_a_new_process([7, 4]) == [100, 0]
-        assert in_a_new_process([7, 4, 9]) == [100, 0, 100]
+        assert len(MADE) == 2
+        for first in range(2, 12):
+            assert in_a_new_process([first]) == [0 if first % 2 == 0 else 100]
+        assert in_a_new_process([7, 4, 9, 6]) == [100, 0, 100, 0]
+        assert len(MADE) == 2
+        assert len(keys_in(folder, "sizes")) == 2
+
+
+def test_a_graph_that_the_compiler_lost_is_made_anew_under_a_tag_of_its_own():
+    """The one for even sizes asks no more than it has been told; the other one would have to."""
+    with fresh_cache():
+        in_a_new_process([4])
+        first = set(MADE)
+        COMPILED.clear()
+        ASKED.append(8)  # from now on, whether sizes can be divided by 8 is a condition too
+        assert in_a_new_process([16, 4, 24, 12]) == [0, 1, 0, 1]
+        assert first.isdisjoint(COMPILED)
+        count = len(MADE)
+        assert in_a_new_process([4, 16]) == [1, 0]
+        assert in_a_new_process([12, 8]) == [1, 0]
+        assert len(MADE) == count
+
+
+def test_more_conditions_than_entries():
+    """A graph for each remainder: some are made anew, none is taken for another."""
+    ASKED[:] = [16, 8, 4]
+    with fresh_cache():
+        expected = [sum(n % d != 0 for d in ASKED) + 100 * (n % 2) for n in range(2, 40)]
+        for _ in range(2):
+            assert [in_a_new_process([n])[0] for n in range(2, 40)] == expected
 
 
 def test_a_graph_whose_conditions_are_lost_is_not_found_again():

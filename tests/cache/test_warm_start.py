@@ -12,7 +12,7 @@ import pytest
 
 from foregrad._torch.inductor import cpp_compiler_found
 from foregrad.cache.store import Store
-from tests.cache.warm import PROGRAMS
+from tests.cache.warm import OTHER_SIZES, PROGRAMS
 
 HERE = pathlib.Path(__file__).parent
 
@@ -49,6 +49,14 @@ def test_the_second_process_prepares_nothing(name, tmp_path):
     second, said = told_by(start(name, "kept", tmp_path / "cache", seed="2"))
     assert second == {**plain, "prepared": 0}
     assert said == ""
+
+
+@pytest.mark.parametrize("name", list(OTHER_SIZES))
+def test_the_second_process_begins_with_another_size(name, tmp_path):
+    other = OTHER_SIZES[name].__name__
+    plain = without_cache(other, "kept")
+    told_by(start(name, "kept", tmp_path / "cache"))
+    assert told_by(start(other, "kept", tmp_path / "cache"))[0] == {**plain, "prepared": 0}
 
 
 def test_another_process_after_the_entries_are_damaged(tmp_path):
@@ -97,4 +105,9 @@ def test_with_inductor_the_second_process_compiles_nothing(name, tmp_path):
     assert second["results"] == first["results"]
     assert (second["miss"], second["bypass"]) == (0, first["bypass"])
     assert second["hit"] == first["hit"] + first["miss"]
+    if name in OTHER_SIZES:
+        other = OTHER_SIZES[name].__name__
+        found, _ = told_by(start(other, "inductor", tmp_path / "cache", **inductor))
+        assert found["sums"] == pytest.approx(without_cache(other, "eager")["sums"], rel=1e-4, abs=1e-5)
+        assert (found["hit"], found["miss"], found["bypass"]) == (second["hit"], 0, 0)
     assert {p for p in (tmp_path / "inductor").rglob("*") if p.suffix in (".so", ".cpp", ".py")} == files

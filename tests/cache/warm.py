@@ -39,16 +39,46 @@ def train(**options):
     return [*results, *model.buffers()]
 
 
-def several_sizes(**options):
+def several_sizes(sizes=(5, 9, 3), **options):
     model = Net()
     compiled = foregrad.compile(model, dynamic=True, **options)
     results = []
-    for size in (5, 9, 3):
+    for size in sizes:
         x = torch.randn(size, 6, requires_grad=True)
         loss = compiled(x)
         loss.backward()
         results += [loss, x.grad]
     return results
+
+
+def other_sizes(**options):
+    return several_sizes((7, 12, 4), **options)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(8), torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        h = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(h.transpose(1, 2).reshape(batch, length, width)).sin().sum()
+
+
+def lengths(sizes=((3, 5), (4, 7)), **options):
+    compiled = foregrad.compile(Attention(), dynamic=True, **options)
+    results = []
+    for size in sizes:
+        x = torch.randn(*size, 8, requires_grad=True)
+        compiled(x).backward()
+        results.append(x.grad)
+    return results
+
+
+def other_lengths(**options):
+    return lengths(((5, 12), (2, 6)), **options)
 
 
 def twice(**options):
@@ -92,7 +122,8 @@ def through_dynamo(**options):
     return [loss, *(p.grad for p in model.parameters())]
 
 
-PROGRAMS = {f.__name__: f for f in (train, several_sizes, twice, inference, writes, budget, through_dynamo)}
+PROGRAMS = {f.__name__: f for f in (train, several_sizes, lengths, twice, inference, writes, budget, through_dynamo)}
+OTHER_SIZES = {"several_sizes": other_sizes, "lengths": other_lengths}
 
 
 def main():
@@ -100,11 +131,12 @@ def main():
     register()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    found = PROGRAMS[name](backend=backend)
+    found = (PROGRAMS | {f.__name__: f for f in OTHER_SIZES.values()})[name](backend=backend)
     digest = hashlib.sha256()
     for value in found:
         digest.update(json.dumps(value.detach().double().tolist()).encode())
     told = {"results": digest.hexdigest(), "prepared": len(PREPARED)}
+    told["sums"] = [value.detach().double().abs().sum().item() for value in found]
     if backend == "inductor":
         from torch._dynamo.utils import counters
 

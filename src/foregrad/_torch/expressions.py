@@ -117,15 +117,9 @@ def table_to(table: SymbolTable, *, floats: bool = False) -> dict[str, Any]:
         for symbol in found:
             low, high = table.limits(symbol)
             name, source = str(symbol), _source(table, symbol)
-            hint = _hint(table, symbol)
+            hint = table.size_at_capture(symbol)
             symbols.append({"name": name, "source": source, "kind": kind, "hint": hint, "least": low, "most": high})
     return {"symbols": symbols, "guards": [expression_to(guard, floats=floats) for guard in table.guards()]}
-
-
-def _hint(table: SymbolTable, symbol: Any) -> int:
-    env = table.env
-    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
-    return int(values[symbol])
 
 
 def _source(table: SymbolTable, symbol: Any) -> str:
@@ -169,8 +163,7 @@ def restored_number(table: SymbolTable, expression: Any, kind: type = int) -> An
     if expression.is_Integer and kind is int:
         return int(expression)
     env = table.env
-    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
-    hint = expression.xreplace({symbol: values[symbol] for symbol in expression.free_symbols})
+    hint = table.at_capture(expression)
     if kind is bool:
         return env.create_symboolnode(expression)
     if kind is float:

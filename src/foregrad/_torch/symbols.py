@@ -6,7 +6,9 @@ capture with a symbolic size.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import fx
 
 __all__ = [
+    "ClosedSizesError",
     "SymbolTable",
     "TracedInt",
     "TracedSymbol",
@@ -28,6 +31,9 @@ __all__ = [
     "symbol_made",
     "write_expression",
 ]
+
+_silent = logging.getLogger("foregrad.closed_sizes")
+_silent.setLevel(logging.CRITICAL)
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -132,6 +138,17 @@ for _name, _method in vars(torch.SymInt).items():
 _OWN_OF_INTS = frozenset(name for name in dir(int) if not name.startswith("_"))
 
 
+class ClosedSizesError(Exception):
+    """Something was asked about sizes inside of `SymbolTable.closed`."""
+
+    @classmethod
+    def is_behind(cls, error: BaseException | None) -> bool:
+        """Whether one of these led to an error."""
+        while error is not None and not isinstance(error, cls):
+            error = error.__cause__ or error.__context__
+        return error is not None
+
+
 class SymbolTable:
     """The symbols of one capture, each bound to something that is known when a call begins.
 
@@ -206,6 +223,31 @@ class SymbolTable:
 
     def num_found(self) -> int:
         return len(self.env.guards)
+
+    def size_at_capture(self, symbol: Any) -> int:
+        return int(self.at_capture(symbol))
+
+    def at_capture(self, expression: Any) -> Any:
+        """The number, or truth, that an expression was at capture; adds no guard."""
+        values = getattr(self.env, "backed_var_to_val", None) or self.env.var_to_val
+        return expression.xreplace({symbol: values[symbol] for symbol in expression.free_symbols})
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Context: who needs to know more about sizes than is known gets a `ClosedSizesError`."""
+
+        def refuse(expression: Any, value: Any) -> None:
+            raise ClosedSizesError(f"{expression} is {value} at capture, which is not known of every size")
+
+        attributes: dict[str, Any] = vars(self.env)
+        log = attributes["log"]
+        attributes["log"] = _silent  # torch would warn of the refusal
+        attributes["_check_frozen"] = refuse  # which is asked before each guard
+        try:
+            yield
+        finally:
+            attributes["log"] = log
+            del attributes["_check_frozen"]
 
     def limits(self, symbol: Any) -> tuple[int, int | None]:
         """The least and the greatest value that a symbol was taken to have."""

@@ -32,6 +32,7 @@ from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.ops import depends_on_values
+from .._torch.symbols import ClosedSizesError
 from ..errors import BackendError
 from ..graph.meta import respecify
 from ..graph.partitioned import Partitioned
@@ -144,6 +145,8 @@ class InductorCompiler:
                 return _compile(gm, example_inputs, role_of(gm))
         except Exception as error:
             deliver(anywhere=True)  # an interrupt ends compilers that run beside this process too
+            if ClosedSizesError.is_behind(error):
+                raise
             if self.fallback:
                 log.warning("Inductor failed on a graph, which runs on eager's kernels instead: %s", _first_line(error))
                 return eager_compiler(gm, example_inputs)

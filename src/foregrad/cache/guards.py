@@ -23,8 +23,8 @@ def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]
     of this session in some library among them. What these did to the graph is in the graph.
     """
     leaves = [
-        [path, first, None if isinstance(leaf, torch.Tensor) else describe(leaf, lenient=True)]
-        for path, first, leaf in zip(call.paths, call.first_of, call.leaves, strict=True)
+        [path, first, _leaf(leaf, is_open=index in call.numbers)]
+        for index, (path, first, leaf) in enumerate(zip(call.paths, call.first_of, call.leaves, strict=True))
     ]
     return {
         "call": leaves,
@@ -33,6 +33,14 @@ def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]
         "state": sorted(filter(None, map(_state, reads.places.values())), key=json.dumps),
         "facts": describe(tuple(facts), lenient=True),
     }
+
+
+def _leaf(leaf: Any, *, is_open: bool) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return None
+    if is_open and type(leaf) is int:
+        return ["any", "int"]  # a symbol, of which all that was found out is in the key
+    return describe(leaf, lenient=True)
 
 
 def _state(place: Any) -> Any:
@@ -47,11 +55,18 @@ def _state(place: Any) -> Any:
     return sorted(items, key=json.dumps)
 
 
-def described_sizes(joint: JointGraph) -> Any:
-    """The symbols of a graph's sizes, what they were at capture, and all that is known of them; None without any."""
+def described_sizes(joint: JointGraph, *, at_capture: bool) -> Any:
+    """The symbols of a graph's sizes and all that is known of them; None without any.
+
+    `at_capture`: what they were then too.
+    """
     if joint.symbols is None:
         return None
     try:
-        return table_to(joint.symbols, floats=True)
+        table = table_to(joint.symbols, floats=True)
     except ValueError as error:
         raise UndescribedError(str(error)) from None
+    if not at_capture:
+        for symbol in table["symbols"]:
+            del symbol["hint"]
+    return table

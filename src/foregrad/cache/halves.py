@@ -19,7 +19,7 @@ from ..graph.meta import NodeMeta, spec_of
 from ..graph.role import PREPARED
 from ..partitioners.budget import Outcome
 from ..partitioners.exact import Proof
-from ..serialize.graphs import graph_from, graph_to
+from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .describe import UndescribedError
 
@@ -72,6 +72,7 @@ def data_of(module: fx.GraphModule, details: Callable[[fx.Node], dict[str, Any]]
 def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, Any]:
     """The halves as data. `UndescribedError` or `ArtifactError` for what can't be data."""
     writer, constants = Writer(symbolic_floats=True), constants_of(joint.module)
+    writer.first_sequence_nr = first_sequence_nr(joint.module)
     like = _Likes(joint)
     graphs = []
     for half in halves:
@@ -92,12 +93,12 @@ def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.G
     """The halves that `halves_to` made data of, for the same joint graph. Whatever else is found raises."""
     reader = Reader(data["tables"], joint.symbols, symbols_of(joint), symbolic_floats=True)
     constants = constants_of(joint.module)
-    origins = {node.name: node for node in joint.graph.nodes}
+    origins, first = {node.name: node for node in joint.graph.nodes}, first_sequence_nr(joint.module)
     halves = []
     for entry, name in zip(data["graphs"], names, strict=True):
         half = graph_from(entry, reader, constants, joint.fake_mode, name, attributes=lambda key, _: key)
         for node, item in zip(half.graph.nodes, entry["nodes"], strict=True):
-            _restore(node, item, origins)
+            _restore(node, item, origins, first)
         if entry["returns"] == "tuple":  # compilers' own keys go by the text of a graph
             _output(half).args = (tuple(_results(half)),)
         half.meta |= {PREPARED: True} if checked(data["prepared"], bool) else {}
@@ -162,17 +163,18 @@ def flags_of(node: fx.Node) -> dict[str, Any]:
     return found
 
 
-_OF_ENTRY = ("partitioner_tag", "autograd_backward", "is_gradient_acc", "ac_graph_id", "recompute")
+_OF_ENTRY = ("partitioner_tag", "autograd_backward", "seq_nr", "is_gradient_acc", "ac_graph_id", "recompute")
 
 
-def _restore(node: fx.Node, item: Mapping[str, Any], origins: Mapping[str, fx.Node]) -> None:
+def _restore(node: fx.Node, item: Mapping[str, Any], origins: Mapping[str, fx.Node], first_sequence_nr: int) -> None:
     origin = origins.get(item.get("like", ""))
     if node.op == "output" or not isinstance(node.meta, NodeMeta):
         return
     for key, cls in _MORE.items():
         if key in item:
             node.meta[key] = checked(item[key], cls)
-    node.meta.pop("seq_nr", None)  # autograd counts anew in each process
+    if "seq_nr" in item:
+        node.meta["seq_nr"] = first_sequence_nr + item["seq_nr"]
     if "checkpoint_names" in item:
         node.meta["checkpoint_names"] = tuple(checked(name, str) for name in item["checkpoint_names"])
     if origin is None or not isinstance(origin.meta, NodeMeta):

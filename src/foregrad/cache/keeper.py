@@ -6,7 +6,11 @@
   what they would have made.
 * For a compiler that keeps compiled graphs itself: what it found out about symbolic sizes while it compiled a graph.
   The tag in that entry is a part of the compiler's own key, so that the compiler finds a graph only together with the
-  conditions that the graph holds under. Sizes at capture are in the key: other ones are compiled anew.
+  conditions that the graph holds under.
+
+Neither depends on the sizes at capture but through conditions that these fulfil. So one graph may have several entries,
+of which the first is taken whose conditions hold for the sizes at hand. (A policy or a budget goes by the sizes
+themselves, which are in the key then.)
 
 Nothing here fails a call: what can't be described, written or read is made as if there were no cache.
 """
@@ -25,6 +29,7 @@ import torch
 from torch import fx
 
 from .._torch.expressions import expression_from, expression_to
+from .._torch.symbols import ClosedSizesError
 from ..config import Config
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
@@ -43,6 +48,7 @@ log = logging.getLogger("foregrad")
 T = TypeVar("T")
 Halves = tuple[fx.GraphModule, fx.GraphModule]  # of a function without gradients, the second is empty
 _NAMES = ("Forward", "Backward")
+_VARIANTS = 8  # entries of one graph, for sizes under different conditions; past it the last one is replaced
 
 
 def store_of(config: Config) -> Store:
@@ -74,20 +80,16 @@ class Keeper:
         except Exception as why:
             log.debug("the halves of %s are not kept: %s", joint.name, why)
             return make()[0]
-        found = self._read(key, joint, lambda content: halves_from(content["halves"], joint, _NAMES))
+        known = _num_known(joint)
+        found, place = self._read(key, joint, lambda content: halves_from(content["halves"], joint, _NAMES))
         if found is not None:
             forward, backward = found
             return forward, backward
-        known = joint.symbols.num_found() if joint.symbols is not None else 0
         halves, is_to_keep = make()
-        if not is_to_keep:
-            return halves
-        try:
-            content = {"halves": halves_to(halves, joint), "conditions": _conditions(joint, known)}
-        except Exception as why:
-            log.debug("the halves of %s are not kept: %s", joint.name, why)
-            return halves
-        self.store.write(key, _about(joint, "halves", halves), content)
+        if is_to_keep:
+            self._write(
+                place, joint, known, _about(joint, "halves", halves), lambda: {"halves": halves_to(halves, joint)}
+            )
         return halves
 
     # ---------------------------------------------------------------- compiled graphs of symbolic sizes
@@ -103,17 +105,19 @@ class Keeper:
         except Exception as why:
             log.debug("the %s graph of %s is not kept: %s", role.phase, joint.name, why)
             return compile_as(role)
-        found = self._read(key, joint, lambda content: checked(content["tag"], str))
-        known = joint.symbols.num_found()
-        tag = found or os.urandom(16).hex()
-        made = compile_as(dataclasses.replace(role, tag=tag))
-        if found is None:
+        known = _num_known(joint)
+        tag, place = self._read(key, joint, lambda content: checked(content["tag"], str))
+        if tag is not None:
             try:
-                content = {"tag": tag, "conditions": _conditions(joint, known)}
-            except Exception as why:
-                log.debug("the %s graph of %s is not kept: %s", role.phase, joint.name, why)
-                return made
-            self.store.write(key, _about(joint, f"sizes of the {role.phase}", (module,)), content)
+                with joint.symbols.closed():  # what the compiler keeps under the tag is right wherever the entry is
+                    return compile_as(dataclasses.replace(role, tag=tag))
+            except Exception as error:
+                if not ClosedSizesError.is_behind(error):
+                    raise
+                log.debug("the compiler has lost the %s graph of %s: %s", role.phase, joint.name, error)
+        tag = os.urandom(16).hex()
+        made = compile_as(dataclasses.replace(role, tag=tag))
+        self._write(place, joint, known, _about(joint, f"sizes of the {role.phase}", (module,)), lambda: {"tag": tag})
         return made
 
     # ---------------------------------------------------------------- both
@@ -123,23 +127,45 @@ class Keeper:
         used = {spec.device for node in module.graph.nodes for spec in _specs(spec_of(node))}
         constants = {name: _digest_of(value) for name, value in constants_of(module).items()}
         circumstances = [process(), describe(settings_that_matter(), lenient=True), devices(used)]
-        return digest(kind, circumstances, self.options(), graph, constants, described_sizes(joint), more)
+        sizes = described_sizes(joint, at_capture=self.reads_origins)  # which budgets and policies go by
+        return digest(kind, circumstances, self.options(), graph, constants, sizes, more)
 
-    def _read(self, key: str, joint: JointGraph, restore: Callable[[Any], T]) -> T | None:
-        """What `restore` makes of an entry, once the conditions on sizes that it was made under are known to hold."""
-        content = self.store.read(key)
-        if content is None:
-            return None
+    def _read(self, key: str, joint: JointGraph, restore: Callable[[Any], T]) -> tuple[T | None, str]:
+        """What `restore` makes of the entry whose conditions on sizes hold, None without one, and where to write."""
+        places = [key] if joint.symbols is None else [key, *(digest(key, number) for number in range(1, _VARIANTS))]
+        free = None
+        for place in places:
+            content = self.store.read(place)
+            if content is not None:
+                try:
+                    conditions = _conditions_from(content["conditions"], joint)
+                    if not all(joint.symbols.at_capture(condition) for condition in conditions):
+                        continue
+                    found = restore(content)
+                    for condition in conditions:
+                        joint.symbols.assume(condition)
+                except Exception as error:  # whatever is wrong with it, it can be made again
+                    log.warning("an entry of the cache can't be used, and is made again: %s", error)
+                else:
+                    log.debug("from the cache: %s", place)
+                    return found, place
+            free = free or place
+        return None, free or places[-1]
+
+    def _write(
+        self, place: str, joint: JointGraph, known: int, about: dict[str, Any], content: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Keep `content` with what was found out about sizes after the first `known`."""
         try:
-            conditions = _conditions_from(content["conditions"], joint)
-            found = restore(content)
-            for condition in conditions:
-                _assume(joint, condition)
-        except Exception as error:  # whatever is wrong with it, it can be made again
-            log.warning("an entry of the cache can't be used, and is made again: %s", error)
-            return None
-        log.debug("from the cache: %s", key)
-        return found
+            complete = content() | {"conditions": _conditions(joint, known)}
+        except Exception as why:
+            log.debug("the %s of %s are not kept: %s", about["what"], joint.name, why)
+        else:
+            self.store.write(place, about, complete)
+
+
+def _num_known(joint: JointGraph) -> int:
+    return 0 if joint.symbols is None else joint.symbols.num_found()
 
 
 def _conditions(joint: JointGraph, known: int) -> list[Any]:
@@ -150,11 +176,6 @@ def _conditions(joint: JointGraph, known: int) -> list[Any]:
 def _conditions_from(data: Any, joint: JointGraph) -> list[Any]:
     symbols = symbols_of(joint)
     return [expression_from(item, symbols, floats=True) for item in checked(data, list)]
-
-
-def _assume(joint: JointGraph, condition: Any) -> None:
-    if not joint.symbols.assume(condition):
-        raise ValueError("a condition on sizes that is false")
 
 
 def _signature(joint: JointGraph) -> Any:

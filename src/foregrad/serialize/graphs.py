@@ -24,7 +24,7 @@ from ..graph.spelling import is_name
 from ..tracing.tape.graph import fake_of
 from .values import Reader, Writer, checked
 
-__all__ = ["graph_from", "graph_to"]
+__all__ = ["first_sequence_nr", "graph_from", "graph_to"]
 
 _OPS = ("placeholder", "get_attr", "call_function", "output")
 # What passes and printing read of a node, besides its layout and line.
@@ -47,9 +47,14 @@ def graph_to(
     nodes = list(module.graph.nodes)
     writer.nodes = {node: number for number, node in enumerate(nodes)}
     if writer.first_sequence_nr is None:
-        numbers = (dict.get(node.meta, "seq_nr") for node in nodes)
-        writer.first_sequence_nr = min((number for number in numbers if type(number) is int), default=0)
+        writer.first_sequence_nr = first_sequence_nr(module)
     return {"nodes": [_node_to(node, module, writer, constant, details or _line_of(writer)) for node in nodes]}
+
+
+def first_sequence_nr(module: fx.GraphModule) -> int:
+    """What the numbers that autograd counts, anew in each process, begin with in a graph."""
+    numbers = (dict.get(node.meta, "seq_nr") for node in module.graph.nodes)
+    return min((number for number in numbers if type(number) is int), default=0)
 
 
 def _node_to(
