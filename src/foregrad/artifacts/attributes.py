@@ -18,7 +18,7 @@ import torch
 from ..errors import AttributeAssignedError
 from ..graph.spelling import attribute, is_name, key_text
 
-__all__ = ["check_attribute_assignment"]
+__all__ = ["assigned_attributes", "check_attribute_assignment"]
 
 # What `torch.nn.Module` keeps for itself: tables of registered state, hooks, the mode.
 _STANDARD = frozenset(vars(torch.nn.Module())) | {"_initialize_hook", "_load_hook"}
@@ -42,11 +42,20 @@ def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
 
     What the attributes held before is put back either way. Where the code in it raises, that error is passed on.
     """
+    with assigned_attributes(module, puts_back=True) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def assigned_attributes(module: torch.nn.Module, *, puts_back: bool) -> Iterator[list[str]]:
+    """The same. Without `puts_back`, what was assigned besides tensors stays where no tensor was and no error came."""
     owners = _owners(module)
     before = [(owner, _kept(_table(owner), set(), 0)) for _, owner in owners]
     found: list[str] = []
+    is_over = False
     try:
         yield found
+        is_over = True
     finally:
         known = {id(owner): kept for owner, kept in before}
         for path, owner in _owners(module):
@@ -54,8 +63,9 @@ def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
             for name, value in _table(owner).items():
                 old = kept.items.get(name, _ABSENT) if kept is not None else _ABSENT
                 _compare(_attribute(path, name), old, value, found, set(), 0)
-        for owner, kept in before:
-            _put_back(owner, kept)
+        if puts_back or found or not is_over:
+            for owner, kept in before:
+                _put_back(owner, kept)
     if found:
         several = len(found) > 1
         raise AttributeAssignedError(

@@ -15,7 +15,7 @@ import torch
 from ..api import pipeline_for
 from ..config import config
 from ..dispatch.pipeline import Pipeline
-from ..errors import ArtifactError, UnsupportedError
+from ..errors import ArtifactError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.sources import Source
 from ..frontend.tree import flatten
@@ -29,7 +29,7 @@ from ..interrupts import held
 from ..passes.keep import also_saved, results_read
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import ResumableTrace
-from .attributes import check_attribute_assignment
+from .attributes import assigned_attributes
 from .context import context_now
 from .facts import QUESTIONS
 from .program import CallSpec, DerivedProgram, Leaf, Program, Specialization
@@ -40,6 +40,7 @@ from .state import StateEntry
 __all__ = ["Exporter"]
 
 Limits = tuple["int | None", "int | None"]
+_MOST_SHOWN = 8  # paths in an error
 _MOST_DERIVATIVES = 64  # graphs of derivatives of one specialization
 _PLAIN = (int, float, bool, str, complex, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
 
@@ -104,7 +105,7 @@ class Exporter:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
         call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
         limits = dynamic_dims(self.function, call, dynamic_shapes)
-        call = dataclasses.replace(call, dynamic=limits)
+        call = dataclasses.replace(call, dynamic=limits, python_effects=True)
         grad = torch.is_grad_enabled() and derivatives > 0
         with held, torch.set_grad_enabled(grad):
             context = context_now()
@@ -112,6 +113,7 @@ class Exporter:
                 captured = self._capture(call, higher=derivatives > 1)
             except CheckFailed as found:
                 raise found.error from None
+            _check_effects(captured.joint, self.name)
             _check_dynamic(call, captured.joint, self.name)
             program, sources = self._program(captured, derivatives, call)
             # What was found out about sizes while differentiating, too, is in the table by now.
@@ -135,7 +137,7 @@ class Exporter:
 
     def _strictly(self) -> contextlib.AbstractContextManager[Any]:
         assert self.module is not None
-        return check_attribute_assignment(self.module)
+        return assigned_attributes(self.module, puts_back=False)  # the capture sees to what else is written
 
     def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
         joint = captured.joint
@@ -234,6 +236,24 @@ class Exporter:
                     "values."
                 )
         return CallSpec(call.tree, tuple(leaves))
+
+
+def _check_effects(joint: JointGraph, name: str) -> None:
+    """Raise for what a call leaves behind in Python or in PyTorch's settings: an artifact has none of these objects."""
+    signature = joint.signature
+    written = [*dict.fromkeys(write.path for write in signature.python_writes)]
+    if written:
+        shown = ", ".join(written[:_MOST_SHOWN]) + (", ..." if len(written) > _MOST_SHOWN else "")
+        raise UnsupportedSideEffectError(
+            f"`{name}` writes {shown}, which an artifact can't: it has none of the program's objects. Keep state in a "
+            "buffer and write to that in place, or return it; call the function once before exporting it where only "
+            "its first call writes."
+        )
+    if signature.settings:
+        raise UnsupportedSideEffectError(
+            f"`{name}` leaves {signature.settings[0][0]} changed for what comes after it, which an artifact does not: "
+            "change it outside of the function."
+        )
 
 
 def _is_exported_program(value: Any) -> bool:

@@ -182,7 +182,10 @@ class _Runtime:
             if result is not MISS:
                 return result
             places = "; ".join(dict.fromkeys(d.where for d in specialization.signature.decisions))
-            reasons.append(f"{specialization.name}: a value that is read at {places} must be what it was at export")
+            reasons.append(
+                f"{specialization.name}: a value that is read at {places} must be what it was at export (the "
+                "program is for any value where it computes with it as a tensor, without .item() or `if`)"
+            )
         name = module.artifact.name
         raise ArtifactCallError(
             f"the artifact `{name}` can't be called like this. " + " | ".join(reasons)

@@ -70,6 +70,8 @@ def check_formula(op: Any, info: OpInfo | None) -> Any:
     if info is None or op._schema.returns or info.writes or info.is_metadata_write:
         return None
     takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
+    if op.namespace == "profiler":
+        return None  # the end of a `record_function`, which belongs to the run that began it
     if op.namespace != "aten":
         return _note
     return _note_builtin if takes_tensors and op not in _OF_METADATA else None

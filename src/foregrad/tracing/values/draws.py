@@ -50,11 +50,14 @@ _OTHERS = {  # what they give is no number
 _active = threading.local()
 
 
-class DrawsFound(Exception):  # noqa: N818 - no error: asks for another capture
+class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function draws numbers: they are to be its arguments."""
 
-    def __init__(self, draws: tuple[Draw, ...]) -> None:
-        super().__init__("the function draws numbers")
+    def __init__(self, name: str, draws: tuple[Draw, ...]) -> None:
+        super().__init__(
+            f"`{name}` takes other numbers from {draws[0].path} in each call, which a graph would not. Take from it "
+            "before the call and pass what it gives (for random numbers, torch's own functions work)."
+        )
         self.draws = draws
 
 
@@ -95,7 +98,7 @@ class Draws:
         if self.taken != len(planned):
             raise DrawsDiffer(self._said(planned[self.taken][0]))
         if self.made:
-            raise DrawsFound(tuple(self.made))
+            raise DrawsFound(self.name, tuple(self.made))
 
     def _refuse(self, draw: Draw) -> None:
         raise UnsupportedSideEffectError(self._said(draw))
