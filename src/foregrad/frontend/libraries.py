@@ -19,7 +19,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["asked_of_library", "asked_of_module", "is_library", "is_outside", "keeps_options", "loggers_of", "referent"]
+__all__ = [
+    "asked_of_library",
+    "asked_of_module",
+    "is_installed",
+    "is_library",
+    "is_outside",
+    "keeps_options",
+    "loggers_of",
+    "referent",
+]
 
 _LIBRARIES = (
     "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
@@ -50,6 +59,12 @@ def _is_name_outside(module: str) -> bool:
 def is_library(value: Any) -> bool:
     """Whether it is a module of a library's."""
     return isinstance(value, types.ModuleType) and is_outside(value.__name__)
+
+
+def is_installed(module: types.ModuleType) -> bool:
+    """Whether a module is part of a package that was installed."""
+    parts = str(getattr(module, "__file__", None)).replace("\\", "/").split("/")
+    return not {"site-packages", "dist-packages"}.isdisjoint(parts)
 
 
 def keeps_options(value: Any) -> bool:

@@ -31,7 +31,7 @@ from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
 from .expected import ABSENT, Expected, holds_classes, is_plain
-from .libraries import asked_of_module, is_library, is_outside, keeps_options, loggers_of, referent
+from .libraries import asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
 from .reads import Reads, ReadSite, items_in, table_of
 
 __all__ = ["BAGS", "Scan"]
@@ -237,7 +237,7 @@ class Scan:
         if is_outside(module.__name__):
             self._names_outside(module, names)
             return
-        self._namespaces.setdefault(id(module), module)
+        self._namespaces |= {} if is_installed(module) else {id(module): module}  # theirs have thousands of items
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
         for name in in_order(names & vars(module).keys()):
             value = vars(module)[name]
