@@ -816,3 +816,16 @@ def f(x, y):
     return x * 2
 """,
 )
+
+regression(
+    "`t_` of three dimensions",
+    """
+def make_args():
+    return (torch.randn(2, 3, 4),)
+
+
+def f(x):
+    x.t_()
+    return x * 2
+""",
+)

@@ -28,7 +28,7 @@ PAIR = f"*(lambda a: (a, a[0]))({LEAF} * 1),"
 
 # The beginning of the row, the arguments, the body, and the line that the message is to show.
 PROGRAMS = [
-    ("`set_` with a storage", f"{LEAF},", ["x.detach().set_(x.untyped_storage(), 0, (2,), (1,))"], 0),
+    ("`set_` with a storage", f"{LEAF},", ["y = x * 2", "y.set_(x.untyped_storage(), 0, (2,), (1,))"], 1),
     (
         "`set_` or `.data = ...` on an argument that is a view, and a write",
         PAIR,

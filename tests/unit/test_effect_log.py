@@ -10,8 +10,10 @@ from foregrad.graph.effect_log import (
     Detach,
     InplaceView,
     MarkRequiresGrad,
+    Memory,
     Recorded,
     RunGraph,
+    SetData,
     TakeView,
     ViewStep,
     Write,
@@ -104,3 +106,35 @@ def test_a_log_reads_as_lines():
         "aten.t_.default on input 0",
         "write output 0 to input 0 with its history",
     ]
+
+
+def other_memory(index):
+    return SetData(index, Memory(None, 0, (), "out"))
+
+
+def test_a_view_taken_between_two_swaps_stays_between_them():
+    entries = [Recorded(3, None, other_memory(0)), Recorded(2, None, row(0)), Recorded(1, None, other_memory(0))]
+    assert ordered(entries) == (other_memory(0), row(0), other_memory(0))
+
+
+def test_at_one_time_a_swap_comes_last():
+    entries = [Recorded(1, None, other_memory(0)), Recorded(1, None, Write(0, 0, False)), Recorded(1, None, row(0))]
+    assert ordered(entries) == (row(0), Write(0, 0, False), other_memory(0))
+
+
+def test_what_comes_after_a_swap_is_not_done_before_the_graph():
+    log = [other_memory(0), row(0), BumpVersion(1)]
+    assert with_graph(log, [], [], counts_first=True) == [RunGraph(), *log]
+    log = [row(0), BumpVersion(1), other_memory(0)]
+    assert with_graph(log, [], [], counts_first=True) == [row(0), BumpVersion(1), RunGraph(), other_memory(0)]
+
+
+def test_a_mark_is_made_before_the_graph_though_it_comes_after_a_swap():
+    plain = row(0, of_plain=True, first=True)
+    late = row(0, of_plain=True, first=True, is_late=True)
+    log = [other_memory(0), plain, MarkRequiresGrad(0)]
+    assert with_graph(log, [0], [], counts_first=True) == [MarkRequiresGrad(0), RunGraph(), other_memory(0), late]
+
+
+def test_a_swap_reads_as_what_it_is():
+    assert str(other_memory(1)) == "input 1 takes the memory of output 0"

@@ -60,6 +60,7 @@ class Hooks:
         made: generators.MadeGenerators | None = None,
         output: Callable[[str], None] | None = None,
         node_hook: Callable[[Any, Callable[[Any], Any]], Any] | None = None,
+        storage_as_tensor: Callable[..., torch.Tensor | None] = lambda *_, **__: None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -72,6 +73,7 @@ class Hooks:
         self.made = made or generators.MadeGenerators(tuple)
         self.output = output
         self.node_hook = node_hook
+        self.storage_as_tensor = storage_as_tensor
 
 
 _active = threading.local()
@@ -106,7 +108,8 @@ def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if hooks is None:
         return _original_set(self, *args, **kwargs)
     with torch._C.DisableTorchFunction():
-        return _original_set(self, *args, **kwargs)
+        source: Any = hooks.storage_as_tensor(self, *args, **kwargs)
+        return _original_set(self, *args, **kwargs) if source is None else _original_set(self, source)
 
 
 _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)

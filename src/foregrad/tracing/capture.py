@@ -240,6 +240,7 @@ class _Capture:
             self.made_generators,
             self._refuse_output if self.options.refuses_output else None,
             self.hooks.on_node,
+            self.lifting.storages.as_tensor,
         )
         with (
             patched(hooks),
@@ -313,10 +314,9 @@ class _Capture:
                 recorder.late.ids |= written_by(recorder, inputs.records)
                 return None
             check_outputs(recorder, self.backward.run, out_leaves, paths)
-            if self.backward.error is not None:  # it is for those to see that what raises leads to
-                reached = reached or self._reached(with_history, least=1)
-                if not any(reach.outputs for reach in reached.values()):
-                    self.backward.error = None
+            reached = reached or (self._reached(with_history, least=1) if self.backward.error is not None else {})
+            if self.backward.error is not None and not any(reach.outputs for reach in reached.values()):
+                self.backward.error = None  # it is for those to see that what raises leads to
             nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
             if nowhere:
                 self.backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()))

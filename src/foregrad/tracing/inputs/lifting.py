@@ -43,6 +43,7 @@ from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.functions import READERS
 from ..tape.gradient_paths import nodes_behind
 from .inplace_views import RESHAPERS
+from .storages import Storages
 
 __all__ = ["Lifting"]
 
@@ -99,6 +100,7 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_hook: Callable[[torch.Tensor, Any, Any], None] = lambda *_: None  # see `OwnHooks`
+        self.storages = Storages()
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
         self.on_check: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None
@@ -254,6 +256,7 @@ class Lifting(TorchFunctionMode):
 
     def _storage(self, func: Any, args: Any, kwargs: Any) -> Any:
         storage = func(*args, **kwargs)
+        self.storages.asked(storage, args[0])
         tell_storage(storage, args[0], fake_device(args[0]))
         return storage
 

@@ -14,7 +14,7 @@ from ..heap.strides import takes_opaque
 
 __all__ = ["as_kernels_say"]
 
-_PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError}
+_PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}
 
 
 def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
