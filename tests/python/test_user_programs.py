@@ -23,6 +23,20 @@ def test_through_torch_compile(name):
     assert said is None
 
 
+@pytest.mark.parametrize("name", programs.CLOCKS)
+def test_no_time_and_no_unique_name_is_that_of_the_capture(name):
+    found, _ = programs.clocks(programs.CLOCKS[name], name)
+    assert len(set(found)) == len(found)
+
+
+def test_dates_that_are_not_asked_for_the_time_are_no_reason_to_run_eagerly():
+    body = (
+        "out.append(datetime.datetime(2020, 1, 2) < datetime.datetime(2021, 1, 1) and datetime.date(2020, 1, 1).year)"
+    )
+    found, eager = programs.clocks(body, "dates")
+    assert (found, eager) == ([2020] * 4, 0)
+
+
 class Logging(nn.Module):
     def __init__(self):
         super().__init__()

@@ -40,7 +40,18 @@ CLOCKS = {
     "os.urandom": "out.append(os.urandom(8))",
     "SystemRandom": "out.append(random.SystemRandom().random())",
     "strftime": "out.append(time.strftime('%H:%M:%S') + str(next_one()))",
-    "a timer": "start = clock()\nx = x * 2\nout.append(clock() - start)",
+    "in a cell": "out.append(in_a_cell())",
+    "of a class": "out.append(Timer.clock())",
+    "of an object": "out.append(timer.clock())",
+    "in a list": "out.append(clocks[0]())",
+    "in a tuple": "out.append(clocks_too[0]())",
+    "a default": "out.append(stamp())",
+    "a partial function": "out.append(soon())",
+    "imported inside": "from datetime import datetime as D\nout.append(D.now().timestamp())",
+    "time imported inside": "from time import time as t\nout.append(t())",
+    "now under a name": "out.append(now().timestamp())",
+    "a generator seeded by nothing": "out.append(random.Random().random())",
+    "numpy's seeded by nothing": "out.append(np.random.default_rng().random())",
 }
 
 EAGER = {  # those that may run eagerly
@@ -64,7 +75,6 @@ EAGER = {  # those that may run eagerly
     "masked by an array",
     "masked by chance, in numbers",
     "choice of numpy",
-    "a seeded generator made in the call",
     "legacy state",
     "a counter in a Function's backward",
     "gradients kept by a hook",
@@ -145,6 +155,11 @@ def clocks(body, name, wrap=compiled):
     lines = "\n".join("    " + line for line in body.splitlines())
     setup = "import itertools\nnumbers = itertools.count()\nDatetime = datetime.datetime\n"
     setup += "clock, ticks = time.time, time.perf_counter\nunique, token = uuid.uuid4, secrets.token_hex\n"
+    setup += "class Timer:\n    clock = time.perf_counter\n"
+    setup += "timer = types.SimpleNamespace(clock=time.time)\nclocks, clocks_too = [time.time], (time.time,)\n"
+    setup += "def stamp(clock=time.time):\n    return clock()\nsoon = functools.partial(time.time)\n"
+    setup += "now = datetime.datetime.now\n"
+    setup += "def holding(clock):\n    return lambda: clock()\nin_a_cell = holding(time.time)\n"
     setup += "def next_one():\n    return next(numbers)\n"
     world = world_of(f"{setup}def step(x):\n    out = []\n{lines}\n    return x + 1, out[0]\n", name)
     with warnings.catch_warnings():

@@ -26,6 +26,7 @@ import torch
 
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
+from .clocks import DRAWN, imports_dates, is_of_dates
 from .expected import ABSENT, stored
 from .holders import (
     BUFFER,
@@ -116,7 +117,8 @@ class UserState:
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = {}  # in namespaces and classes, until code names them
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self._tensors: dict[int, tuple[Holder, Any]] = {}
-        self.drawing: list[tuple[Holder, Any]] = []  # where functions of random generators are held
+        self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
+        self.imports_dates = False
         self._slots: dict[type, bool] = {}
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
             (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
@@ -185,6 +187,8 @@ class UserState:
             while stack:
                 value, parent, step = stack.pop()
                 cls = type(value)
+                if id(value) in DRAWN:
+                    self._note_drawing(value, parent, step)
                 if cls in _ATOMS or id(value) in seen:
                     continue
                 seen[id(value)] = value
@@ -339,16 +343,18 @@ class UserState:
             self._stack.append((getattr(value, name, None), parent, step))
 
     def _builtin(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._note_drawing(value, parent, step)
+        if id(value) not in DRAWN:
+            self._note_drawing(value, parent, step)
         self._stack.append((used_up(value), parent, step))
 
     def _note_drawing(self, value: Any, parent: Holder | None, step: Any) -> None:
-        """A function that draws from a generator, held by its name: `from random import random`."""
-        if parent is not None and parent.kind in (DICT, NAMESPACE) and isinstance(used_up(value), random.Random):
-            self.drawing.append((parent, step))
+        """A function that draws from a generator, or reads a clock, held by a name: `from random import random`."""
+        if id(value) in DRAWN or is_of_dates(value) or isinstance(used_up(value), random.Random):
+            self.drawing.append((parent, step, value))
 
     def _method(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._note_drawing(value, parent, step)
+        if id(value) not in DRAWN:
+            self._note_drawing(value, parent, step)
         self._stack += [(value.__func__, None, value.__func__), (value.__self__, None, "self")]
 
     def _function(self, function: Any, parent: Holder | None, step: Any) -> None:
@@ -366,6 +372,7 @@ class UserState:
         if not is_own:
             return
         self._new_names |= _names(function.__code__)
+        self.imports_dates = self.imports_dates or imports_dates(function.__code__)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._stack.append((defaults, None, f"default of {function.__name__}"))

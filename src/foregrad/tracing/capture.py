@@ -199,7 +199,7 @@ class _Capture:
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
         self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers)
-        self.draws = Draws(self.name, self.call.function)
+        self.draws = Draws(self.name, self.call.function, self.state.before.knows)
         self.inputs.source_in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:
@@ -267,7 +267,7 @@ class _Capture:
                     recorder.detached.explain(error)
                     raise
                 finally:
-                    self.state.journals.remove()
+                    self.state.take_stand_ins()
                     self.types.unbind()
                     self.origins.forget()
                     recorder.decisions.raise_failed()

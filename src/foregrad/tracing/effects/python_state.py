@@ -10,14 +10,14 @@ import torch
 from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import CLASS, Holder
+from ...frontend.holders import CELL, CLASS, Holder
 from ...frontend.lifted import lifted_places
 from ...frontend.reads import Reads
-from ...frontend.references import references_to
+from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.tree import LEAF, Tree, flatten
 from ...frontend.user_state import UserState, forget_written
 from ...graph.python_effects import PythonWrite, SetAttribute
-from ..values.draws import wrapper_of
+from ..values.draws import stand_in_for
 from .journals import Identity, Journals, grows
 from .python_writes import PythonWrites
 
@@ -49,6 +49,7 @@ class PythonState:
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run
+        self._drawing: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._after: list[tuple[Holder, Any]] = []
 
     def put_stand_ins(self) -> None:
@@ -56,9 +57,31 @@ class PythonState:
         own, and containers that it only adds to.
         """
         self.journals.install()
-        for holder, key in self.before.drawing:
-            original = holder.before[key]
-            dict.__setitem__(holder.target, key, wrapper_of(original, f"random.{original.__name__}"))
+        for holder, key, value in self.before.drawing:
+            key = "cell_contents" if holder is not None and holder.kind is CELL else key
+            if holder is None or dict(held_in(holder)).get(key) is not value:
+                self._refuse_drawing(value.__name__)
+                continue
+            stand_in: Any = stand_in_for(value)
+            stand_in = staticmethod(stand_in) if holder.kind is CLASS else stand_in
+            self._drawing.append((holder, key, value, stand_in))
+            put(holder, key, stand_in)
+        if self.before.imports_dates:
+            self._refuse_drawing("datetime")
+
+    def take_stand_ins(self) -> None:
+        """The run is over: what was there is back, where the run left what stood for it."""
+        self.journals.remove()
+        for holder, key, value, stand_in in self._drawing:
+            if now_at(holder, key) is stand_in:
+                put(holder, key, value)
+
+    def _refuse_drawing(self, what: str) -> None:
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` can reach {what}, which gives something else each time, where calls of it can't be seen (a "
+            "default, a tuple, a partial application, an import inside a function). Call it before the call, or by the "
+            "name of its module."
+        )
 
     def needs_another_run(self) -> bool:
         """The function has run. Whether it is to run again with other journals: with none of what it reads, or with

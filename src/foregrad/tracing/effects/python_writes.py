@@ -49,7 +49,6 @@ from ...graph.python_effects import (
     SetItem,
     SetItems,
 )
-from ..values.draws import is_wrapper
 
 __all__ = ["PythonWrites"]
 
@@ -121,8 +120,6 @@ class PythonWrites:
     def _is_written(self, holder: Holder, key: Any, value: Any) -> bool:
         before = holder.before.get(key, ABSENT)
         if value is before or self._stands_for(value, before) or self._is_lifted(value, holder, key):
-            return False
-        if is_wrapper(value):
             return False
         # A namespace that gets a module, a class or a function: an import, or something of ours.
         return not (holder.kind is NAMESPACE and before is ABSENT and is_import(value))

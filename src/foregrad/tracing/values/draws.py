@@ -6,47 +6,36 @@ the function is captured with the drawn numbers as arguments (`Lifted`), and eac
 the graph runs. Calls that draw otherwise than was noted (`DrawsDiffer`) are captured without such arguments, and
 run eagerly where they draw at all.
 
-Known weakness: `datetime.now()` is a constant; methods of NumPy's `Generator` objects can't be wrapped: such calls run
-eagerly.
+What the user's code has under names of its own (`from time import time`, `datetime`) is replaced there for the run, see
+`stand_in_for`. Known weakness: methods of NumPy's `Generator` objects can't be wrapped: such calls run eagerly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
-import os
 import random
-import secrets
 import sys
 import threading
-import time
-import uuid
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
+from ...frontend.clocks import DATES, DRAWN, NAMES_OF
 from ...frontend.expected import is_plain
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw, drawn_in
 from ...locks import InPlace
 
-__all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "is_wrapper", "wrapper_of"]
+__all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "stand_in_for"]
 
-_OF_RANDOM = (
-    "random uniform randint randrange getrandbits gauss normalvariate lognormvariate expovariate vonmisesvariate "
-    "gammavariate betavariate paretovariate weibullvariate triangular _randbelow"
-).split()
 _OF_NUMPY = (
     "rand randn randint random random_sample uniform normal standard_normal beta gamma exponential poisson binomial "
     "laplace lognormal triangular"
 ).split()
-_OF_TIME = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns".split()
-_OTHERS = {  # what they give is no number
-    uuid: "uuid1 uuid4".split(),
-    secrets: "token_bytes token_hex token_urlsafe randbelow randbits choice".split(),
-    os: ["urandom"],
-}
 _active = threading.local()
 
 
@@ -68,10 +57,12 @@ class DrawsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captu
 class Draws:
     """The draws of one run. `planned`: those that are arguments, with the values of this call."""
 
-    def __init__(self, name: str, function: Any) -> None:
+    def __init__(self, name: str, function: Any, known: Callable[[Any], bool]) -> None:
         self.name = name
         self.function = function
+        self.known = known  # whether an object is older than the call
         self.made: list[Draw] = []  # that no argument stands for
+        self.seeded: dict[int, Any] = {}  # generators that the function makes itself, by id
         self.taken = 0
 
     def draw(self, draw: Draw, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,6 +90,16 @@ class Draws:
             raise DrawsDiffer(self._said(planned[self.taken][0]))
         if self.made:
             raise DrawsFound(self.name, tuple(self.made))
+
+    def seed(self, generator: Any, seed: Any) -> None:
+        """The function seeds a generator. `known(generator)`: it is older than the call."""
+        if not is_plain(seed) or seed is None:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` makes a random generator and seeds it with no fixed number: its numbers would be the "
+                "same in each compiled call. Make it before the call."
+            )
+        if generator is not None and not self.known(generator):
+            self.seeded[id(generator)] = generator
 
     def _refuse(self, draw: Draw) -> None:
         raise UnsupportedSideEffectError(self._said(draw))
@@ -148,26 +149,19 @@ def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
     return draw
 
 
-def is_wrapper(value: Any) -> bool:
-    """Whether a function is one of these wrappers."""
-    return getattr(value, "__code__", None) is _WRAPPER
-
-
-_WRAPPER: Any = wrapper_of(time.time, "").__code__
-
-
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
     """A method of `random.Random` that a capture sees."""
-    original = getattr(random.Random, name)
+    original = getattr(kind, name)
 
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is None or isinstance(self, random.SystemRandom) or not _is_users():
+        if draws is None or not _is_users() or id(self) in draws.seeded:
             return original(self, *args, **kwargs)
         _active.draws = None
         try:
-            bound = original.__get__(self)
+            of = _SYSTEM if isinstance(self, random.SystemRandom) else self  # which are all alike
+            bound = original.__get__(of)
             return draws.draw(Draw(bound, args, tuple(kwargs.items()), f"random.{name}"), bound, args, kwargs)
         finally:
             _active.draws = draws
@@ -175,6 +169,61 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
+_SYSTEM = random.SystemRandom()
+_originals_of_seed = random.Random.seed
+
+
+def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+    """A generator is made, or seeded, by the user's code: one that it makes gives the same numbers in each call."""
+    draws = getattr(_active, "draws", None)
+    if draws is not None and _is_users() and not isinstance(self, random.SystemRandom):
+        draws.seed(self, a)
+    _originals_of_seed(self, a, version)
+
+
+def _default_rng(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def default_rng(seed: Any = None) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is not None and _is_users():
+            draws.seed(None, seed)
+        return original(seed)
+
+    return default_rng
+
+
+def stand_in_for(value: Any) -> Any:
+    """What a run finds in the place of a function that draws, or of `datetime`."""
+    if not any(value is date for date in DATES):
+        return wrapper_of(value, DRAWN.get(id(value)) or value.__qualname__)
+    if value is not dt:
+        return _dates(value)
+    module = types.ModuleType("datetime", dt.__doc__)
+    vars(module).update(vars(dt), datetime=_dates(dt.datetime), date=_dates(dt.date))
+    return module
+
+
+class _OfDates(type):
+    """The class of classes that stand for `date` and `datetime`, whose objects are theirs."""
+
+    of: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.of(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.of)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.of)
+
+
+def _dates(kind: Any) -> Any:
+    asked = {name: wrapper_of(getattr(kind, name), f"{kind.__name__}.{name}") for name in _NOW if hasattr(kind, name)}
+    return _OfDates(kind.__name__, (kind,), {name: staticmethod(drawn) for name, drawn in asked.items()} | {"of": kind})
+
+
+_NOW = ("now", "today", "utcnow")
 _originals: list[tuple[Any, str, Any]] = []
 _ABSENT = object()
 
@@ -185,19 +234,20 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _install() -> None:
-    for name in _OF_RANDOM:
-        if hasattr(random, name):
-            _replace(random, name, wrapper_of(getattr(random, name), f"random.{name}"))
-    for name in _OF_RANDOM:
-        _replace(random.Random, name, _method(name))
-    for name in _OF_TIME:
-        _replace(time, name, wrapper_of(getattr(time, name), f"time.{name}"))
-    for module, names in _OTHERS.items():
+    for module, names in NAMES_OF.items():
         for name in names:
-            _replace(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+            if hasattr(module, name):
+                _replace(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+    for name in NAMES_OF[random]:
+        _replace(random.Random, name, _method(name))
+    for name in ("random", "getrandbits"):
+        _replace(random.SystemRandom, name, _method(name, random.SystemRandom))
+    _replace(random.Random, "seed", _seed)
     numpy = sys.modules.get("numpy.random")
     for name in _OF_NUMPY if numpy is not None else ():
         _replace(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
+    if numpy is not None:
+        _replace(numpy, "default_rng", _default_rng(numpy.default_rng))
 
 
 def _remove() -> None:
