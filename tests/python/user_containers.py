@@ -299,6 +299,19 @@ def make():
     model = Model()
     return model, lambda: model.kept_a
 """,
+    "stacked frames": """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frames = collections.deque(maxlen=4)
+        self.linear = nn.Linear(3, 3)
+    def forward(self, x):
+        self.frames.append(x.detach())
+        return self.linear(x) + torch.stack(list(self.frames)).mean(0)
+def make():
+    model = Model()
+    return model, lambda: model.frames
+""",
     "a window that slides": """
 class Model(nn.Module):
     def __init__(self):

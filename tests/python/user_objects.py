@@ -151,6 +151,64 @@ def make():
     model = Model()
     return model, lambda: model.state
 """,
+    "a tuple of states": """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 3)
+        self.state = None
+    def forward(self, x):
+        h, c = self.cell(x, self.state)
+        self.state = (h.detach(), c.detach())
+        return h
+def make():
+    model = Model()
+    return model, lambda: model.state
+""",
+    "a dict of states": """
+def make():
+    w = nn.Parameter(torch.ones(3))
+    state = {"h": torch.zeros(2, 3), "n": 0}
+    def step(x):
+        nonlocal state
+        y = (x * w + state["h"]).tanh()
+        state = {"h": 0.5 * y.detach(), "n": state["n"] + 1}
+        return y * state["n"]
+    return step, lambda: state
+""",
+    "a list of states": """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(nn.RNNCell(3, 3) for _ in range(2))
+        self.states = [torch.zeros(2, 3), torch.zeros(2, 3)]
+    def forward(self, x):
+        states = []
+        for cell, state in zip(self.cells, self.states):
+            x = cell(x, state)
+            states.append(x.detach())
+        self.states = states
+        return x
+    def reset(self):
+        self.states = [torch.zeros(2, 3), torch.zeros(2, 3)]
+def make():
+    model = Model()
+    return model, lambda: model.states
+""",
+    "a state with its history": """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3)
+        self.state = (torch.zeros(2, 3), "start")
+    def forward(self, x):
+        h = self.cell(x, self.state[0].detach())
+        old, self.state = self.state, (h, "start")
+        return h + old[0].detach()
+def make():
+    model = Model()
+    return model, lambda: model.state
+""",
     "an output class left": """
 class Output(collections.OrderedDict):
     def __getattr__(self, name):

@@ -60,10 +60,7 @@ EAGER = {  # those that may run eagerly
     "read under another name",
     "read by a partial function",
     "read by a made-up name",
-    "lazy modules",
-    "a cache object",
     "an output class left",
-    "a namespace left",
     "objects in a list",
     "mixup",
     "an array of noise",
@@ -80,8 +77,6 @@ EAGER = {  # those that may run eagerly
     "gradients kept by a hook",
     "gradients appended by a backward hook",
 }
-
-OF_DYNAMO = {"lazy modules"}  # those that differ from eager with each backend of Dynamo's
 
 
 def world_of(text, name):
@@ -130,6 +125,11 @@ def compiled(given):
 def through_dynamo(given):
     torch._dynamo.reset()
     return torch.compile(given, backend="foregrad", options={"backend": "eager"})
+
+
+def dynamo_alone(given):
+    torch._dynamo.reset()
+    return torch.compile(given, backend="eager")
 
 
 def check(text, name, wrap=compiled):

@@ -18,7 +18,7 @@ __all__ = ["check_draws", "counters_of", "only_written_by", "render_stateful"]
 
 
 def counters_of(function: Any, specializations: Iterable[Specialization]) -> tuple[StatePlace, ...]:
-    """The places where a graph leaves another number than it found, and that are no arguments yet."""
+    """The places where a graph leaves another number, or container, than it found, and that are no arguments yet."""
     known = {place.identity for place in lifted_places(function)}
     found: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_wrapper_subclass, storage_key
-from ..errors import UnsupportedLayoutError, UnsupportedTensorError
+from ..errors import EscapedTensorError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
 from .lifted import Lifted
@@ -92,6 +93,10 @@ def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
     """Raise for a tensor that can't be an input: unknown subclasses, layouts other than strided."""
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise EscapedTensorError(
+            f"`{path}` has no sizes yet: the function gives it some. Call it once before it is captured."
+        )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
         raise UnsupportedTensorError(
             f"`{path}` is a {type(tensor).__qualname__}: tensor subclasses can't be compiled yet. "

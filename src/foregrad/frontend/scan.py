@@ -286,14 +286,14 @@ class Scan:
                 self._objects.append((value, value.__name__, depth, self._rank, set()))
             return
         self.reads.watch_use(value, name)
-        if isinstance(value, types.BuiltinFunctionType):
+        if isinstance(value, types.BuiltinFunctionType) or id(value) in self.reads.unread:
             return
         if isinstance(value, types.MappingProxyType):
             value = gc.get_referents(value)[0]
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self.function(value, name)
         elif isinstance(value, _CONTAINERS):
-            if self._is_new(value) and id(value) not in self.reads.unread:
+            if self._is_new(value):
                 self.reads.contents(value, name)
                 items = items_in(value)
                 if len(items) <= _MOST_ITEMS:

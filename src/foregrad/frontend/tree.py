@@ -17,6 +17,7 @@ import torch
 
 from .._torch.pytree import registered_functions
 from ..errors import UnknownLeafError
+from ..graph.python_effects import Made
 from ..graph.spelling import key_text, key_texts
 from .opaque import is_number_of_numpy
 
@@ -100,7 +101,8 @@ LEAF = Tree("leaf")
 
 
 def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
-    instance = object.__new__(cls)  # not through __init__, which may compute or refuse
+    base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+    instance = base.__new__(cls)  # not through __init__, which may compute or refuse
     for name, value in zip(names, values, strict=True):
         object.__setattr__(instance, name, value)
     return instance
@@ -114,6 +116,8 @@ def _open(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
         return "list", list, None, value
     if cls is dict or cls is collections.OrderedDict:
         return "dict", cls, tuple(value), list(value.values())
+    if cls is Made:
+        return "dataclass", value.cls, tuple(value.attributes), list(value.attributes.values())
     if cls is torch.Size or isinstance(value, torch.Tensor):
         return None
     functions = registered_functions(cls)

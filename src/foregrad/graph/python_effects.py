@@ -16,6 +16,7 @@ __all__ = [
     "DeleteAttribute",
     "DeleteItem",
     "Kept",
+    "Made",
     "PythonWrite",
     "RemoveFromSet",
     "SetAttribute",
@@ -37,9 +38,21 @@ class Kept:
         return f"Kept(a {type(self.value).__name__} at {id(self.value):#x})"  # the object's own repr is the user's code
 
 
+class Made:
+    """In a written value: an object of the user's class that each call makes anew, with these attributes."""
+
+    __slots__ = ("attributes", "cls")
+
+    def __init__(self, cls: type, attributes: dict[str, Any]) -> None:
+        self.cls = cls
+        self.attributes = attributes
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PythonWrite:
-    """A write to `target`; `path` is what people call the place. `counts`: a number takes another one's place."""
+    """A write to `target`; `path` is what people call the place. `counts`: a number takes another one's place, or
+    a container that of one of the same structure.
+    """
 
     target: Any
     path: str

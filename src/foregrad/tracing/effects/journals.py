@@ -4,6 +4,9 @@ A list that grows by an item in each call is another list in each: guards on wha
 a run is found to change how many items a container has, it is repeated with a `Journal` in place of the container.
 Methods that give nothing (`append`, `update`, ...) and items that are set are noted, in order. Whatever else is asked
 of a journal, by Python or by an extension, is an answer that the run needs: then it is repeated once more without.
+
+The same is done where a run puts a new object of the user's in the place of an older one: as long as nothing is asked
+of that, any object of its class may be there.
 """
 
 from __future__ import annotations
@@ -12,18 +15,21 @@ import collections
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import torch
+
 from ..._torch.plain_types import tell_type
 from ..._torch.pytree import refuse_flattening
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
-from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
+from ...frontend.expected import is_plain
+from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder, attributes_to_copy
 from ...frontend.lifted import StatePlace
 from ...frontend.module_tables import TABLES
 from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.user_state import UserState
 
-__all__ = ["Identity", "Journals", "grows"]
+__all__ = ["Identity", "Journals", "grows", "replaced"]
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -124,6 +130,18 @@ def grows(holder: Holder) -> bool:
     return len(holder.target) != len(holder.before) or holder.kind is DEQUE
 
 
+def replaced(holder: Holder) -> Iterator[Any]:
+    """The keys under which a run put other objects of the same class, which each call is to make anew."""
+    if holder.kind in (DICT, NAMESPACE):
+        now = holder.kind.read(holder.target)
+        for key, before in holder.before.items():
+            value = now.get(key)
+            if value is before or type(value) is not type(before) or isinstance(value, torch.Tensor):
+                continue
+            if not is_plain(value) and attributes_to_copy(value) is not None:
+                yield key
+
+
 class Journals:
     """Those of one run. `wanted`: the places of containers that earlier runs found to grow."""
 
@@ -132,7 +150,7 @@ class Journals:
         known: set[int] = set()
         for holder in state.holders if wanted else ():
             for key, value in held_in(holder):
-                if (id(holder.target), key) in wanted and type(value) in _KINDS and id(value) not in known:
+                if (id(holder.target), key) in wanted and id(value) not in known:
                     known.add(id(value))
                     places = references_to(value, state)
                     if places:

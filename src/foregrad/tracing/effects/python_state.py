@@ -18,7 +18,7 @@ from ...frontend.tree import LEAF, Tree, flatten
 from ...frontend.user_state import UserState, forget_written
 from ...graph.python_effects import PythonWrite, SetAttribute
 from ..values.draws import stand_in_for
-from .journals import Identity, Journals, grows
+from .journals import Identity, Journals, grows, replaced
 from .python_writes import PythonWrites
 
 __all__ = ["PythonState"]
@@ -91,12 +91,11 @@ class PythonState:
             self.forget_journals()
             return True
         self._changed = self.before.changed()
-        found = {
-            (id(parent.target), key)
-            for holder in self._changed
-            if self.call.python_effects and grows(holder)
-            for parent, key in references_to(holder.target, self.before)
-        }
+        found: set[Identity] = set()
+        for holder in self._changed if self.call.python_effects else ():
+            places = references_to(holder.target, self.before) if grows(holder) else []
+            found.update((id(parent.target), key) for parent, key in places)
+            found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
         return bool(new)

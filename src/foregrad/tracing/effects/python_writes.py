@@ -10,7 +10,7 @@ import collections
 import enum
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -31,6 +31,7 @@ from ...frontend.holders import (
     SET,
     SLOTS,
     Holder,
+    attributes_to_copy,
     is_import,
 )
 from ...frontend.lifted import StatePlace, stand_in_at
@@ -42,6 +43,7 @@ from ...graph.python_effects import (
     DeleteAttribute,
     DeleteItem,
     Kept,
+    Made,
     PythonWrite,
     RemoveFromSet,
     SetAttribute,
@@ -114,7 +116,7 @@ class PythonWrites:
                 self.entries.append(DeleteAttribute(holder.target, path, key))
                 continue
             at = self._add(value, path, before.get(key, ABSENT))
-            counts = _is_number(before.get(key)) and _is_number(value)
+            counts = _varies(before.get(key), value)
             self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
 
     def _is_written(self, holder: Holder, key: Any, value: Any) -> bool:
@@ -125,10 +127,9 @@ class PythonWrites:
         return not (holder.kind is NAMESPACE and before is ABSENT and is_import(value))
 
     def _is_lifted(self, value: Any, holder: Holder, key: Any) -> bool:
-        """Whether it is the symbolic number that stands for what was there."""
-        return is_symbolic(value) and value is stand_in_at(
-            self.function, StatePlace("", holder.target, key, "").identity
-        )
+        """Whether it is what stands for what was there: a symbolic number, or a container of tensors."""
+        stand_in = stand_in_at(self.function, StatePlace("", holder.target, key, "").identity)
+        return stand_in is not None and value is stand_in
 
     def _stands_for(self, value: Any, before: Any) -> bool:
         return isinstance(value, FakeTensor) and before is not None and self.real_of(value) is before
@@ -138,7 +139,7 @@ class PythonWrites:
         if self._stands_for(now, holder.before) or self._is_lifted(now, holder, "cell_contents"):
             return
         value = None if now is ABSENT else self._add(now, holder.name(), holder.before)
-        counts = _is_number(now) and _is_number(holder.before)
+        counts = _varies(holder.before, now)
         self.entries.append(SetCell(holder.target, holder.name(), value, counts=counts))
 
     def sequence(self, holder: Holder) -> None:
@@ -189,7 +190,8 @@ class PythonWrites:
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container that has another length after each call is another one for each: no graph is right twice."""
-        if self.fills_caches and (not holder.before or any(map(_has_tensors, written))):
+        is_bounded = holder.kind is DEQUE and holder.target.maxlen is not None  # it is full after some calls
+        if is_bounded or (self.fills_caches and (not holder.before or any(map(_has_tensors, written)))):
             self._refuse_fill(holder.name())
         raise UnsupportedSideEffectError(
             f"`{self.name}` changes how many items {holder.name() or 'a container'} has, which a compiled call would "
@@ -230,11 +232,14 @@ class PythonWrites:
             return cls((key, self._encoded(item, f"{path}[...]")) for key, item in value.items())
         leaves, tree = flatten(value)
         made = all(isinstance(leaf, torch.Tensor) or is_plain(leaf) or is_symbolic(leaf) for leaf in leaves)
-        if tree.kind == "leaf" or not made:
+        if tree.kind != "leaf" and made:
+            return value
+        attributes = attributes_to_copy(value)
+        if attributes is None:
             self._refuse(value, path, "that it made")
-        return value
+        return Made(cls, {name: self._encoded(item, f"{path}.{name}") for name, item in attributes.items()})
 
-    def _refuse(self, value: Any, path: str, what: str) -> None:
+    def _refuse(self, value: Any, path: str, what: str) -> NoReturn:
         raise UnsupportedSideEffectError(
             f"`{self.name}` leaves a {_kind_of(value)} {what} in {path}; a compiled call can't make "
             "another one. Keep tensors, numbers, and lists, tuples and dicts of these there, or make it outside."
@@ -255,6 +260,16 @@ _FINDERS = {
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) or is_symbolic(value)
+
+
+def _varies(before: Any, now: Any) -> bool:
+    """Whether a value takes the place of another of its kind: a number, or a container of the same structure."""
+    if _is_number(before):
+        return _is_number(now)
+    if before is now or type(before) is not type(now) or is_plain(before) or isinstance(before, torch.Tensor):
+        return False
+    (leaves, tree), (_, other) = flatten(before), flatten(now)
+    return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
 
 
 def _kind_of(value: Any) -> str:
