@@ -37,7 +37,10 @@ PROGRAMS = {
     "with torch's": ("return x * random.random() + torch.rand(3)", False),
     "array": ("return x * torch.from_numpy(np.random.randn(3).astype('f4'))", True),
     "permutation": ("return x[:, np.random.permutation(3)]", True),
-    "numpy's own generator": ("return x * numbers.random()", True),
+    "numpy's own generator": ("return x * numbers.random()", False),
+    "numpy's own branch": ("return x * 2 if numbers.random() < 0.5 else x - numbers.normal()", False),
+    "an array of numpy's own": ("return x * torch.from_numpy(numbers.random(3))", True),
+    "numpy's own under two names": ("return x * numbers.random() + again.random()", True),
     "as often as it says": (
         "for _ in range(2 if random.random() < 0.5 else 3):\n    x = x * random.random()\nreturn x",
         True,
@@ -51,6 +54,7 @@ PROGRAMS = {
 def program(body):
     world = {"torch": torch, "random": random, "np": np, "math": __import__("math"), "__name__": "draws_of_a_user"}
     world |= {"draw": random.random, "noise": random.Random(3), "numbers": np.random.default_rng(3)}
+    world["again"] = world["numbers"]
     exec("def f(x):\n" + "\n".join(f"    {line}" for line in body.splitlines()), world)
     return world["f"]
 

@@ -67,7 +67,6 @@ EAGER = {  # those that may run eagerly
     "torch.tensor of an array",
     "as_tensor",
     "gumbel with numpy",
-    "generator's number",
     "generator's permutation",
     "masked by an array",
     "masked by chance, in numbers",

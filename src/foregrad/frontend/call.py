@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_wrapper_subclass, storage_key
@@ -93,7 +93,7 @@ def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
     """Raise for a tensor that can't be an input: unknown subclasses, layouts other than strided."""
-    if isinstance(tensor, UninitializedTensorMixin):
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         raise EscapedTensorError(
             f"`{path}` has no sizes yet: the function gives it some. Call it once before it is captured."
         )

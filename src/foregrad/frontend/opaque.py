@@ -22,7 +22,7 @@ import torch
 
 from .libraries import asked_of_library
 
-__all__ = ["asked_of", "is_cached_function", "is_number_of_numpy", "state_of", "used_up"]
+__all__ = ["asked_of", "is_cached_function", "is_generator_of_numpy", "is_number_of_numpy", "state_of", "used_up"]
 
 _LRU = type(functools.lru_cache(lambda: None))
 
@@ -115,7 +115,7 @@ def used_up(value: Any) -> Any:
         return value
     if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
         return value
-    return value if _is_generator_of_numpy(value) else None
+    return value if is_generator_of_numpy(value) else None
 
 
 _STAYS = {types.FunctionType, type, tuple, list, dict, set, frozenset, str, bytes, int, float, bool, type(None)}
@@ -129,7 +129,8 @@ def _generator_of_module(module: types.ModuleType) -> Any:
     return None
 
 
-def _is_generator_of_numpy(value: Any) -> bool:
+def is_generator_of_numpy(value: Any) -> bool:
+    """Whether it is a random generator of NumPy's."""
     numbers = sys.modules.get("numpy.random")
     return numbers is not None and isinstance(value, (numbers.Generator, numbers.RandomState))
 
@@ -142,7 +143,7 @@ def state_of(value: Any) -> Any:
         return value.getstate()
     if isinstance(value, types.GeneratorType):
         return (-1 if value.gi_frame is None else value.gi_frame.f_lasti, value.gi_running)
-    if _is_generator_of_numpy(value):
+    if is_generator_of_numpy(value):
         bits = getattr(value, "bit_generator", None)
         return pickle.dumps(bits.state if bits is not None else value.get_state(legacy=False))
     try:

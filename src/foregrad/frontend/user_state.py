@@ -313,6 +313,7 @@ class UserState:
 
     def _numpy_random(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(NUMPY_RANDOM, value, parent, step, "")
+        self.drawing.append((parent, step, value))
 
     def _iterator(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(ITERATOR, value, parent, step, "")

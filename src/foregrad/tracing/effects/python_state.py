@@ -12,6 +12,7 @@ from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
 from ...frontend.holders import CELL, CLASS, Holder
 from ...frontend.lifted import lifted_places
+from ...frontend.opaque import is_generator_of_numpy
 from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.tree import LEAF, Tree, flatten
@@ -60,11 +61,13 @@ class PythonState:
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is CELL else key
             if holder is None or dict(held_in(holder)).get(key) is not value:
-                self._refuse_drawing(value.__name__)
+                if not is_generator_of_numpy(value):  # of these it shows that they were drawn from
+                    self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)
             stand_in = staticmethod(stand_in) if holder.kind is CLASS else stand_in
             self._drawing.append((holder, key, value, stand_in))
+            self.reads.stand_ins[id(stand_in)] = value
             put(holder, key, stand_in)
         if self.before.imports_dates:
             self._refuse_drawing("datetime")

@@ -7,7 +7,7 @@ the graph runs. Calls that draw otherwise than was noted (`DrawsDiffer`) are cap
 run eagerly where they draw at all.
 
 What the user's code has under names of its own (`from time import time`, `datetime`) is replaced there for the run, see
-`stand_in_for`. Known weakness: methods of NumPy's `Generator` objects can't be wrapped: such calls run eagerly.
+`stand_in_for`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..._torch.plain_types import tell_type
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.clocks import DATES, DRAWN, NAMES_OF
 from ...frontend.expected import is_plain
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw, drawn_in
+from ...frontend.opaque import is_generator_of_numpy
 from ...locks import InPlace
 
 __all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "stand_in_for"]
@@ -194,6 +196,8 @@ def _default_rng(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def stand_in_for(value: Any) -> Any:
     """What a run finds in the place of a function that draws, or of `datetime`."""
+    if is_generator_of_numpy(value):
+        return _Generator(value)
     if not any(value is date for date in DATES):
         return wrapper_of(value, DRAWN.get(id(value)) or value.__qualname__)
     if value is not dt:
@@ -201,6 +205,29 @@ def stand_in_for(value: Any) -> Any:
     module = types.ModuleType("datetime", dt.__doc__)
     vars(module).update(vars(dt), datetime=_dates(dt.datetime), date=_dates(dt.date))
     return module
+
+
+class _Generator:
+    """Stands for a generator of NumPy's, whose methods no other can be put in the place of."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._of)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._of, name)
+        return wrapper_of(value, f"{type(self._of).__name__}.{name}") if callable(value) else value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._of.__reduce_ex__(protocol)
+
+
+tell_type(_Generator, lambda generator: type(generator._of))
 
 
 class _OfDates(type):
