@@ -1,5 +1,8 @@
 """Programs as people write them leave behind what eager leaves behind, and draw what eager draws."""
 
+import threading
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -97,6 +100,14 @@ def test_two_names_of_one_list_are_told_from_two_lists():
     assert (len(model.log), model.other) == (5, ["other"])
 
 
+def matched(log):
+    match log:
+        case [*items]:
+            return items
+        case _:
+            return None
+
+
 @pytest.mark.parametrize(
     "look",
     [
@@ -121,6 +132,8 @@ def test_two_names_of_one_list_are_told_from_two_lists():
         lambda log: log.copy(),
         lambda log: log.__len__(),
         lambda log: zip(log, log, strict=True),
+        lambda log: __import__("json").dumps(log, default=lambda _: 0),
+        matched,
     ],
 )
 def test_whatever_reads_the_list_is_not_wrong(look):
@@ -142,8 +155,6 @@ def test_whatever_reads_the_list_is_not_wrong(look):
             call(torch.full((2,), float(i)))
             found.append((len(model.log), [text for text in seen if " at 0x" not in text and "tensor" not in text]))
         return found
-
-    import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -191,6 +202,30 @@ def test_each_call_leaves_an_object_of_its_own():
     assert [seen.rest["mean"] for seen in kept] == [1.0, 2.0, 3.0, 4.0]
     assert len(set(map(id, kept))) == 4
     assert foregrad.explain_recompiles(call).eager_calls == 0
+
+
+def test_another_thread_gets_at_the_list_itself():
+    model = Logging()
+    seen = []
+
+    def other():
+        model.log.append("other")
+        seen.append((len(model.log), list(model.log)[-1]))
+
+    def check():
+        if not seen:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    model.check = check
+    call = compiled(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call(torch.ones(2))
+        call(torch.ones(2))
+    assert sum(isinstance(item, str) for item in model.log) == len(seen)
+    assert len(model.log) == 2 + len(seen)
 
 
 def test_a_key_that_counts():

@@ -1,9 +1,9 @@
 """Containers that a run only adds to: what it does to them is noted, and compiled calls do it to what is there then.
 
 A list that grows by an item in each call is another list in each: guards on what is in it would fail every time. Where
-a run is found to change how many items a container has, it is repeated with a `Journal` in place of the container.
+a run is found to change how many items a container has, it is repeated with a stand-in for the container, see `Notes`.
 Methods that give nothing (`append`, `update`, ...) and items that are set are noted, in order. Whatever else is asked
-of a journal, by Python or by an extension, is an answer that the run needs: then it is repeated once more without.
+of that, by Python or by an extension, is an answer that the run needs: then it is repeated once more without.
 
 The same is done where a run puts a new object of the user's in the place of an older one: as long as nothing is asked
 of that, any object of its class may be there.
@@ -12,8 +12,9 @@ of that, any object of its class may be there.
 from __future__ import annotations
 
 import collections
+import threading
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -54,19 +55,33 @@ _READERS = (
     "__rsub__ __isub__ __xor__ __rxor__ __ixor__ __hash__ __repr__ __str__ __format__ __reduce__ __reduce_ex__ "
     "__copy__ __deepcopy__ __dir__ __sizeof__ __getstate__ __index__ __int__ __float__ __call__ __enter__"
 ).split()
+_KEPT = set(
+    "__new__ __init__ __class__ __getattribute__ __setattr__ __delattr__ __init_subclass__ __subclasshook__ __doc__ "
+    "__class_getitem__".split()
+)
 
 
-class Journal:
-    """Stands for a container: `calls` are the methods called so far, `is_read` whether anything else was asked."""
-
-    __slots__ = ("calls", "is_read", "real")
+class Notes:
+    """What a run does to a container: `calls` are the methods called so far, `is_read` whether anything else was asked
+    of it. `stand_in` is what the run finds in its place: an object of a class of the same kind, so that extensions know
+    it as such, with something else in it, so that they don't get far. Other threads get at the container itself.
+    """
 
     def __init__(self, real: Any) -> None:
         self.real = real
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.is_read = False
+        self.thread = threading.get_ident()
+        base = next(base for base in _CLASSES if isinstance(real, base))
+        self.stand_in: Any = base.__new__(_CLASSES[base])
+        object.__setattr__(self.stand_in, _NOTES, self)
+        if base in _FILLS:
+            _FILLS[base](self.stand_in)
 
-    def refuse(self, *_: Any, **__: Any) -> Any:
+    def is_anothers(self) -> bool:
+        return threading.get_ident() != self.thread
+
+    def refuse(self) -> NoReturn:
         self.is_read = True
         raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
 
@@ -93,34 +108,75 @@ class Journal:
         except TypeError:
             self.refuse()
 
-    def __getattr__(self, name: str) -> Any:
-        return self.refuse()
 
-    def __iadd__(self, values: Any) -> Any:
-        self.write("extend", (values,), {})
-        return self
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:  # which `isinstance` asks for
-        return type(self.real)
-
-
+_NOTES = "_foregrad_notes"  # the only attribute of a stand-in
 _COUNTS = {"insert": 2, "__setitem__": 2, "clear": 0}
 
 
 def _writer(name: str) -> Callable[..., None]:
-    def write(self: Journal, *args: Any, **kwargs: Any) -> None:
-        self.write(name, args, kwargs)
+    def write(self: Any, *args: Any, **kwargs: Any) -> None:
+        notes = self._foregrad_notes
+        if notes.is_anothers():
+            getattr(notes.real, name)(*args, **kwargs)
+        else:
+            notes.write(name, args, kwargs)
 
     return write
 
 
-for _name in _READERS:
-    setattr(Journal, _name, Journal.refuse)
-for _name in _WRITERS:
-    setattr(Journal, _name, _writer(_name))
-refuse_flattening(Journal, Journal.refuse)
-tell_type(Journal, lambda journal: type(journal.real))
+def _reader(name: str) -> Callable[..., Any]:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        notes = self._foregrad_notes
+        return getattr(notes.real, name)(*args, **kwargs) if notes.is_anothers() else notes.refuse()
+
+    return read
+
+
+def _get(self: Any, name: str) -> Any:
+    notes = self._foregrad_notes
+    return getattr(notes.real, name) if notes.is_anothers() else notes.refuse()
+
+
+def _extend(self: Any, values: Any) -> Any:
+    self.extend(values)
+    return self
+
+
+def _type(self: Any) -> type:
+    return type(self._foregrad_notes.real)
+
+
+def _class_of_stand_ins(base: type) -> type:
+    names = {*_READERS, *dir(base)} - _KEPT
+    members: dict[str, Any] = {name: _reader(name) for name in names} | {name: _writer(name) for name in _WRITERS}
+    members |= {"__getattr__": _get, "__iadd__": _extend, "__class__": property(_type), "__slots__": (_NOTES,)}
+    cls = type("Journal", (base,), members)
+    refuse_flattening(cls, lambda value, *_: value._foregrad_notes.refuse())
+    tell_type(cls, _type)
+    return cls
+
+
+_CLASSES = {base: _class_of_stand_ins(base) for base in (list, collections.deque, dict, set, object)}
+
+
+class _Foreign:
+    """What is in a stand-in, which PyTorch's functions find there."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for arg in (*args, *(kwargs or {}).values()):
+            if hasattr(type(arg), _NOTES):
+                arg._foregrad_notes.refuse()
+        return NotImplemented
+
+
+_FOREIGN = _Foreign()
+_FILLS: dict[Any, Callable[[Any], None]] = {
+    list: lambda items: list.append(items, _FOREIGN),
+    collections.deque: lambda items: collections.deque.append(items, _FOREIGN),
+    dict: lambda table: dict.__setitem__(table, _FOREIGN, _FOREIGN),
+    set: lambda items: set.add(items, _FOREIGN),
+}
 
 
 def grows(holder: Holder) -> bool:
@@ -146,7 +202,7 @@ class Journals:
     """Those of one run. `wanted`: the places of containers that earlier runs found to grow."""
 
     def __init__(self, state: UserState, wanted: Collection[Identity]) -> None:
-        self.made: list[tuple[Journal, list[Place]]] = []
+        self.made: list[tuple[Notes, list[Place]]] = []
         known: set[int] = set()
         for holder in state.holders if wanted else ():
             for key, value in held_in(holder):
@@ -154,39 +210,39 @@ class Journals:
                     known.add(id(value))
                     places = references_to(value, state)
                     if places:
-                        self.made.append((Journal(value), places))
+                        self.made.append((Notes(value), places))
 
     def __bool__(self) -> bool:
         return bool(self.made)
 
     def tell(self, reads: Reads) -> None:
         """What is in these containers does not matter; where one has a single place, nor does which it is."""
-        for journal, places in self.made:
-            reads.stand_ins[id(journal)] = journal.real
-            reads.unread[id(journal.real)] = _place_of(places) is not None
+        for notes, places in self.made:
+            reads.stand_ins[id(notes.stand_in)] = notes.real
+            reads.unread[id(notes.real)] = _place_of(places) is not None
 
     def install(self) -> None:
-        for journal, places in self.made:
+        for notes, places in self.made:
             for holder, key in places:
-                put(holder, key, journal)
+                put(holder, key, notes.stand_in)
 
     def remove(self) -> None:
         """The run is over: the containers are back, where the run left the journals in their places."""
-        for journal, places in self.made:
+        for notes, places in self.made:
             for holder, key in places:
-                if now_at(holder, key) is journal:
-                    put(holder, key, journal.real)
+                if now_at(holder, key) is notes.stand_in:
+                    put(holder, key, notes.real)
 
     @property
     def are_read(self) -> bool:
-        return any(journal.is_read for journal, _ in self.made)
+        return any(notes.is_read for notes, _ in self.made)
 
     def calls(self) -> Iterator[tuple[StatePlace | Any, str, str, tuple[Any, ...]]]:
         """Each call that was noted: where the container is, or itself, what people call it, method, arguments."""
-        for journal, places in self.made:
+        for notes, places in self.made:
             holder, key = places[0]
-            for name, args in journal.calls:
-                yield _place_of(places) or journal.real, holder.path(key), name, args
+            for name, args in notes.calls:
+                yield _place_of(places) or notes.real, holder.path(key), name, args
 
 
 def _place_of(places: list[Place]) -> StatePlace | None:
