@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import fx
 
+from ._torch.settings import partitioner_settings
 from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
@@ -26,11 +27,12 @@ from .partitioners import (
     min_cut_rematerialization_partition,
     policy_partition,
 )
-from .partitioners.budget import Budget, frontier, read_budget
+from .partitioners.budget import Budget, Frontier, read_budget
 from .partitioners.index import JointIndex
 from .partitioners.merge import merge_equal
 from .partitioners.pareto import Pareto, pareto_of
 from .partitioners.policies import Policy
+from .partitioners.replays import can_replay
 from .partitioners.report import Parts
 
 if TYPE_CHECKING:
@@ -49,14 +51,17 @@ _POLICIES: dict[str, PartitionFn] = {
 
 
 def _partition_fn(
-    policy: str | PartitionFn | Policy | None, memory_budget: int | float | str | Budget | None = None
+    policy: str | PartitionFn | Policy | None,
+    memory_budget: int | float | str | Budget | None = None,
+    keeps_order: bool = False,
 ) -> PartitionFn:
     if memory_budget is not None:
+        budget = functools.partial(budget_partition, memory_budget=read_budget(memory_budget), replay=keeps_order)
         if isinstance(policy, Policy):
-            return functools.partial(budget_partition, memory_budget=read_budget(memory_budget), policy=policy)
+            return functools.partial(budget, policy=policy)
         if policy not in (None, "budget"):
             raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
-        return functools.partial(budget_partition, memory_budget=read_budget(memory_budget))
+        return budget
     if isinstance(policy, Policy):
         return functools.partial(policy_partition, policy=policy)
     if policy is None:
@@ -156,7 +161,9 @@ def pipeline_for(
     if inductor_settings and chosen.with_settings is not None:
         chosen = chosen.with_settings(inductor_settings)
     split = _partition_fn(
-        partition if partition is not None or memory_budget is not None else chosen.partition, memory_budget
+        partition if partition is not None or memory_budget is not None else chosen.partition,
+        memory_budget,
+        chosen.keeps_order,
     )
     return Pipeline(
         chosen.fw_compiler,
@@ -187,9 +194,16 @@ def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper 
             raise UndescribedError(f"the backend {chosen.name} asks for it")
         table = decompositions() if callable(decompositions) else decompositions
         table = {str(op): describe(function) for op, function in (table or {}).items()}
-        return [chosen.name, known, describe(split), table, in_force]
+        return [chosen.name, known, describe(split), _settings_of(split), table, in_force]
 
     return Keeper(store_of(settings), options, reads_origins=not is_quick)
+
+
+def _settings_of(split: PartitionFn) -> str | None:
+    """The settings that a partitioner of PyTorch's reads, which its name says nothing of."""
+    function = split.func if isinstance(split, functools.partial) else split
+    is_ours = str(getattr(function, "__module__", "")).partition(".")[0] == "foregrad"
+    return None if is_ours else partitioner_settings()
 
 
 def compile_function(
@@ -266,7 +280,10 @@ def partition(
     """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` says what the halves take."""
     none = get_backend("nop")
     pipeline = Pipeline(
-        none.fw_compiler, none.bw_compiler, none.inference_compiler, _partition_fn(policy, memory_budget)
+        none.fw_compiler,
+        none.bw_compiler,
+        none.inference_compiler,
+        _partition_fn(policy, memory_budget, none.keeps_order),
     )
     return pipeline.split(joint)
 
@@ -281,4 +298,5 @@ def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
         raise PartitionError(f"{joint.name} has no backward, so nothing is saved for one: there is no budget to choose")
     index = JointIndex(joint.module, joint.signature.num_forward_outputs)
     merge_equal(index)
-    return pareto_of(frontier(index), joint.name)
+    index.replays = can_replay(index)
+    return pareto_of(Frontier(index), joint.name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.partitioners.budget import frontier
+from foregrad.partitioners.budget import Frontier
 from foregrad.partitioners.exact import improved
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.merge import merge_equal
@@ -79,7 +79,7 @@ def plans_of(f):
     joint = foregrad.capture(f, torch.ones(256, 16))
     index = JointIndex(joint.module, joint.signature.num_forward_outputs)
     merge_equal(index)
-    return frontier(index)
+    return Frontier(index)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

@@ -9,10 +9,11 @@ import torch
 
 import foregrad
 from foregrad.errors import PartitionError
-from foregrad.partitioners.budget import frontier
+from foregrad.partitioners.budget import Frontier
 from foregrad.partitioners.costs import flops
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.merge import merge_equal
+from foregrad.partitioners.replays import can_replay
 from tests.budget.test_budget import MODELS, built, stepper
 from tests.budget.test_liveness import measured_peak
 
@@ -28,7 +29,8 @@ def test_a_report_of_a_plan_is_what_was_planned(name, fraction):
     joint = joint_of(name)
     index = JointIndex(joint.module, joint.signature.num_forward_outputs)
     merge_equal(index)
-    plans = frontier(index)
+    index.replays = can_replay(index)
+    plans = Frontier(index)
     plan = plans.best(plans.bytes_of(fraction))
     report = foregrad.partition(joint, memory_budget=fraction).report()
     # Of batch norms that run again the halves show up to a number's bytes less than the plan foresaw.

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 import torch
+import torch._functorch.config as functorch
+from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 
 import foregrad
 from foregrad.cache.describe import UndescribedError, describe, digest
@@ -99,6 +101,7 @@ PROGRAMS = {
     "named policy": (BASE, {}, (), {"partition": foregrad.dots_saveable}),
     "another named policy": (BASE, {}, (), {"partition": foregrad.nothing_saveable}),
     **{f"budget {b}": (BASE, {}, (), {"memory_budget": b}) for b in (0.5, 0.75, "1 MiB")},
+    **{f"PyTorch's partition, {b}": (BASE, {}, (), {"partition": torch_min_cut}, lambda b=b: functorch.patch(activation_memory_budget=b)) for b in (0.5, 1.0)},
     "backend": (BASE, {}, (), {"backend": "kept too"}),
     "backend's key": (BASE, {}, (), {"backend": "kept otherwise"}),
     "setting": (BASE, {}, (), {}, lambda: foregrad.config.override(higher_order=False)),

@@ -21,6 +21,7 @@ __all__ = [
     "arithmetic",
     "changes_between_operators",
     "matters_to",
+    "partitioner_settings",
     "set_by",
     "settings",
     "under_settings",
@@ -380,3 +381,10 @@ def unfinished(was_inference: bool) -> str | None:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks for saved tensors"
     return None
+
+
+def partitioner_settings() -> str:
+    """What PyTorch's own partitioners read besides their arguments: equal text for equal settings."""
+    from torch._functorch import config
+
+    return str(config.get_hash().hex())

@@ -99,9 +99,15 @@ register_backend(
     eager_compiler,
     description="straight-line Python over eager's kernels; bitwise as eager",
     cache_key=dict,  # nothing but the graph
+    keeps_order=True,
 )
-register_backend("interpreter", interpreter_compiler, description="node by node, each checked against its meta; slow")
-register_backend("nop", nop, description="the graph module as it is")
+register_backend(
+    "interpreter",
+    interpreter_compiler,
+    description="node by node, each checked against its meta; slow",
+    keeps_order=True,
+)
+register_backend("nop", nop, description="the graph module as it is", keeps_order=True)
 register_backend("print", debug.print_compiler, description="prints each graph, then as eager")
 register_backend("count", debug.count_compiler, description="counts each graph's operators, then as eager")
 register_family(

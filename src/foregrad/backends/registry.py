@@ -44,6 +44,7 @@ class Backend:
     that see forward and backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the same
     backend with a compiler's own settings. `cache_key` gives, as JSON, what the results of all of these depend on
     besides the graph they are given: versions, settings. None, or a None that it gives, asks that nothing be kept.
+    `keeps_order`: whether operators run one by one in the graph's order; then a budget may have random ones run again.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Backend:
     with_settings: Callable[[Mapping[str, Any]], Backend] | None = None
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
     cache_key: Callable[[], Any] | None = None
+    keeps_order: bool = False
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""
@@ -91,6 +93,7 @@ def register_backend(
     partition: str | None = None,
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None,
     cache_key: Callable[[], Any] | None = None,
+    keeps_order: bool = False,
     replace: bool = False,
 ) -> Backend:
     """Make a backend known by `name`. A compiler that is not given is `fw_compiler`.
@@ -107,6 +110,7 @@ def register_backend(
         partition,
         prepare_joint,
         cache_key=cache_key,
+        keeps_order=keeps_order,
     )
     for what in ("fw_compiler", "bw_compiler", "inference_compiler"):
         if not callable(getattr(backend, what)):

@@ -2,9 +2,7 @@
 
 The peak is that of one whole step, as liveness.py simulates it for the very schedule that runs. The row of blocks is
 cut into segments, each of them under one of the uniform plans (uniform.py); which segments, dynamic programming
-decides: a segment needs its own bytes beside what the earlier ones saved, and what it saves weighs on all later
-ones. The shape is that of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019) over the
-options of Rockmate (Zhao et al., ICML 2023), on the joint graph, with no module per block.
+decides (search.py): on the joint graph, with no module per block.
 
 Plans for small graphs are refined value by value (refine.py), and, where asked, by an integer program (exact.py).
 Plans are made for a fixed row of budgets, whatever is asked, and the cheapest that keeps to the budget is taken. So a
@@ -14,11 +12,11 @@ smaller budget never has a larger peak.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from ..errors import BudgetError
@@ -31,14 +29,15 @@ from .liveness import Storages
 from .merge import merge_equal
 from .policies import Policy
 from .refine import refined
+from .replays import can_replay
+from .search import Search
 from .split import split
 from .tables import in_bytes
 from .uniform import Measured, Segment, Space, measure
 
-__all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "frontier", "read_budget"]
+__all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "read_budget"]
 
-_STEPS = 2048  # into which bytes are divided while a plan is looked for
-_BUDGETS = 24  # closer together towards the least, where a byte costs most
+_BUDGETS = 32  # closer together towards the least, where a byte costs most
 
 
 _PRICE_OF_MOVING = 200  # operations in the time that a byte takes there and back, most of it beside other work
@@ -58,13 +57,15 @@ class Budget:
     `limit`: bytes, text with a unit, or a fraction. `solver_seconds`: how long an integer program may look for a better
     plan of a small graph, and for a bound (extra `solver`); 0.0 for not at all. `offload`: whether saved values may be
     in host memory; a number is the cost of a byte moved there and back, in the cost model's operations. `cost_model`:
-    the time of computing a node again.
+    the time of computing a node again. `replay`: whether random operators may run again from a saved state of their
+    generator, with backends that keep a graph's order; a second derivative can't be taken through those that do.
     """
 
     limit: int | float | str
     solver_seconds: float = 0.0
     offload: bool | float = False
     cost_model: CostModel = analytic_cost
+    replay: bool = True
 
     @property
     def price(self) -> float:
@@ -124,13 +125,15 @@ def budget_partition(
     static_lifetime_input_nodes: Any = None,
     cost_model: CostModel = analytic_cost,
     policy: Policy | None = None,
+    replay: bool = False,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that one step, forward to end of backward, peaks within `memory_budget`.
 
     Besides the budget the arguments are those of PyTorch's partitioners. The budget is of bytes of live storage beyond
     what is alive before the call, gradients counted: an integer, text with a unit ("600 MiB"), or a float from 0 (the
     least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of computing a node again. What
-    `policy` says of a value is done, and the rest chosen.
+    `policy` says of a value is done, and the rest chosen. With `replay` random operators may run again from a saved
+    state of their generator; then the halves must run node by node in their order.
 
     Raises `BudgetError`, with the least feasible budget, when none of the plans keeps to it; `ValueError` for what is
     no budget.
@@ -140,7 +143,9 @@ def budget_partition(
     index = JointIndex(joint_module, num_fwd_outputs)
     index.policy = policy
     merge_equal(index)
-    plans = frontier(index, given.cost_model)
+    if replay and given.replay:
+        index.replays = can_replay(index)
+    plans = Frontier(index, given.cost_model)
     budget = plans.bytes_of(limit) if isinstance(limit, float) else limit
     plan = offloading(plans, budget, given.price) if given.price else plans.best(budget)
     is_proved = not plan.costs or (plans.is_complete and not given.price)
@@ -152,60 +157,77 @@ def budget_partition(
     return halves.forward, halves.backward
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Frontier:
-    """The plans that no other beats, from the one that saves most to the one that needs least."""
+    """The plans for a joint graph, between saving everything and the least peak. Each is measured when that is needed.
 
-    index: JointIndex
-    plans: tuple[Measured, ...]
-    space: Space
-    is_complete: bool  # they are optimal, since there was little to choose from and all of it was tried
+    `is_complete`: they are optimal, since there was little to choose from and all of it was tried.
+    """
+
+    def __init__(self, index: JointIndex, cost_model: CostModel = analytic_cost) -> None:
+        storages = Storages(index)
+        cost = costs(index, cost_model)
+        self.index = index
+        self.space = space = Space(index, storages, cost, find_blocks(index, storages, cost))
+        space.explore()
+        search = Search(space)
+        self.most = space.measured[0].peak  # of saving everything
+        least, leanest = search.least(self.most)
+        budgets = [least + (self.most - least) * k * k // _BUDGETS**2 for k in range(_BUDGETS + 1)]
+        rows = {tuple(row) for row in [leanest, *search.rows(budgets)] if row}
+        choices = [_Choice.of_plan(plan) for plan in space.plans] + [_Choice.of_row(space, row) for row in rows]
+        others, self.is_complete = refined(space, (choice.plan for choice in choices))
+        choices += map(_Choice.of_plan, others)
+        self._choices = sorted(choices, key=lambda choice: (choice.costs, choice.bound))
 
     @property
-    def most(self) -> int:
-        """The peak of saving everything."""
-        return self.plans[0].peak
+    def plans(self) -> tuple[Measured, ...]:
+        """The plans that no other beats, from the one that saves most to the one that needs least."""
+        return tuple(_undominated([choice.plan for choice in self._choices]))
 
-    @property
+    @functools.cached_property
     def least(self) -> int:
         """The least feasible peak."""
-        return self.plans[-1].peak
+        found = self.most
+        for choice in sorted(self._choices, key=lambda choice: choice.bound):
+            if choice.bound >= found:
+                break
+            found = min(found, choice.plan.peak)
+        return found
 
     def bytes_of(self, fraction: float) -> int:
         """A budget as a fraction of the way from the least feasible peak to that of saving everything."""
         return self.least + int(fraction * (self.most - self.least))
 
     def best(self, budget: int) -> Measured:
-        """The cheapest plan whose peak is at most `budget` bytes; raises `BudgetError`, with the least, if none is."""
-        for plan in self.plans:
-            if plan.peak <= budget:
-                return plan
+        """The cheapest plan whose peak is at most `budget` bytes; raises `BudgetError`, with the least, if none is.
+
+        Plans come in one order whatever the budget, and the first that keeps to it is taken: with less budget that is
+        one which did not keep to it, or a later one.
+        """
+        for choice in self._choices:
+            if choice.bound <= budget and choice.plan.peak <= budget:
+                return choice.plan
         raise _infeasible(budget, self.least, self.most)
 
 
-def frontier(index: JointIndex, cost_model: CostModel = analytic_cost) -> Frontier:
-    """The plans for a joint graph, between saving everything and the least peak."""
-    storages = Storages(index)
-    cost = costs(index, cost_model)
-    space = Space(index, storages, cost, find_blocks(index, storages, cost))
-    space.explore()
-    plans = list(space.measured)
-    search = _Search(space)
-    most = plans[0].peak
-    low, high = 0, most
-    for _ in range(10):  # the least budget that some plan keeps to
-        middle = (low + high) // 2
-        if search.plan(middle) is None:
-            low = middle
-        else:
-            high = middle
-    for k in range(_BUDGETS + 1):
-        segments = search.plan(high + (most - high) * k * k // _BUDGETS**2)
-        if segments is not None:
-            plans.append(space.assemble(segments))
-    plans = _undominated(plans)
-    others, is_complete = refined(space, plans)
-    return Frontier(index, tuple(_undominated([*plans, *others])), space, is_complete)
+class _Choice:
+    """A plan that is measured when it is asked for. `bound`: bytes that its peak is not below."""
+
+    def __init__(self, costs: int, bound: int, measure: Callable[[], Measured]) -> None:
+        self.costs, self.bound, self._measure = costs, bound, measure
+
+    @classmethod
+    def of_plan(cls, plan: Measured) -> _Choice:
+        return cls(plan.costs, plan.peak, lambda: plan)
+
+    @classmethod
+    def of_row(cls, space: Space, row: Sequence[Segment]) -> _Choice:
+        saved = sum(segment.saves for segment in row)
+        return cls(sum(segment.costs for segment in row), saved, lambda: space.assemble(row))
+
+    @functools.cached_property
+    def plan(self) -> Measured:
+        return self._measure()
 
 
 def offloading(plans: Frontier, budget: int, price: float) -> Measured:
@@ -252,58 +274,3 @@ def _undominated(plans: list[Measured]) -> list[Measured]:
         if not found or plan.peak < found[-1].peak:
             found.append(plan)
     return found
-
-
-class _Search:
-    """The cheapest row of segments for a budget."""
-
-    def __init__(self, space: Space) -> None:
-        self.count = space.blocks.count
-        self.from_start: list[list[Segment]] = [[] for _ in range(self.count)]
-        for segment in space.segments:
-            self.from_start[segment.start].append(segment)
-        for start, segments in enumerate(self.from_start):
-            self.from_start[start] = _worthwhile(segments)
-
-    def plan(self, budget: int) -> list[Segment] | None:
-        unit = max(1, -(-budget // _STEPS))
-        infinite = float("inf")
-        best = [torch.full((_STEPS + 1,), infinite, dtype=torch.float64) for _ in range(self.count + 1)]
-        chosen = [torch.full((_STEPS + 1,), -1, dtype=torch.int64) for _ in range(self.count + 1)]
-        reached: list[list[Segment]] = [[] for _ in range(self.count + 1)]
-        best[0][0] = 0.0
-        for start, segments in enumerate(self.from_start):
-            here = best[start]
-            for segment in segments:
-                room = (budget - segment.needs) // unit  # units that earlier segments may have saved
-                if room < 0:
-                    continue
-                saves = -(-segment.saves // unit)
-                end = min(room, _STEPS - saves) + 1
-                if end <= 0:
-                    continue
-                there = best[segment.stop][saves : saves + end]
-                offered = here[:end] + segment.costs
-                better = offered < there
-                there[better] = offered[better]
-                chosen[segment.stop][saves : saves + end][better] = len(reached[segment.stop])
-                reached[segment.stop].append(segment)
-        cost, at = best[self.count].min(0)
-        if cost == infinite:
-            return None
-        path: list[Segment] = []
-        stop, units = self.count, int(at)
-        while stop:
-            segment = reached[stop][int(chosen[stop][units])]
-            path.append(segment)
-            stop, units = segment.start, units - -(-segment.saves // unit)
-        return path[::-1]
-
-
-def _worthwhile(segments: list[Segment]) -> list[Segment]:
-    """Without those that another of the same blocks beats in all respects."""
-    kept: list[Segment] = []
-    for one in sorted(segments, key=lambda s: (s.stop, s.costs, s.saves, s.needs)):
-        if not any(other.stop == one.stop and other.saves <= one.saves and other.needs <= one.needs for other in kept):
-            kept.append(one)
-    return kept

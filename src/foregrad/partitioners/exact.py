@@ -89,7 +89,7 @@ def improved(space: Space, plan: Measured, budget: int, seconds: float) -> tuple
 
 def _is_suited(space: Space) -> bool:
     index = space.index
-    if index.written or any(not index.needs_tangent[i] for i in index.gradient_numbers):
+    if index.written or index.replays or any(not index.needs_tangent[i] for i in index.gradient_numbers):
         return False
     return all(index.in_forward[i] or index.needs_tangent[i] for i in index.once)
 

@@ -17,6 +17,7 @@ from .._torch.graphs import size_hint
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec
 from .classify import Kind, OpClass, classify
+from .schedule import backward_sequence
 
 __all__ = ["JointIndex", "is_number", "is_tuple", "value_bytes", "value_of"]
 
@@ -35,6 +36,7 @@ class JointIndex:
     * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
     * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
+    * `replays`: the random operators of the forward that may run again (see replays.py), set by those who want that.
     * `policy`: what the user says of each value, set by those who were given one.
     * `written`: inputs that the call overwrites once the forward is done.
     """
@@ -42,6 +44,7 @@ class JointIndex:
     def __init__(self, joint_module: fx.GraphModule, num_fwd_outputs: int) -> None:
         self.module = joint_module
         self.policy: Callable[[Any], str | None] | None = None  # see policies.py
+        self.replays: frozenset[int] = frozenset()
         self.said: dict[int, str] | None = None  # what it said, once asked
         *self.nodes, output = joint_module.graph.nodes
         if output.op != "output":
@@ -183,6 +186,11 @@ class JointIndex:
                 for operand in reads:
                     users[operand].append(i)
         return users
+
+    @functools.cached_property
+    def backward_sequence(self) -> list[int]:
+        """What only the backward can compute, in the order that it runs in."""
+        return backward_sequence(self)
 
     def runs_once_in_forward(self, i: int) -> bool:
         """Whether node i is a random operator or an effect that the forward runs, and nobody may run again."""

@@ -10,11 +10,12 @@ allocate for itself (workspaces.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from .._torch.offload import OFFLOAD
 from .classify import Kind
 from .index import JointIndex, value_of
+from .replays import device_of, state_size
 from .split import backward_needs, backward_order, forward_order
 from .workspaces import nbytes, workspace
 
@@ -52,6 +53,9 @@ class Liveness:
         return max(self.forward.peak, self.forward.after, self.backward.peak, self.backward.after)
 
 
+_NO_STATES: Mapping[int, int] = {}
+
+
 class Storages:
     """The storages of a joint graph's nodes: which node's memory each shares, what each operator allocates."""
 
@@ -84,70 +88,101 @@ class Storages:
                         self.size[holder] = size
             else:
                 self.size[i] = nbytes(value)
+        for i in index.backward_inputs:
+            self.size[i] = nbytes(value_of(index.nodes[i]))
+        # Bytes of the generator's state that is saved where a random operator runs once more.
+        self.states = {i: state_size(device) for i in index.replays if (device := device_of(index, i)) is not None}
+        # For each node, the storages that running it makes or reads, each once.
+        self.touched = [
+            tuple({r for r in (self.root[i], *map(self.root.__getitem__, reads)) if self.size[r] or self._is_input(r)})
+            for i, reads in enumerate(index.operands)
+        ]
+
+    def _is_input(self, i: int) -> bool:
+        return self.index.kinds[i] is Kind.INPUT  # of a half, say, whose size is told later
 
     def liveness(self, residuals: Iterable[int]) -> Liveness:
         """The memory of the split at these residuals."""
-        return self.of_split(*backward_needs(self.index, [self.index.nodes[i] for i in residuals]))
+        return self.of_split(*backward_needs(self.index, residuals))
 
-    def of_split(self, used: list[int], computed: bytearray, away: Collection[int] = ()) -> Liveness:
+    def of_split(
+        self, used: list[int], computed: bytearray, away: Collection[int] = (), among: Sequence[int] | None = None
+    ) -> Liveness:
         """The memory of the split whose backward takes `used`, those `away` from host memory, and computes `computed`
-        (see `backward_needs`).
+        (see `backward_needs`, also for `among`).
         """
         index, root = self.index, self.root
         kept = {root[i] for i in index.output_numbers}
         saved = {root[i] for i in used if i not in away} - kept
-        forward = self.timeline(forward_order(index, used), set(), kept | saved)
+        states = {i: size for i, size in self.states.items() if computed[i]}
+        forward = self.timeline(forward_order(index, used, among), set(), kept | saved, states=states)
         own = {r for r in saved if index.kinds[r] is not Kind.INPUT}
         tangents = set(index.backward_inputs)
-        for i in tangents:
-            self.size[i] = nbytes(value_of(index.nodes[i]))
         held = sum(self.size[r] for r in kept)
+        noted = sum(states.values())
         returned = {root[i] for i in index.gradient_numbers}
         returned |= self.held_tangents(tangents)
-        backward = self.timeline(backward_order(index, computed, used, away), own | tangents, returned, held)
-        return Liveness(forward, backward, sum(self.size[r] for r in own))
+        order = backward_order(index, computed, used, away)
+        states = {i: -size for i, size in states.items()}
+        backward = self.timeline(order, own | tangents, returned, held + noted, states)
+        return Liveness(forward, backward, sum(self.size[r] for r in own) + noted)
 
     def held_tangents(self, tangents: Iterable[int]) -> set[int]:
         """Those alive to the end: `loss.backward()` makes the cotangent of a single number, and holds it."""
         return {i for i in tangents if self.size[i] <= _NUMBER}
 
-    def timeline(self, order: Sequence[int], alive: set[int], kept: set[int], others: int = 0) -> Timeline:
+    def timeline(
+        self,
+        order: Sequence[int],
+        alive: set[int],
+        kept: set[int],
+        others: int = 0,
+        states: Mapping[int, int] = _NO_STATES,
+    ) -> Timeline:
         """The bytes alive while each operator of `order` runs.
 
         `alive`: storages there at the beginning, which go after their last use. `kept`: those that never go.
-        `others`: bytes alive all the time.
+        `others`: bytes alive all the time. `states`: the bytes of a generator's state that are there from an operator
+        on, or (negative) that are exchanged for another state at an operator and go after it.
         """
-        operands, root, size, results = self.index.operands, self.root, self.size, self.results
-        own = self.workspace
-        last: dict[int, int] = {}
+        touched, root, size, results, own = self.touched, self.root, self.size, self.results, self.workspace
+        last = [-1] * len(self.index)
         for k, i in enumerate(order):
-            last[root[i]] = k
-            for operand in operands[i]:
-                last[root[operand]] = k
-        going: list[list[int]] = [[] for _ in order]
-        for r, k in last.items():
-            if r not in kept:
-                going[k].append(r)
-        live = others + sum(size[r] for r in alive)
-        live -= sum(size[r] for r in alive if r not in last and r not in kept)
-        made = set(alive)
+            for r in touched[i]:
+                last[r] = k
+        live = others + sum(size[r] for r in alive if last[r] >= 0 or r in kept)
+        for r in kept:
+            if last[r] >= 0:
+                last[r] = len(order)
+        made = bytearray(len(self.index))
+        for r in alive:
+            made[r] = 1
         found = []
         for k, i in enumerate(order):
             parts = results.get(i)
+            state = states.get(i, 0)
+            live += max(state, 0)
+            before = live - state  # both states while they are exchanged
             if parts is not None:
-                live += sum(part for _, part in parts)
+                live += sum([part for _, part in parts])
                 found.append(live + own[i])
                 # What nobody reads goes at once, and so does a second copy of a result that was saved.
-                live -= sum(part for holder, part in parts if holder is None or holder not in last or holder in made)
-                made.update(holder for holder, _ in parts if holder is not None)
+                for holder, part in parts:
+                    if holder is None or last[holder] < 0 or made[holder]:
+                        live -= part
+                    else:
+                        made[holder] = 1
             else:
-                if root[i] == i and i not in made:
+                if root[i] == i and not made[i]:
                     live += size[i]
-                    made.add(i)
+                    made[i] = 1
                 found.append(live + own[i])
-            for r in going[k]:
-                if r in made:
+            for r in touched[i]:
+                if last[r] == k and made[r]:
                     live -= size[r]
+            if state < 0:
+                live += state
+                found[-1] = max(found[-1], before)
         return Timeline(list(order), found, live)
 
 

@@ -10,7 +10,7 @@ values to choose from, simulating a choice takes less than a millisecond, so man
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import PartitionError
 from .classify import Kind
@@ -26,7 +26,7 @@ _TRIES = 700  # simulated nodes, in hundreds, that a refinement may take
 _NOT_KEPT = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 
 
-def refined(space: Space, plans: Sequence[Measured]) -> tuple[list[Measured], bool]:
+def refined(space: Space, plans: Iterable[Measured]) -> tuple[list[Measured], bool]:
     """(plans found by looking round the given ones, whether these are all there are); none where values are many."""
     free = [i for i in _candidates(space) if space.redo[i] < NEVER]
     forced = frozenset(i for i in _candidates(space) if space.redo[i] >= NEVER)

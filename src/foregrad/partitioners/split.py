@@ -11,7 +11,7 @@ so a recomputed block lives only as long as its own backward. In the forward, wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..graph.meta import TensorSpec
 from .classify import Kind
 from .hosts import Hosts, can_offload
 from .index import JointIndex, is_number, is_tuple, value_of
+from .replays import Replays
 
 __all__ = ["Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]
 
@@ -43,12 +44,13 @@ def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[i
     left out. The `offloaded` among them, where that can be, wait in host memory. Raises `PartitionError` as
     `check_split` does.
     """
-    used, in_backward = backward_needs(index, residuals)
+    used, in_backward = backward_needs(index, _numbers(index, residuals))
     tensors, numbers = _ordered(index, used)
     numbers = _with_size_symbols(index, tensors, numbers)
     away = can_offload(index, offloaded).intersection(tensors)
-    forward = _forward_half(index, [*tensors, *numbers], away)
-    backward = _backward_half(index, [*numbers, *tensors], in_backward, away)
+    replayed = [i for i in sorted(index.replays) if in_backward[i]]
+    forward = _forward_half(index, tensors, numbers, away, replayed)
+    backward = _backward_half(index, [*numbers, *tensors], in_backward, away, replayed)
     nodes = index.nodes
     return Split(
         make_graph_module(index.module, forward, "GraphModule"),
@@ -63,21 +65,25 @@ def check_split(index: JointIndex, residuals: Iterable[fx.Node]) -> None:
 
     * every residual is a node of this joint graph, and one the forward can compute without the tangents;
     * no residual is the tuple of an operator with several results (its items can be saved);
-    * the backward needs to run no random operator or effect of the forward a second time.
+    * the backward needs to run no effect of the forward a second time, nor a random operator that is not in `replays`.
     """
-    backward_needs(index, residuals)
+    backward_needs(index, _numbers(index, residuals))
 
 
-def _chosen(index: JointIndex, residuals: Iterable[fx.Node]) -> bytearray:
-    chosen = bytearray(len(index))
+def _numbers(index: JointIndex, residuals: Iterable[fx.Node]) -> Iterator[int]:
     for node in residuals:
-        i = index.number.get(node)
-        if i is None:
+        if node not in index.number:
             raise PartitionError(f"{node.name} can't be saved: it is not a node of this joint graph")
+        yield index.number[node]
+
+
+def _chosen(index: JointIndex, residuals: Iterable[int]) -> bytearray:
+    chosen = bytearray(len(index))
+    for i in residuals:
         if index.needs_tangent[i]:
             raise PartitionError(f"{index.describe(i)} can't be saved: it needs the tangents")
         kind = index.kinds[i]
-        if kind is not Kind.INPUT and is_tuple(node):
+        if kind is not Kind.INPUT and is_tuple(index.nodes[i]):
             raise PartitionError(
                 f"{index.describe(i)} can't be saved: it has several results. Save those the backward needs "
                 f"(its getitem nodes)."
@@ -87,8 +93,11 @@ def _chosen(index: JointIndex, residuals: Iterable[fx.Node]) -> bytearray:
     return chosen
 
 
-def backward_needs(index: JointIndex, residuals: Iterable[fx.Node]) -> tuple[list[int], bytearray]:
-    """(the residuals and inputs that the backward uses, a mask of what it computes), from one sweep over the graph.
+def backward_needs(
+    index: JointIndex, residuals: Iterable[int], among: Sequence[int] | None = None
+) -> tuple[list[int], bytearray]:
+    """(the residuals and inputs that the backward uses, a mask of what it computes), from one sweep over the graph, or
+    over the nodes `among` which alone is looked.
 
     Raises `PartitionError` as `check_split` does.
     """
@@ -96,15 +105,18 @@ def backward_needs(index: JointIndex, residuals: Iterable[fx.Node]) -> tuple[lis
     needed = bytearray(len(index))
     for i in index.gradient_numbers:
         needed[i] = 1
+    if among is not None:
+        for i in among:
+            needed[i] |= index.needs_tangent[i] and index.for_backward[i]
     computed = bytearray(len(index))
     used = []
     kinds, needs_tangent, operands = index.kinds, index.needs_tangent, index.operands
-    for i in range(len(index) - 1, -1, -1):
+    for i in reversed(range(len(index)) if among is None else among):
         kind = kinds[i]
         if kind is Kind.EFFECT or kind is Kind.RANDOM:
             if not index.in_forward[i]:
                 needed[i] = 1
-            elif needed[i] and not chosen[i]:
+            elif needed[i] and not chosen[i] and i not in index.replays:
                 raise PartitionError(
                     f"{index.describe(i)} would run a second time in the backward, and it "
                     f"{'draws random numbers' if kind is Kind.RANDOM else 'has an effect'}. "
@@ -170,9 +182,15 @@ def _symbolic_inputs(index: JointIndex) -> list[tuple[int, Any]]:
 # ------------------------------------------------------------------------------------------------ building the halves
 
 
-def forward_order(index: JointIndex, residuals: list[int]) -> list[int]:
-    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run."""
+def forward_order(index: JointIndex, residuals: list[int], among: Sequence[int] | None = None) -> list[int]:
+    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run;
+    only those `among`, if that is given.
+    """
     needed = bytearray(index.in_forward)
+    if among is not None:
+        needed = bytearray(len(index))
+        for i in among:
+            needed[i] = index.in_forward[i]
     for i in residuals:
         needed[i] = 1
     extra = []
@@ -184,15 +202,24 @@ def forward_order(index: JointIndex, residuals: list[int]) -> list[int]:
     return _soon(index, needed, extra) if extra else [i for i, bit in enumerate(needed) if bit]
 
 
-def _forward_half(index: JointIndex, residuals: list[int], away: set[int]) -> fx.Graph:
-    order = forward_order(index, residuals)
+def _forward_half(
+    index: JointIndex, tensors: list[int], numbers: list[int], away: set[int], replayed: list[int]
+) -> fx.Graph:
+    order = forward_order(index, [*tensors, *numbers])
     copier = GraphCopier()
     for i in index.inputs:
         copier.placeholder(index.nodes[i])
     hosts = Hosts(index, away)
-    _copy(index, copier, order, hosts.send)
+    replays = Replays(index, replayed)
+
+    def moved(copier: GraphCopier, i: int) -> fx.Node | None:
+        replays.note(copier, i)
+        return hosts.send(copier, i)
+
+    _copy(index, copier, order, moved)
     nodes = index.nodes
-    kept = [hosts.nodes.get(i, nodes[i]) for i in residuals]
+    kept = [hosts.nodes.get(i, nodes[i]) for i in tensors]
+    kept += [*(replays.states[i] for i in replayed), *(nodes[i] for i in numbers)]
     _output(index, copier, [*index.forward_outputs, *kept], 0, len(index.forward_outputs))
     return copier.graph
 
@@ -224,18 +251,24 @@ def _soon(index: JointIndex, needed: bytearray, extra: list[int]) -> list[int]:
     return [*order, *reversed(ready)]
 
 
-def _backward_half(index: JointIndex, residuals: list[int], computed: bytearray, away: set[int]) -> fx.Graph:
+def _backward_half(
+    index: JointIndex, residuals: list[int], computed: bytearray, away: set[int], replayed: list[int]
+) -> fx.Graph:
     copier = GraphCopier()
     nodes = index.nodes
-    hosts = Hosts(index, away)
-    for i in [*residuals, *index.backward_inputs]:
+    hosts, replays = Hosts(index, away), Replays(index, replayed)
+    for at, i in enumerate([*residuals, *index.backward_inputs]):
+        if at == len(residuals):
+            for random in replayed:
+                replays.placeholder(copier, random)
         if i in away:
             hosts.placeholder(copier, i)
             continue
         copier.placeholder(nodes[i])
         for duplicate in index.duplicates.get(i, ()):
             copier.copies[duplicate] = copier.copies[nodes[i]]
-    _copy(index, copier, backward_order(index, computed, residuals, away), hosts.fetch)
+    order = backward_order(index, computed, residuals, away)
+    _copy(index, copier, order, lambda copier, i: hosts.fetch(copier, i) or replays.replay(copier, i))
     _output(index, copier, index.gradients, len(index.forward_outputs), len(index.gradients))
     return copier.graph
 
@@ -246,7 +279,7 @@ def backward_order(
     """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use, the
     residuals that are `away` in host memory as well.
     """
-    operands, needs_tangent, kinds = index.operands, index.needs_tangent, index.kinds
+    operands = index.operands
     done = bytearray(len(computed))
     for i in [*residuals, *index.backward_inputs]:
         done[i] = i not in away
@@ -262,21 +295,21 @@ def backward_order(
             order.append(item)
 
     def pull(wanted: Iterable[int]) -> None:
-        found = [i for i in wanted if not done[i]]
+        found = [i for i in wanted if not done[i] and (computed[i] or i in away)]
         if not found:
             return
         seen = set(found)
         for i in found:
             for operand in operands[i] if i not in away else ():
-                if not done[operand] and operand not in seen:
+                if not done[operand] and operand not in seen and (computed[operand] or operand in away):
                     seen.add(operand)
                     found.append(operand)
         for i in sorted(seen):
             if not done[i]:
                 add(i)
 
-    for i, bit in enumerate(computed):
-        if bit and not done[i] and (needs_tangent[i] or kinds[i] is Kind.EFFECT or kinds[i] is Kind.RANDOM):
+    for i in index.backward_sequence:
+        if computed[i] and not done[i]:
             pull(operands[i])
             add(i)
     pull(index.gradient_numbers)

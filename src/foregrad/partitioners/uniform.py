@@ -9,10 +9,12 @@ whole is put together from such segments (see budget.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 from .blocks import SHARED, Blocks
 from .classify import Kind
+from .costs import flops
 from .cut import NEVER, cheapest_residuals, required_by_backward
 from .index import JointIndex, value_of
 from .liveness import Liveness, Storages
@@ -25,7 +27,10 @@ __all__ = ["Measured", "Segment", "Space", "measure"]
 
 # Operations that a saved byte is worth, from one that keeps all but the cheapest to one that keeps nothing.
 _PRICES = tuple(4 << k for k in range(16))
+# The same (negated) for plans that compute nothing heavy again.
+_LIGHT = (-_PRICES[-1], -_PRICES[6])
 _LONGEST = 8  # blocks in a segment
+_AFTER = 3  # blocks after a row of blocks whose gradients may be alive while its backward runs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Space:
                 save = NEVER
             elif storages.root[i] in held:
                 save = 0
-            if index.needs_tangent[i] or (kind in (Kind.RANDOM, Kind.EFFECT) and index.in_forward[i]):
+            if index.needs_tangent[i] or (index.runs_once_in_forward(i) and i not in index.replays):
                 redo = NEVER
             if wish is not None and wish[i] == Wish.SAVE:
                 redo = NEVER
@@ -96,10 +101,17 @@ class Space:
             index, storages, blocks, lambda i: (self.save[i], self.redo[i], i in self.required, storages.size[i])
         )
         self._solved: dict[tuple[int, ...], list[int]] = {}
-        self.measured: list[Measured] = []
+        self.measured: list[Measured] = []  # the plans that segments are of, some on a part of the graph
+        self.plans: list[Measured] = []  # those measured on all of it
         self.segments: list[Segment] = []
         self._kept: list[frozenset[int]] = []
-        self._gradients_after = [0] * (blocks.count + 1)
+        self.place = _windows(self)  # the block that a node's forward or backward belongs to
+        # Bytes of gradients that the backward of each block leaves, and of those from each on.
+        self.gradients = [0] * blocks.count
+        for r in {storages.root[i] for i in index.gradient_numbers}:
+            if index.needs_tangent[r]:
+                self.gradients[self.place[r]] += storages.size[r]
+        self.left = _from_each(self.gradients)
 
     def everything(self) -> Measured:
         """Save whatever the backward reads."""
@@ -108,15 +120,42 @@ class Space:
         return measure(self, cheapest_residuals(self.index, self.save, redo, self.required))
 
     def explore(self) -> None:
-        """Measure the uniform plans, and take them apart into segments."""
-        self._add(self.everything(), 1)
+        """Find the segments: of saving everything, and of the uniform plans."""
+        everywhere = range(self.blocks.count)
+        self.plans.append(self.everything())
+        self._add(self.plans[0], 1, everywhere)
+        part = self._telling_blocks()
+        nodes = self._nodes_of(part)
         seen: set[tuple[int, ...]] = set()
         for length in range(1, min(_LONGEST, self.blocks.count) + 1):
-            for price in _PRICES if length == 1 else _PRICES[-1:]:
+            prices = (*_PRICES, *_LIGHT) if length == 1 else _PRICES[-1:]
+            for price in prices:
                 residuals = tuple(self._uniform(price, length))
-                if residuals not in seen:
-                    seen.add(residuals)
-                    self._add(measure(self, residuals), length)
+                if residuals in seen:
+                    continue
+                seen.add(residuals)
+                if nodes is None or not self._add(measure(self, residuals, among=nodes), length, part):
+                    self.plans.append(measure(self, residuals))
+                    self._add(self.plans[-1], length, everywhere)
+
+    def _telling_blocks(self) -> Collection[int]:
+        """Blocks among which each row of neighbours stands once: what they tell holds for the others."""
+        classes = self.repeats.classes
+        found: set[int] = set()
+        seen: set[tuple[int, ...]] = set()
+        for b in range(self.blocks.count):
+            key = tuple(classes[b : b + 1 + _LONGEST + _AFTER])
+            if key not in seen:
+                seen.add(key)
+                found.update(range(b, b + len(key)))
+        return sorted(found)
+
+    def _nodes_of(self, part: Collection[int]) -> list[int] | None:
+        """The nodes of these blocks, forward and backward, and what is shared; None for all."""
+        if len(part) == self.blocks.count:
+            return None
+        inside, at, index = {SHARED, *part}, self.place, self.index
+        return [i for i in range(len(index)) if at[i] in inside or index.kinds[i] is Kind.INPUT]
 
     def _uniform(self, price: int, length: int) -> list[int]:
         """What the same choice in each row of `length` blocks saves."""
@@ -137,60 +176,46 @@ class Space:
         if places is None:
             place = {i: k for k, i in enumerate(members)}
             operands = [[place[o] for o in self.index.operands[i] if o in place] for i in members]
-            save = [s if s >= NEVER else s * price for s in (self.save[i] for i in members)]
-            redo = [self.redo[i] for i in members]
+            byte = abs(price)
+            save = [s if s >= NEVER else s * byte for s in (self.save[i] for i in members)]
+            # A random operator that runs again has its generator's state saved.
+            states = self.storages.states
+            redo = [self.redo[i] + byte * states.get(i, 0) for i in members]
+            if price < 0:
+                redo = [
+                    NEVER if self.save[i] < NEVER and flops(self.index.nodes[i]) else r
+                    for i, r in zip(members, redo, strict=True)
+                ]
             required = [k for k, i in enumerate(members) if i in self.required]
             places = self._solved[key] = cheapest_residuals(_Part(self.index, operands, members), save, redo, required)
         return [members[k] for k in places]
 
-    def _add(self, plan: Measured, length: int) -> None:
+    def _add(self, plan: Measured, length: int, part: Collection[int]) -> bool:
+        """Note the segments of a plan, which was measured on the blocks of `part`; whether these tell of all."""
         number = len(self.measured)
+        blocks, classes = self.blocks, self.repeats.classes
+        told = _Told(self, plan, frozenset(part))
+        known: dict[tuple[int, ...], tuple[int, int]] = {}
+        cells = list(_cells(blocks.count, length))
+        for start, stop in cells:
+            if told.knows(start, stop):
+                known.setdefault(tuple(classes[start:stop]), (start, stop))
+        if any(not told.knows(start, stop) and tuple(classes[start:stop]) not in known for start, stop in cells):
+            return False
+        aligned = dict(cells)
+        for start in range(blocks.count):
+            # Elsewhere than where a uniform plan has its cells, the same blocks are the same but in another phase.
+            stop = aligned.get(start, start + length)
+            if stop > blocks.count or (start not in aligned and start < 1):
+                continue
+            cell = (
+                (start, stop) if start in aligned and told.knows(start, stop) else known.get(tuple(classes[start:stop]))
+            )
+            if cell is not None:
+                self.segments.append(told.segment(number, cell, start))
         self.measured.append(plan)
         self._kept.append(frozenset(plan.residuals))
-        blocks, index, storages = self.blocks, self.index, self.storages
-        saves, again = [0] * blocks.count, [0] * blocks.count
-        kept = {storages.root[i] for i in index.output_numbers}
-        for r in {storages.root[i] for i in plan.used} - kept:
-            if blocks.of[r] != SHARED and index.kinds[r] is not Kind.INPUT:
-                saves[blocks.of[r]] += storages.size[r]
-        for i in plan.again:
-            if blocks.of[i] != SHARED:
-                again[blocks.of[i]] += self.cost[i]
-        windows = _windows(self, plan.liveness.backward.order)
-        if not number:
-            self._note_gradients(plan.liveness.backward.order, windows)
-        peaks = _peaks(self, plan.liveness, windows)
-        gradients = self._gradients_after
-        for start, stop in _cells(blocks.count, length):
-            needs = max(peaks[start:stop]) - sum(saves[:start])
-            found = Segment(start, stop, sum(saves[start:stop]), sum(again[start:stop]), needs, number, start)
-            self.segments.append(found)
-            if length > 1:  # the same blocks in another phase
-                for k in self._shifted(start, stop):
-                    moved = needs - gradients[stop] + gradients[k + stop - start]
-                    self.segments.append(dataclasses.replace(found, start=k, stop=k + stop - start, needs=moved))
-
-    def _note_gradients(self, order: list[int], windows: list[int]) -> None:
-        """The bytes of gradients that the backward of the blocks from each on leaves."""
-        root, size = self.storages.root, self.storages.size
-        gradients = {root[i] for i in self.index.gradient_numbers}
-        for i, b in zip(order, windows, strict=True):
-            if i in gradients:
-                self._gradients_after[b] += size[i]
-        for b in range(self.blocks.count - 1, -1, -1):
-            self._gradients_after[b] += self._gradients_after[b + 1]
-
-    def _shifted(self, start: int, stop: int) -> list[int]:
-        """Where rows of blocks equal to those from `start` to `stop` start, that no row of the plan is."""
-        length, classes = stop - start, self.repeats.classes
-        key = tuple(classes[start:stop])
-        if start != 1:
-            return []
-        return [
-            k
-            for k in range(1, self.blocks.count - length + 1)
-            if (k - 1) % length and tuple(classes[k : k + length]) == key
-        ]
+        return True
 
     def assemble(self, segments: Sequence[Segment]) -> Measured:
         """The plan made of these segments, measured."""
@@ -206,15 +231,60 @@ class Space:
         return measure(self, sorted(chosen))
 
 
-def measure(space: Space, residuals: Sequence[int], moved: Collection[int] = (), price: float = 0.0) -> Measured:
-    """What a choice costs. `moved`: of the residuals, those sent to host memory and back, for `price` a byte."""
+def measure(
+    space: Space,
+    residuals: Sequence[int],
+    moved: Collection[int] = (),
+    price: float = 0.0,
+    among: Sequence[int] | None = None,
+) -> Measured:
+    """What a choice costs. `moved`: of the residuals, those sent to host memory and back, for `price` a byte. `among`:
+    the nodes that are looked at, if not all: what it tells is right where they have their neighbours.
+    """
     index = space.index
-    used, computed = backward_needs(index, [index.nodes[i] for i in residuals])
-    again = tuple(i for i, bit in enumerate(computed) if bit and index.in_forward[i])
+    used, computed = backward_needs(index, residuals, among)
+    again = tuple([i for i in among or range(len(index)) if computed[i] and index.in_forward[i]])
     away = space.away.union(moved).intersection(used)
-    liveness = space.storages.of_split(used, computed, away)
-    cost = sum(space.cost[i] for i in again) + round(price * sum(space.storages.size[i] for i in away - space.away))
+    liveness = space.storages.of_split(used, computed, away, among)
+    cost = sum([space.cost[i] for i in again]) + round(price * sum(space.storages.size[i] for i in away - space.away))
     return Measured(tuple(residuals), liveness.peak, cost, liveness, tuple(used), again, away)
+
+
+class _Told:
+    """What a measured plan tells of each block of `part`: bytes saved, costs, and the most bytes alive."""
+
+    def __init__(self, space: Space, plan: Measured, part: frozenset[int]) -> None:
+        self.space, self.part = space, part
+        blocks, index, storages = space.blocks, space.index, space.storages
+        self.saves, self.costs = [0] * blocks.count, [0] * blocks.count
+        kept = {storages.root[i] for i in index.output_numbers}
+        for r in {storages.root[i] for i in plan.used} - kept:
+            if blocks.of[r] != SHARED and index.kinds[r] is not Kind.INPUT:
+                self.saves[blocks.of[r]] += storages.size[r]
+        for i in plan.again:
+            if blocks.of[i] != SHARED:
+                self.costs[blocks.of[i]] += space.cost[i]
+                self.saves[blocks.of[i]] += storages.states.get(i, 0)
+        self.before = [0, *itertools.accumulate(self.saves)]
+        # Bytes of gradients that the backward of the blocks of `part` from each on leaves.
+        left = [bytes_ if b in part else 0 for b, bytes_ in enumerate(space.gradients)]
+        self.left = _from_each(left)
+        self.forward, self.backward = _peaks(space, plan.liveness)
+
+    def knows(self, start: int, stop: int) -> bool:
+        """Whether these blocks were measured, and their neighbours."""
+        count = self.space.blocks.count
+        return all(b in self.part for b in range(max(0, start - 1), min(count, stop + _AFTER)))
+
+    def segment(self, number: int, cell: tuple[int, int], start: int) -> Segment:
+        """The segment that starts at `start` and is equal to the measured `cell`."""
+        first, end = cell
+        stop = start + end - first
+        own = max(self.backward[first:end])
+        if own:  # a block's backward may be empty
+            own += self.space.left[stop] - self.left[end]
+        needs = max(*self.forward[first:end], own) - self.before[first]
+        return Segment(start, stop, sum(self.saves[first:end]), sum(self.costs[first:end]), needs, number, first)
 
 
 def _cells(count: int, length: int) -> Iterator[tuple[int, int]]:
@@ -223,36 +293,43 @@ def _cells(count: int, length: int) -> Iterator[tuple[int, int]]:
     yield from zip(starts, [*starts[1:], count], strict=True)
 
 
-def _windows(space: Space, order: Sequence[int]) -> list[int]:
-    """For each operator of a backward, the block whose backward it belongs to."""
+def _from_each(values: Sequence[int]) -> list[int]:
+    """The sum of the values from each on, and 0 at the end."""
+    return [*itertools.accumulate(reversed(values), initial=0)][::-1]
+
+
+def _windows(space: Space) -> list[int]:
+    """For each node of the backward, the block whose backward it belongs to; for all else, the block that makes it."""
     index, blocks, root = space.index, space.blocks, space.storages.root
-    windows: list[int] = []
+    found = list(blocks.made_in)
     now = blocks.count - 1
-    waiting = 0  # of what is computed again for the next operator of the backward
-    for i in order:
-        waiting += 1
-        if not index.needs_tangent[i]:
-            continue
-        read = [blocks.of[root[operand]] for operand in index.operands[i] if not index.needs_tangent[operand]]
-        now = min([now, *(b for b in read if b != SHARED)])
-        windows += [now] * waiting
-        waiting = 0
-    return windows + [0] * waiting
+    for i in index.backward_sequence:
+        for operand in index.operands[i]:
+            if not index.needs_tangent[operand]:
+                b = blocks.of[root[operand]]
+                if SHARED < b < now:
+                    now = b
+        found[i] = now
+    return found
 
 
-def _peaks(space: Space, liveness: Liveness, windows: list[int]) -> list[int]:
-    """For each block, the most bytes alive while it runs, in the forward or in the backward."""
-    made_in = space.blocks.made_in
-    peaks = [0] * space.blocks.count
+def _peaks(space: Space, liveness: Liveness) -> tuple[list[int], list[int]]:
+    """For each block, the most bytes alive while its forward runs, and its backward."""
+    count, place, needs_tangent = space.blocks.count, space.place, space.index.needs_tangent
+    forward, backward = [0] * count, [0] * count
     now = 0
     for i, live in zip(liveness.forward.order, liveness.forward.bytes, strict=True):
-        now = max(now, made_in[i])
-        peaks[now] = max(peaks[now], live)
-    for b, live in zip(windows, liveness.backward.bytes, strict=True):
-        peaks[b] = max(peaks[b], live)
-    peaks[0] = max(peaks[0], liveness.backward.after)
-    peaks[-1] = max(peaks[-1], liveness.forward.after)
-    return peaks
+        now = max(now, place[i])
+        forward[now] = max(forward[now], live)
+    waiting = 0  # the most while something is computed again for the next operator of the backward
+    for i, live in zip(liveness.backward.order, liveness.backward.bytes, strict=True):
+        waiting = max(waiting, live)
+        if needs_tangent[i]:
+            backward[place[i]] = max(backward[place[i]], waiting)
+            waiting = 0
+    backward[0] = max(backward[0], waiting, liveness.backward.after)
+    forward[-1] = max(forward[-1], liveness.forward.after)
+    return forward, backward
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

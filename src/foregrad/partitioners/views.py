@@ -22,7 +22,7 @@ def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[i
     """The same choice, with each value that is read through one view of the forward alone replaced by that view, but
     for those `away`: these are copied.
     """
-    used, computed = backward_needs(index, residuals)
+    used, computed = backward_needs(index, [index.number[node] for node in residuals])
     candidates = {i for i in used if index.kinds[i] is not Kind.INPUT}
     only_reader = _only_readers(index, candidates, computed)
     chosen = []

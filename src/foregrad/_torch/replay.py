@@ -1,0 +1,65 @@
+"""Operators that note the state of a random generator, go back to it, and return. Checked on torch 2.11.0, 2.13.0.
+
+They are for graphs that run node by node in their order: no data ties what draws to what winds the generator back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .dispatch import default_generator
+
+__all__ = ["NOTE", "RESUME", "REWIND", "state_bytes"]
+
+_library = torch.library.Library("foregrad", "FRAGMENT")
+_library.define("random_state(Device device) -> Tensor")
+_library.define("rewind_random(Tensor state, Device device) -> Tensor")
+_library.define("resume_random(Tensor state, Device device) -> ()")
+
+
+def _note(device: torch.device) -> torch.Tensor:
+    return default_generator(device).get_state()
+
+
+def _rewind(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    now = _note(device)
+    default_generator(device).set_state(state)
+    return now
+
+
+def _resume(state: torch.Tensor, device: torch.device) -> None:
+    default_generator(device).set_state(state)
+
+
+def state_bytes(device: torch.device) -> int:
+    """The size of the state of a device's generator."""
+    return _note(device).numel()
+
+
+def _fake_note(device: torch.device) -> torch.Tensor:
+    return torch.empty(state_bytes(device), dtype=torch.uint8, device="cpu")
+
+
+def _fake_rewind(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(state)
+
+
+def _fake_resume(state: torch.Tensor, device: torch.device) -> None:
+    return None
+
+
+for _name, _run, _fake in (
+    ("random_state", _note, _fake_note),
+    ("rewind_random", _rewind, _fake_rewind),
+    ("resume_random", _resume, _fake_resume),
+):
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"foregrad::{_name}", _fake, lib=_library)
+
+NOTE: Any = torch.ops.foregrad.random_state.default
+REWIND: Any = torch.ops.foregrad.rewind_random.default
+RESUME: Any = torch.ops.foregrad.resume_random.default
+for _op in (NOTE, REWIND, RESUME):
+    torch.fx.node.has_side_effect(_op)

@@ -1,0 +1,126 @@
+"""The backward's own order: that of the capture, with what lowers memory brought forward.
+
+Autograd computes the gradient of a layer's input before that of its weight, and the second is the last to read what
+was saved for it. An operator whose result is smaller than what it is the last to read runs as soon as its operands are
+there: the weight's gradient first, then. Nothing passes an effect or a random operator, and operators stay as they are,
+so results do, bit for bit. Greedy, and independent of what is saved: plans are simulated for the order that runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .classify import Kind
+
+if TYPE_CHECKING:
+    from .index import JointIndex
+
+__all__ = ["backward_sequence"]
+
+_THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with, or come with, what they read
+_BARRIERS = (Kind.EFFECT, Kind.RANDOM)
+
+
+def backward_sequence(index: JointIndex) -> list[int]:
+    """The nodes that only the backward can compute, in the order they run."""
+    kinds = index.kinds
+    wanted = [
+        i
+        for i, bit in enumerate(index.needs_tangent)
+        if (bit or (kinds[i] in _BARRIERS and not index.in_forward[i])) and kinds[i] is not Kind.INPUT
+    ]
+    order: list[int] = []
+    start = 0
+    for at, i in enumerate(wanted):
+        if kinds[i] in _BARRIERS:
+            order += _Stretch(index, wanted[start:at]).ordered()
+            order.append(i)
+            start = at + 1
+    return order + _Stretch(index, wanted[start:]).ordered()
+
+
+class _Stretch:
+    """Nodes of the backward with no effect between them."""
+
+    def __init__(self, index: JointIndex, nodes: list[int]) -> None:
+        self.index, self.nodes = index, nodes
+        operands, kinds = index.operands, index.kinds
+        self.inside = set(nodes)
+        self.memory: dict[int, int] = {}  # the node whose memory a node's value is in
+        self.waits: dict[int, set[int]] = {}  # for the operators of the stretch: those that they wait for
+        self.reads: dict[int, set[int]] = {}
+        self.items: dict[int, list[int]] = {}
+        self.dependents: dict[int, list[int]] = {}
+        self.readers: dict[int, set[int]] = {}
+        for i in nodes:
+            if kinds[i] in _THROUGH and operands[i]:
+                source = operands[i][0]
+                if kinds[i] is Kind.ITEM:
+                    self.items.setdefault(source, []).append(i)
+                self.waits[i] = self.waits.get(source, set()) if kinds[source] in _THROUGH else {source} & self.inside
+                continue
+            waits: set[int] = set()
+            for operand in operands[i]:
+                if operand in self.inside:
+                    waits |= self.waits[operand] if kinds[operand] in _THROUGH else {operand}
+            self.waits[i] = waits
+            self.reads[i] = {index.root[operand] for operand in operands[i]}
+            for one in waits:
+                self.dependents.setdefault(one, []).append(i)
+            for r in self.reads[i]:
+                self.readers.setdefault(r, set()).add(i)
+        self.kept = {index.root[i] for i in (*index.gradient_numbers, *index.output_numbers)}
+        self.sizes: dict[int, int] = {}
+        self.order: list[int] = []
+        self.done: set[int] = set()
+
+    def size(self, r: int) -> int:
+        if r not in self.sizes:
+            kind = self.index.kinds[r]
+            self.sizes[r] = 0 if kind in (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER) else self.index.bytes_of(r)
+        return self.sizes[r]
+
+    def ordered(self) -> list[int]:
+        missing = {i: len(self.waits[i]) for i in self.reads}
+        ready = set()
+        for i in self.nodes:
+            if i in self.done:
+                continue
+            at, found = i, set()
+            while True:
+                self.emit(at)
+                for user in self.dependents.get(at, ()):
+                    missing[user] -= 1
+                    if not missing[user]:
+                        ready.add(user)
+                        found.add(user)
+                for r in self.reads.get(at, ()):
+                    readers = self.readers[r]
+                    readers.discard(at)
+                    if len(readers) == 1:
+                        found |= readers & ready
+                found = {one for one in found if one not in self.done and self.made(one) < self.gone(one)}
+                if not found:
+                    break
+                # Of those that lower memory, the one that needs least while it runs comes first.
+                at = min(found, key=lambda one: (self.made(one), one))
+        return self.order
+
+    def made(self, i: int) -> int:
+        """The bytes that operator i makes and leaves."""
+        return sum(self.size(r) for r in self.items.get(i, (i,)) if self.readers.get(r) or r in self.kept)
+
+    def gone(self, i: int) -> int:
+        """The bytes that nobody reads after operator i, if it runs now."""
+        return sum(self.size(r) for r in self.reads.get(i, ()) if len(self.readers[r]) == 1 and r not in self.kept)
+
+    def emit(self, i: int) -> None:
+        if i in self.done:
+            return
+        self.done.add(i)
+        for operand in self.index.operands[i]:
+            if operand in self.inside:
+                self.emit(operand)  # views, that nothing waits for
+        self.order.append(i)
+        for item in self.items.get(i, ()):
+            self.emit(item)
