@@ -12,7 +12,7 @@
 #                    PyTorch is used in place of the pinned one                (none)
 #   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
 #   JOBS             test processes                                            (2)
-#   ARGS             more arguments for demo, sweep, fuzz, fresh, bench, matrix or pytest, for example ARGS="--steps 50"
+#   ARGS             more arguments for demo, sweep, fuzz, fresh, bench, clients, matrix or pytest, for example ARGS="--steps 50"
 #   MATRIX_PYTHONS   interpreters for `make matrix` besides those on the path and pyenv's; what else it takes is told
 #                    by ARGS=--help, for example ARGS="--only 3.12 3.13 -- tests/guards"
 
@@ -35,7 +35,7 @@ EXTRAS := cli,solver,test,dev
 # One thread a test process: the processes share the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test matrix setup lint format sweep fuzz fresh bench coverage docs sizes clean help
+.PHONY: demo test matrix setup lint format sweep fuzz fresh bench clients coverage docs sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -74,6 +74,9 @@ fresh: $(READY)  ## every layer of torch.nn and every example, each in a process
 bench: $(READY)  ## every benchmark, against PyTorch's own, into benchmarks/RESULTS.md
 	@$(RUN) -m benchmarks.run $(ARGS)
 
+clients: $(READY)  ## training programs of libraries from the package index against eager, into benchmarks/CLIENTS.md
+	@$(RUN) -m tests.clients.run --install --write benchmarks/CLIENTS.md $(ARGS)
+
 coverage: $(READY)  ## the lines that no test runs
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
 
@@ -88,7 +91,7 @@ sizes:  ## lines of Python in each folder
 		      close("sort -k7"); printf "%7d lines in all\n", all }'
 
 clean:  ## remove what the targets made, the virtual environment too
-	rm -rf $(VENV) .venv-3.* build dist .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-3.* .venv-clients build dist .coverage .coverage.* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
