@@ -99,7 +99,8 @@ class ViewReplay:
     """Context of a capture, which has a setting of its own: what the function sets, and is told."""
 
     def __init__(self) -> None:
-        self.before = self.now = bool(_replays_views())
+        with _C.DisableTorchFunction():
+            self.before = self.now = bool(_replays_views())
 
     def __enter__(self) -> ViewReplay:
         self._before, _thread.view_replay = getattr(_thread, "view_replay", None), self
@@ -115,15 +116,19 @@ _replays_views, _set_view_replay = _C._is_view_replay_enabled, _C._set_view_repl
 
 def _is_view_replay_enabled() -> bool:
     asked: ViewReplay | None = getattr(_thread, "view_replay", None)
-    return bool(_replays_views()) if asked is None else asked.now
+    if asked is not None:
+        return asked.now
+    with _C.DisableTorchFunction():  # a mode would call this function again
+        return bool(_replays_views())
 
 
 def _set_view_replay_enabled(on: bool) -> None:
     asked: ViewReplay | None = getattr(_thread, "view_replay", None)
-    if asked is None:
-        _set_view_replay(on)
-    else:
+    if asked is not None:
         asked.now = bool(on)
+        return
+    with _C.DisableTorchFunction():
+        _set_view_replay(on)
 
 
 _engine_runs = _C._will_engine_execute_node

@@ -86,12 +86,15 @@ _replays_views, _set_view_replay = _C._is_view_replay_enabled, _C._set_view_repl
 @contextlib.contextmanager
 def force_view_tracking(on: bool = True) -> Iterator[None]:
     """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
-    before = _replays_views()
-    _set_view_replay(on)
+    # A torch-function mode (`with torch.device(...)`) would call what these names are bound to while a capture runs.
+    with torch._C.DisableTorchFunction():
+        before = _replays_views()
+        _set_view_replay(on)
     try:
         yield
     finally:
-        _set_view_replay(before)
+        with torch._C.DisableTorchFunction():
+            _set_view_replay(before)
 
 
 def symbolic_composites(on: bool) -> Any:
