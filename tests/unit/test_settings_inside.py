@@ -205,3 +205,12 @@ def test_the_replay_of_views_is_the_calls_and_outlasts_it():
     for _ in range(2):
         assert h(torch.ones(3))[2:] == (False, True, False)
     assert not torch._C._is_view_replay_enabled()
+
+
+@pytest.mark.usefixtures("views_are_not_replayed")
+def test_the_replay_of_views_is_left_alone_under_a_device_context():
+    g = foregrad.compile(lambda x: (x + torch.ones(3))[1:], backend="eager")
+    with torch.device("cpu"):
+        for _ in range(2):
+            g(torch.ones(3))
+            assert not torch._C._is_view_replay_enabled()
