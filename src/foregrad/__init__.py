@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         dtype_from_inputs,
         fake_tensor_unsupported,
     )
+    from .frontend.eager_region import eager_region
     from .frontend.fakify import construct_fake_mode, process_inputs
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
     from .graph.joint import JointGraph
@@ -81,6 +82,7 @@ __all__ = [
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
     "dtype_from_inputs",
+    "eager_region",
     "errors",
     "everything_saveable",
     "explain_recompiles",
@@ -126,6 +128,7 @@ _HOMES = {
     "dispatch.naming": "get_aot_compilation_context get_aot_graph_name get_graph_being_compiled set_model_name",
     "dispatch.shapes": "mark_dynamic",
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
+    "frontend.eager_region": "eager_region",
     "frontend.fakify": "construct_fake_mode process_inputs",
     "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",
     "graph.joint": "JointGraph",

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from ..locks import InPlace
@@ -27,6 +29,7 @@ __all__ = [
     "plain_execution",
     "symbolic_composites",
     "without_anomaly_mode",
+    "without_modes",
     "without_torch_functions",
 ]
 
@@ -56,6 +59,35 @@ class ThreadDispatchMode(TorchDispatchMode):
 
     def __exit__(self, *_: object) -> None:
         _pop_mode()
+
+
+@contextlib.contextmanager
+def without_modes(function_mode: TorchFunctionMode, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
+    """Context: these two modes, which are on, see nothing; others do."""
+    above: list[Any] = []
+    while (mode := _pop_mode()) is not dispatch_mode:
+        above.append(mode)
+    functions: list[Any] = []
+    while (found := _pop_function_mode()) is not function_mode:
+        functions.append(found)
+    _push_all(_push_mode, above)
+    _push_all(_push_function_mode, functions)
+    try:
+        yield
+    finally:
+        for _ in functions:
+            _pop_function_mode()
+        for _ in above:
+            _pop_mode()
+        _push_function_mode(function_mode)
+        _push_mode(dispatch_mode)
+        _push_all(_push_mode, above)
+        _push_all(_push_function_mode, functions)
+
+
+def _push_all(push: Callable[[Any], None], modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        push(mode)
 
 
 def current_autograd_node() -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .disabled import redirect
+
 __all__ = ["dynamo_off", "install", "remove"]
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -32,8 +34,10 @@ def dynamo_off() -> Iterator[None]:
         _set_eval_frame(before)
 
 
-def install(is_capturing: Callable[[], bool]) -> None:
-    """Make functions that Dynamo compiled run as they are, on threads on which `is_capturing()` says so."""
+def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) -> None:
+    """Make functions that Dynamo compiled run as they are, on threads on which `is_capturing()` says so; those that it
+    is told to leave alone, by what `region_runner()` gives there.
+    """
 
     def compile(model: Any = None, **options: Any) -> Any:
         if not is_capturing():
@@ -52,6 +56,8 @@ def install(is_capturing: Callable[[], bool]) -> None:
         count = getattr(module, "set_fullgraph_compiled_frame_count", None)
         if count is not None:
             count(-1)  # nobody asks whether a graph was made of all of it
+        if callback is None and region_runner() is not None:
+            redirect(sys._getframe(1), region_runner)
         return None
 
     _originals["_callback_from_stance"] = original

@@ -26,6 +26,7 @@ __all__ = [
     "refuse_hooks",
     "spare_leaves",
     "unless_cut",
+    "without_tensor_hooks",
 ]
 
 
@@ -166,3 +167,16 @@ def leads_to(roots: Sequence[Any], node: Any, positions: Sequence[int]) -> bool:
             seen.add(edge[0])
             edges.extend(edge[0].next_functions)
     return False
+
+
+@contextlib.contextmanager
+def without_tensor_hooks(tensors: Sequence[torch.Tensor | None]) -> Iterator[None]:
+    """Context: the hooks of these tensors do not run."""
+    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor is not None and tensor._backward_hooks]
+    for tensor, _ in hooked:
+        tensor._backward_hooks = None
+    try:
+        yield
+    finally:
+        for tensor, hooks in hooked:
+            tensor._backward_hooks = hooks

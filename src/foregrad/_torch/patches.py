@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -36,7 +37,10 @@ from . import asked, checkpoints, control_flow, dynamo_off, generators, program_
 from .fakes import FakeTensor
 from .plain_attributes import plain_class
 
-__all__ = ["Hooks", "patched", "swapping"]
+__all__ = ["MARK", "Hooks", "applied_function", "hooks_off", "patched", "region_runner", "swapping"]
+
+
+RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Hooks:
@@ -45,6 +49,7 @@ class Hooks:
     that a tensor does not have; `read_scripted(state, name)` of attributes that compiled code of TorchScript reads.
     `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log;
     `node_hook(hook, register)` registers a hook of the program's on a node.
+    `region(function, args, kwargs)` is what an eager region gives; `is_region(cls)`: whether a custom Function is one.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class Hooks:
         output: Callable[[str], None] | None = None,
         node_hook: Callable[[Any, Callable[[Any], Any]], Any] | None = None,
         storage_as_tensor: Callable[..., torch.Tensor | None] = lambda *_, **__: None,
+        region: RunRegion | None = None,
+        is_region: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -74,6 +81,9 @@ class Hooks:
         self.output = output
         self.node_hook = node_hook
         self.storage_as_tensor = storage_as_tensor
+        self.region = region
+        self.is_region = is_region
+        self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
 
 
 _active = threading.local()
@@ -88,6 +98,25 @@ _registers: Any = torch.autograd.function._HookMixin
 _original_register = _registers.__dict__["_register_hook"]
 
 
+MARK = "_foregrad_eager_region"
+"""The attribute of modules that are eager regions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Called:
+    """A call of a module, or of a custom Function, without what is patched around it. Equal to others of the same."""
+
+    original: Callable[..., Any]
+    owner: Any
+
+    @property
+    def __name__(self) -> str:
+        return (self.owner if isinstance(self.owner, type) else type(self.owner)).__qualname__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(self.owner, *args, **kwargs)
+
+
 @runs_user_code
 def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
@@ -95,6 +124,8 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_call(self, *args, **kwargs)
     if held.pending:
         deliver()
+    if hooks.region is not None and MARK in _original_getattribute(self, "__dict__"):
+        return hooks.region(_Called(_original_call, self), args, kwargs)
     hooks.enter_module(self)
     try:
         return _original_call(self, *args, **kwargs)
@@ -166,8 +197,25 @@ def _missing(self: torch.Tensor, name: str) -> Any:
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
+        if hooks.region is not None and hooks.is_region(cls):
+            return hooks.region(_Called(_original_apply.__func__, cls), args, kwargs)
         args, kwargs = _swap(hooks, args, kwargs)
+        hooks.applied.append(cls)
+        try:
+            return _original_apply.__func__(cls, *args, **kwargs)
+        finally:
+            hooks.applied.pop()
     return _original_apply.__func__(cls, *args, **kwargs)
+
+
+def applied_function() -> Any:
+    """The user's custom Function whose forward or backward runs in this thread's capture, the outermost; or None."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    node = torch._C._current_autograd_node()
+    classes = [getattr(type(node), "_forward_cls", None), *(hooks.applied if hooks is not None else ())]
+    return next(
+        (c for c in classes if c is not None and c.__module__.partition(".")[0] not in ("torch", "foregrad")), None
+    )
 
 
 def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -199,6 +247,23 @@ def _register_on_node(table: Any, hook: Any) -> Any:
         return register(hook)
     by = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
     return register(hook) if by in ("torch", "foregrad") else hooks.node_hook(hook, register)
+
+
+@contextlib.contextmanager
+def hooks_off() -> Iterator[None]:
+    """Context: this thread runs as if nothing were patched."""
+    before = getattr(_active, "hooks", None)
+    _active.hooks = None
+    try:
+        yield
+    finally:
+        _active.hooks = before
+
+
+def region_runner() -> RunRegion | None:
+    """What runs eager regions on this thread; None where no capture does."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else hooks.region
 
 
 @contextlib.contextmanager
@@ -249,7 +314,7 @@ def _install() -> None:
     control_flow.install(_is_capturing)
     generators.install(_made_generators)
     program_output.install(_teller_of_output)
-    dynamo_off.install(_is_capturing)
+    dynamo_off.install(_is_capturing, region_runner)
     transforms.install(_swapped)
     torchscript.install(_swap_of_capture)
 

@@ -133,7 +133,13 @@ class Exporter:
         table = self.pipeline.decompositions
         table = table() if callable(table) else table
         around = contextlib.nullcontext if self.module is None else self._strictly
-        return capture_call(call, name=self.name, decompositions=table, higher_order=higher, around=around)
+        captured = capture_call(call, name=self.name, decompositions=table, higher_order=higher, around=around)
+        for region in captured.joint.signature.eager_regions:
+            raise UnsupportedError(
+                f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "
+                "code of Python's. Export the parts around it."
+            )
+        return captured
 
     def _strictly(self) -> contextlib.AbstractContextManager[Any]:
         assert self.module is not None

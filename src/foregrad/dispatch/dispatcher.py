@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.lifted import Draw, Lifted, StatePlace, may_lift_more, numbered
+from ..graph.eager_regions import finish, give_up, in_one_call
 from ..graph.effects import CheckFailed
 from ..graph.source import Names, compile_source, source_of
 from ..interrupts import held, is_interrupt
@@ -116,6 +117,7 @@ class Dispatcher:
             if function_modes() and _foreign_function_modes():
                 return function(*args, **kwargs)
             if refusals and refusals.covers(args, kwargs):
+                finish()
                 return function(*args, **kwargs)
             if self.inner is not None:
                 return self._stateful(args, kwargs)
@@ -164,6 +166,12 @@ class Dispatcher:
         tried: tuple[Callable[..., Any], ...],
         *,
         lifts: bool = True,
+    ) -> Any:
+        with in_one_call():
+            return self._captured_and_called(args, kwargs, tried, lifts=lifts)
+
+    def _captured_and_called(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...], *, lifts: bool
     ) -> Any:
         if lifts and self._lift():
             return self._stateful(args, kwargs)
@@ -236,6 +244,7 @@ class Dispatcher:
 
     def _run_eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
         """A call for which there is no graph, for `error` if it is to be spoken of."""
+        give_up()
         if error is None or isinstance(error, ForegradError):
             if error is not None:
                 self.refusals.note(args, kwargs, error)

@@ -30,6 +30,7 @@ import torch
 from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
 from .code import names_of
+from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
 from .libraries import asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
 from .reads import Reads, ReadSite, items_in, table_of
@@ -125,7 +126,7 @@ class Scan:
             self.function(value.func, name)
             self.asks_for_class = self.asks_for_class or isinstance(value, functools.singledispatchmethod)
         elif isinstance(value, types.FunctionType):
-            if not self._is_new(value):
+            if not self._is_new(value) or is_eager_region(value):
                 return
             self.asks_for_class = self.asks_for_class or hasattr(value, "registry")  # functools.singledispatch
             if _is_users(value):

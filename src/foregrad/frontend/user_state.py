@@ -169,6 +169,10 @@ class UserState:
         step = "attr" if holder.kind in (SLOTS, CELL) else "item"
         return Source(Closure(holder.path(key)), holder.place, ((step, key),))
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that were held somewhere."""
+        return [tensor for _, _, tensor in self._held_tensors() if tensor.layout is torch.strided]
+
     def _held_tensors(self) -> Iterator[tuple[Holder, Any, torch.Tensor]]:
         for holder in self.holders:
             if holder.kind is CELL:

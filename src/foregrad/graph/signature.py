@@ -217,6 +217,7 @@ class Signature:
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
       of the values that are written to Python's state, in the order of `written_spec`.
     * `python_writes`: these writes, in their order.
+    * `eager_regions`: the calls of eager regions in the graph, which keeps them by their keys only.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -254,6 +255,7 @@ class Signature:
     checks: tuple[CheckInfo, ...] = ()
     in_backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
     python_writes: tuple[PythonWrite, ...] = ()
+    eager_regions: tuple[Any, ...] = ()
     written_spec: Any = None
 
     @property

@@ -10,8 +10,10 @@ import torch
 
 from .._torch.symbols import expression_text
 from ..errors import ForegradError
+from ..graph.eager_regions import begin, finish, rewind
 from ..graph.effects import CheckInfo
 from ..graph.joint import JointGraph
+from ..graph.region_operators import RegionRaisedError
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.spelling import literal, shown
 
@@ -42,6 +44,10 @@ def decision_lines(
     if not signature.is_inference:
         marked = [i for i in sorted(signature.marked) if not signature.inputs[i].requires_grad]
         undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
+    if signature.eager_regions:
+        bind("eager_regions", signature.eager_regions)  # kept by whoever runs the graph
+        save = [f"{bind('begin_regions', begin)}()", *save]
+        undo = [f"{bind('rewind_regions', rewind)}()", *undo]
     fallback = [*undo, diverged]
     raised = bind("unless_diverged", raise_unless_diverged)
     lines = [*save, "try:", *("    " + line for line in run)]
@@ -62,7 +68,8 @@ def decision_lines(
         if any(symbol in joint.symbols.computed for symbol in guard.free_symbols):
             lines.append(f"if not ({expression_text(guard, symbols, bind)}):")
             lines += ["    " + line for line in fallback]
-    return lines + _before(signature, None, checks, undo)
+    lines += _before(signature, None, checks, undo)
+    return [*lines, f"{bind('finish_regions', finish)}()"] if signature.eager_regions else lines
 
 
 def _before(
@@ -104,6 +111,9 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
 
 def raise_unless_diverged(error: Exception) -> None:
     """Pass on what running with other values can't have caused."""
+    if isinstance(error, RegionRaisedError):
+        finish()
+        raise error.error
     if isinstance(error, ForegradError):
         raise error
 

@@ -10,6 +10,7 @@ import torch
 
 from .._torch.fakes import FakeTensorMode
 from .._torch.plain_attributes import drop_own
+from ..graph.eager_regions import Region
 from ..graph.effect_log import Write
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
@@ -59,6 +60,7 @@ class Assembly:
     hooks: OwnHooks
     made_generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
     state: PythonState
+    regions: list[Region]
 
     def separate_outputs(self, analysis: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
@@ -177,6 +179,7 @@ class Assembly:
                 {differentiable[position] for position, _ in passed[0]},
             ),
             checks=tuple(analysis.checks),
+            eager_regions=tuple(self.regions),
             in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising

@@ -30,6 +30,7 @@ from ..frontend.reads import Reads
 from ..frontend.scan import Scan
 from ..frontend.sources import Source
 from ..frontend.tree import check_leaves, flatten
+from ..graph.eager_regions import begin, in_one_call
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
 from ..graph.signature import GradientPaths
@@ -41,6 +42,7 @@ from .derivatives.resumable_trace import ResumableTrace
 from .derivatives.session import fresh_autocast_cache, make_tangent
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
+from .effects.eager_regions import EagerRegions
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
@@ -64,7 +66,6 @@ from .options import Learned, Options
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder
 from .tape.collection import paused_collection
-from .tape.gradient_paths import reached_from
 from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of
 from .tape.tape import Entry
@@ -122,19 +123,23 @@ def capture_call(
     options = Options(
         name, decompositions or {}, higher_order, around, live_hooks, keeps_effects_of_errors, refuses_output
     )
-    for _ in range(_MOST_RUNS):
-        run = _Capture(call, options, learned)
-        try:
-            with held, paused_collection():
-                captured = run.run(lifted)
-        except CaptureAgain as found:
-            if isinstance(found, SharedClosureFound) and found.source is not None:
-                lifted.append((found.tensor, found.source))
-            captured = None
-        if captured is None:
-            continue
-        vars(run).clear()  # its parts refer to it: they go now, and the arguments with them, not when next looked for
-        return captured
+    with in_one_call():
+        for _ in range(_MOST_RUNS):
+            run = _Capture(call, options, learned)
+            begin()
+            try:
+                with held, paused_collection():
+                    captured = run.run(lifted)
+            except CaptureAgain as found:
+                if isinstance(found, SharedClosureFound) and found.source is not None:
+                    lifted.append((found.tensor, found.source))
+                captured = None
+            if captured is None:
+                continue
+            vars(
+                run
+            ).clear()  # its parts refer to it: they go now, and the arguments with them, not when next looked for
+            return captured
     raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
 
 
@@ -168,7 +173,7 @@ class _Capture:
         self.escaped_tensors = EscapedTensors(self.reads)
         self.modules: dict[int, torch.nn.Module] = {}
         self.told_of: dict[int, Any] = {}  # functions that modules hold
-        self.regions = Regions(self.recorder)
+        self.checkpoints = Regions(self.recorder)
         self.lifting = Lifting(
             self.inputs.adopt,
             self._on_mark,
@@ -186,6 +191,7 @@ class _Capture:
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
         self.lifting.on_hook = self.hooks.note
         self.lifting.on_gradient = self.inner.note
+        self.lifting.on_numpy = self._on_numpy
         self.lifting.on_check = self.recorder.checks.note
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.lifting.ask = self.facts.ask
@@ -193,6 +199,7 @@ class _Capture:
         self.lifting.views_by_strides = not learned.replays_views
         self.lifting.reshape_view = functools.partial(reshape_view, self.recorder, self.inputs)
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
+        self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
@@ -232,7 +239,7 @@ class _Capture:
             self._enter,
             self._leave,
             self.lifting.swap,
-            self.regions,
+            self.checkpoints,
             self.reads.note,
             self.facts.missing,
             self.lifting.in_engine,
@@ -241,6 +248,8 @@ class _Capture:
             self._refuse_output if self.options.refuses_output else None,
             self.hooks.on_node,
             self.lifting.storages.as_tensor,
+            self.regions.call,
+            self.learned.regions.__contains__,
         )
         with (
             patched(hooks),
@@ -276,6 +285,7 @@ class _Capture:
                 return None
             self.draws.check()
             check_run(self.name, call, (args, kwargs), leaves, self.reads)
+            self.regions.check()
             needed = views_of_written(inputs.memory, recorder)
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
@@ -306,7 +316,7 @@ class _Capture:
             with_history = [fake for fake in analysis.fakes if fake is not None]
             self.lifting.check_out_of_bounds_views([*with_history, *(alias for _, alias in analysis.aliases)])
             tangents = [make_tangent(recorder, analysis.specs[i]) for i in differentiable]
-            reached = self._reached(with_history)
+            reached = self.backward.reached(with_history)
             gradients = self._backward(analysis, differentiable, [fake for fake, _ in tangents])
             if with_history:
                 self.hooks.check_nodes(self.name)
@@ -314,10 +324,10 @@ class _Capture:
                 recorder.late.ids |= written_by(recorder, inputs.records)
                 return None
             check_outputs(recorder, self.backward.run, out_leaves, paths)
-            reached = reached or (self._reached(with_history, least=1) if self.backward.error is not None else {})
+            reached = reached or (self.backward.reached(with_history, least=1) if self.backward.error is not None else {})
             if self.backward.error is not None and not any(reach.outputs for reach in reached.values()):
                 self.backward.error = None  # it is for those to see that what raises leads to
-            nowhere = self._leading_nowhere(differentiable, gradients, reached, tangents)
+            nowhere = self.backward.leading_nowhere(differentiable, gradients, reached, tangents)
             if nowhere:
                 self.backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()))
                 rootless = list(nowhere)
@@ -334,7 +344,7 @@ class _Capture:
         check_gradients(self.name, inputs.records, self.lifting.accumulated_at)
         check_sizes(recorder, analysis, inputs.records, gradients)
         check_marked(recorder, analysis, inputs.records)
-        parts = self.inner, self.lifting, self.hooks, self.made_generators.used(), self.state
+        parts = self.inner, self.lifting, self.hooks, self.made_generators.used(), self.state, self.regions.made
         assembly = Assembly(self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, *parts)
         assembly.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
@@ -343,10 +353,13 @@ class _Capture:
         analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
         described = analysis, differentiable, rootless, tangents, gradients, reached
         records, joint = assembly.joint(*described, out_tree, out_leaves, (self.settings, self.settings_inside))
-        self.regions.check({id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates})
+        self.checkpoints.check(
+            {id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates}
+        )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         self._scan_what_ran()
+        self.state.check_taken_over(self.name)
         resumable = (
             assembly.resumable(analysis, records, joint) if differentiable and self.options.higher_order else None
         )
@@ -428,6 +441,11 @@ class _Capture:
         self.inputs.check_detach(tensor)
         self.recorder.detached.note(tensor)
 
+    def _on_numpy(self, function: Any) -> None:
+        """A custom Function hands tensors to NumPy: it runs as an eager region from now on."""
+        self.learned.regions.add(function)
+        raise CaptureAgain
+
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
         if self.learned.replays_views and self.recorder.writes.resized_with_gradients():
@@ -469,29 +487,6 @@ class _Capture:
         outputs = [analysis.fakes[i] for i in differentiable]
         gradients = self.backward.gradients(outputs, sinks, tangents, keep=self.options.higher_order)
         return [gradients.get(id(r)) for r in records]
-
-    def _leading_nowhere(
-        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, GradientPaths], tangents: Any
-    ) -> dict[int, torch.Tensor]:
-        """The outputs, with their tangents, from which no gradient flows to anything outside."""
-        if self.backward.error is not None or self.backward.failing or (any(gradients) and not reached):
-            return {}
-        fed: set[int] = set()
-        for record, gradient in zip(self.inputs.records, gradients, strict=True):
-            if gradient is not None:
-                fed |= reached[id(record)].outputs
-        found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
-        used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
-        return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
-
-    def _reached(self, outputs: list[Any], least: int = 2) -> dict[int, GradientPaths]:
-        """For each record, which outputs lead to it, when there are as many outputs."""
-        if len(outputs) < least:
-            return {}
-        records = self.inputs.records
-        # One that has a history by now was written to: gradients go on through that.
-        found = reached_from(outputs, [r.leaf if takes_gradient(r) else None for r in records])
-        return {id(r): positions for r, positions in zip(records, found, strict=True)}
 
 
 @runs_user_code

@@ -30,6 +30,7 @@ class Learned:
     `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the places of those
     that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
     replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
+    `regions`: custom Functions that use NumPy, which run as eager regions.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -38,3 +39,4 @@ class Learned:
     late: set[int] = dataclasses.field(default_factory=set)
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     replays_views: bool = True
+    regions: set[Any] = dataclasses.field(default_factory=set)

@@ -12,6 +12,7 @@ from ..._torch.dispatch import disable_autocast, without_anomaly_mode
 from ..._torch.histories import have_hooks, lead_to
 from ..._torch.tensors import base_of, is_usable, is_view
 from ...errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
+from ...graph.signature import GradientPaths
 from ..heap.inplace_detach import keeps_history
 from ..heap.records import is_no_grad_view
 from ..recorder.backward_writes import Run
@@ -218,6 +219,29 @@ class Backward:
     def _line_of(self, output: torch.Tensor) -> str:
         """The user's line that made it what it is."""
         return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
+
+    def leading_nowhere(
+        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, GradientPaths], tangents: Any
+    ) -> dict[int, torch.Tensor]:
+        """The outputs, with their tangents, from which no gradient flows to anything outside."""
+        if self.error is not None or self.failing or (any(gradients) and not reached):
+            return {}
+        fed: set[int] = set()
+        for record, gradient in zip(self.inputs.records, gradients, strict=True):
+            if gradient is not None:
+                fed |= reached[id(record)].outputs
+        found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
+        used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
+        return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
+
+    def reached(self, outputs: list[Any], least: int = 2) -> dict[int, GradientPaths]:
+        """For each record, which outputs lead to it, when there are as many outputs."""
+        if len(outputs) < least:
+            return {}
+        records = self.inputs.records
+        # One that has a history by now was written to: gradients go on through that.
+        found = reached_from(outputs, [r.leaf if takes_gradient(r) else None for r in records])
+        return {id(r): positions for r, positions in zip(records, found, strict=True)}
 
     def to_nowhere(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
         """Run the backward of outputs, by their numbers, that lead to no input, to see whether it raises."""

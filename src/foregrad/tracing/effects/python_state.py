@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.tree import LEAF, Tree, flatten
 from ...frontend.user_state import UserState, forget_written
+from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
 from ..values.draws import stand_in_for
 from .journals import Identity, Journals, grows, replaced
@@ -52,6 +54,7 @@ class PythonState:
         self._changed: list[Holder] = []  # by the run
         self._drawing: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._after: list[tuple[Holder, Any]] = []
+        self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self) -> None:
         """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
@@ -181,6 +184,43 @@ class PythonState:
     def _real(self, value: Any) -> Any:
         real = self.real_of(value)
         return value if real is None else real
+
+    def check_unchanged(self, who: str) -> None:
+        """Raise where the function has changed something that `who` would see in eager before the call is over."""
+        changed = [holder for holder in self.before.changed() if not self._draws(holder)]
+        if changed:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` changes {changed[0].name() or 'an object'} before {who}, which may look at it: a "
+                "compiled call writes to Python's state when the graph has run. Change it behind that call."
+            )
+
+    def take_over(self, region: str) -> None:
+        """What an eager region has changed is as if it had been so before: each call changes it anew."""
+        journal = open_journal()
+        for holder in self.before.changed():
+            if not self._draws(holder):
+                self._taken_over.append((holder, holder.before, region))
+                if journal is not None:
+                    journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before))
+                holder.before = holder.kind.read(holder.target)
+
+    def check_taken_over(self, name: str) -> None:
+        """Raise where the function looks at what a region has changed: it would see that of the capture."""
+        for holder, before, region in self._taken_over:
+            place = self.reads.places.get(id(holder.place))
+            if place is None or place.kind == "asked":
+                continue
+            old = before if isinstance(before, dict) else {}
+            changed = [key for key in place.items if old.get(key, ABSENT) is not place.look(key)]
+            if changed or not isinstance(before, dict):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` reads {holder.name() or 'an object'}, which the eager region `{region}` changes. Let "
+                    "the region return the value."
+                )
+
+    def _draws(self, holder: Holder) -> bool:
+        """Whether a holder differs only in that its random functions are seen to draw."""
+        return any(holder is drawing for drawing, _ in self.before.drawing)
 
     def give_up(self) -> None:
         """Everything as it was before: the function runs again, or in eager."""

@@ -21,6 +21,7 @@ from ..._torch.dispatch import (
 )
 from ..._torch.fakes import FakeTensor, fake_device
 from ..._torch.hooks import unless_cut
+from ..._torch.patches import applied_function
 from ..._torch.tensors import (
     allows_writes,
     base_of,
@@ -103,6 +104,7 @@ class Lifting(TorchFunctionMode):
         self.storages = Storages()
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
         self.on_gradient: Callable[..., None] = lambda *_, **__: None
+        self.on_numpy: Callable[[Any], None] = lambda _: None  # told of custom Functions that hand tensors to NumPy
         self.on_check: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None
         self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
@@ -242,9 +244,13 @@ class Lifting(TorchFunctionMode):
         )
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        custom = applied_function()
+        if custom is not None:
+            self.on_numpy(custom)
         raise UnsupportedOpError(
             f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy or another library, whose work is in no "
-            "graph. Use PyTorch's own functions there; `.tolist()` or `.item()` where numbers are wanted."
+            "graph. Use PyTorch's own functions there, `.tolist()` or `.item()` where numbers are wanted, or mark the "
+            "function that does it with `foregrad.eager_region`."
         )
 
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -159,9 +159,14 @@ class Trace(abc.ABC):
         """An argument's entry; of a number, that of the tensor which PyTorch makes of it: `x.copy_(1)`."""
         if isinstance(value, Entry):
             return value
+        return self.number_tensor(value, value)
+
+    def number_tensor(self, number: Any, value: Any) -> Entry:
+        """A tensor of `number`, which may be an entry, with the value `value` now."""
         kinds = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
         dtype = kinds.get(type(value)) or (torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
-        return self.emit(aten.scalar_tensor.default, value, kwargs={"dtype": dtype, "device": torch.device("cpu")})
+        spec = TensorSpec((), (), dtype, torch.device("cpu"))
+        return self.emit(aten.scalar_tensor.default, number, kwargs={"dtype": dtype, "device": spec.device}, spec=spec)
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         value = self.values.get(id(tensor))

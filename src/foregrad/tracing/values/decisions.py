@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,17 +88,17 @@ class Decisions:
             if type(value) is float and math.isfinite(value):
                 return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
         if known is None:
-            known = self._add(Decided(entry, self.value(entry, where).item(), where))
+            known = self.add(Decided(entry, self.value(entry, where).item(), where))
         return known.value
 
     def decide(self, entry: Entry, value: Any, where: str) -> Any:
         """`value`, which a number's entry gave, from now on a part of the program."""
         known = self._by_entry.get(id(entry))
-        return (known or self._add(Decided(entry, value, where, is_tensor=False))).value
+        return (known or self.add(Decided(entry, value, where, is_tensor=False))).value
 
     def number(self, entry: Entry, where: str) -> Any:
         """What an operator gives that returns no tensor."""
-        return self._add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
+        return self.add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
 
     def contents(self, entry: Entry, where: str, emit: Emit) -> torch.Tensor:
         """All of a tensor, read at once."""
@@ -108,7 +109,7 @@ class Decisions:
             self._contents[id(entry)] = real
             expected = self._tape.append(Entry(None, spec=entry.spec))
             expected.constant = expected.value = real
-            self._add(Decided(emit(aten.equal.default, entry, expected), True, where, is_tensor=False))
+            self.add(Decided(emit(aten.equal.default, entry, expected), True, where, is_tensor=False))
         return self._contents[id(entry)]
 
     def value(self, entry: Entry, where: str) -> Any:
@@ -120,6 +121,14 @@ class Decisions:
                 f"the value read at {where} depends on {unknown}, which is not known while the function is captured. "
                 "Use torch.where or masking in place of the branch, or keep that part outside the compiled function."
             ) from None
+
+    def supply(self, entry: Entry, value: Any) -> None:
+        """An operator with effects has run already, and gave this."""
+        self._prefix.values[id(entry)] = value
+
+    def drawing(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        """Context: what is drawn on the devices of these tensors is what the call is going to draw."""
+        return self._prefix.drawing({torch.device("cpu"), *(tensor.device for tensor in tensors)})
 
     def sized(self, entry: Entry, where: str, emit: Emit) -> Any:
         """What an operator gives whose result's size depends on values, with specs in place of tensors.
@@ -155,13 +164,13 @@ class Decisions:
             for step in path:
                 part = emit(operator.getitem, part, step)
             size = emit(aten.sym_numel.default, part)
-            self._add(Decided(size, first.numel(), where, is_tensor=False))
+            self.add(Decided(size, first.numel(), where, is_tensor=False))
         elif opened.is_new:
             index, dim = opened.place
             part = entry if index is None else emit(operator.getitem, entry, index)
             size = emit(aten.sym_size.int, part, dim)
             self.sizes.made[id(size)] = opened.number
-            self._add(Decided(size, first.numel(), where, is_tensor=False, symbol=symbol_made(opened.number)))
+            self.add(Decided(size, first.numel(), where, is_tensor=False, symbol=symbol_made(opened.number)))
         return _with_specs(result, entry.spec)
 
     def _decide_numbers(self, entry: Entry, result: Any, where: str, emit: Emit) -> None:
@@ -170,7 +179,7 @@ class Decisions:
             return
         for index, item in enumerate(result):
             if isinstance(item, (bool, int, float, complex)):
-                self._add(Decided(emit(operator.getitem, entry, index), item, where, is_tensor=False))
+                self.add(Decided(emit(operator.getitem, entry, index), item, where, is_tensor=False))
 
     def _masks_that_decide(self, entry: Entry) -> list[Entry] | None:
         """For picking elements by masks: the masks."""
@@ -191,7 +200,8 @@ class Decisions:
             result: torch.Tensor = entry.target(zeros, indices)  # type: ignore[misc]
             return result
 
-    def _add(self, decided: Decided) -> Decided:
+    def add(self, decided: Decided) -> Decided:
+        """One more value that the graph depends on."""
         self.made.append(decided)
         self._by_entry[id(decided.entry)] = decided
         return decided

@@ -32,7 +32,7 @@ from ...frontend.lifted import Draw, drawn_in
 from ...frontend.opaque import is_generator_of_numpy
 from ...locks import InPlace
 
-__all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "stand_in_for"]
+__all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "not_drawing", "stand_in_for"]
 
 _OF_NUMPY = (
     "rand randn randint random random_sample uniform normal standard_normal beta gamma exponential poisson binomial "
@@ -122,6 +122,17 @@ def drawing(draws: Draws) -> Iterator[None]:
     try:
         with _patches:
             yield
+    finally:
+        _active.draws = before
+
+
+@contextlib.contextmanager
+def not_drawing() -> Iterator[None]:
+    """Context: what this thread draws is nobody's concern."""
+    before = getattr(_active, "draws", None)
+    _active.draws = None
+    try:
+        yield
     finally:
         _active.draws = before
 

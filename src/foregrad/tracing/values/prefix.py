@@ -6,7 +6,9 @@ numbers that the compiled call is going to draw, and the program's own generator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,11 +118,20 @@ class Prefix:
             draw = drawing_from(entry.target, fork)
             if draw is not None:
                 return draw(*args, **kwargs)
+        with self._drawing(generators):  # this operator is known to draw from no other
+            return entry.target(*args, **kwargs)
+
+    def drawing(self, devices: Iterable[torch.device]) -> AbstractContextManager[None]:
+        """Context: the generators of these devices are where they will be in the call."""
+        return self._drawing([default_generator(device) for device in devices])
+
+    @contextlib.contextmanager
+    def _drawing(self, generators: list[torch.Generator]) -> Iterator[None]:
         before = [generator.get_state() for generator in generators]
-        for generator in generators:  # this operator is known to draw from no other
+        for generator in generators:
             generator.set_state(self._fork_of(generator).get_state())
         try:
-            return entry.target(*args, **kwargs)
+            yield
         finally:
             for generator, state in zip(generators, before, strict=True):
                 self._fork_of(generator).set_state(generator.get_state())

@@ -90,13 +90,13 @@ class KnownDecisions(Decisions):
         self._sized.append(entry)
         return result
 
-    def _add(self, decided: Decided) -> Decided:
+    def add(self, decided: Decided) -> Decided:
         if decided.symbol is not None:
             raise UnsupportedDataDependentError(
                 f"a derivative takes a size from the values read at {decided.where}, and sizes are symbolic here. "
                 "Compile with dynamic=False: each size then gets graphs of its own."
             )
-        return super()._add(decided)
+        return super().add(decided)
 
     def _key(self, entry: Entry) -> Any:
         """Equal for entries that have results of the same sizes; None where there is nothing to tell."""

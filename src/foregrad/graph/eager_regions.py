@@ -1,0 +1,315 @@
+"""Eager regions: functions of the user's that graphs call as they are, on real tensors.
+
+A region's effects can't be undone. So where a call of a compiled function comes to it again, in a capture or in another
+graph, what it gave is given once more: see `Journal`. The operators that stand for regions in graphs are in
+`region_operators`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.dispatch import default_generator
+from .._torch.tensors import storage_key, version_of
+from ..errors import UnsupportedMutationError
+from ..interrupts import runs_user_code
+
+__all__ = [
+    "Ran",
+    "Region",
+    "begin",
+    "finish",
+    "give_up",
+    "in_one_call",
+    "layout_of",
+    "open_journal",
+    "reached_from",
+    "regions",
+    "rewind",
+    "run_region",
+    "strides_of",
+]
+
+
+Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
+"""Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
+
+
+@dataclasses.dataclass(eq=False)
+class Region:
+    """One call of a user's function, as it was captured. What is None is known once it has run.
+
+    `build(tensors)` gives its arguments, `take_apart(result, tensors)` the tensors in a result and the rest of it. The
+    inputs are its tensor arguments, then the leaves that it reached by itself (`leaves`). `differentiable` and
+    `is_leaf` are of the arguments, `written` those that it writes to. `decided` are the values of what the program
+    branched on before. `layouts`, `requires_grad` and `rest` are of the results; `reached` has for each result the
+    inputs that its gradient reaches.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    where: str
+    build: Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    take_apart: Callable[[Any, list[torch.Tensor]], tuple[list[torch.Tensor], Any]]
+    differentiable: tuple[bool, ...]
+    is_leaf: tuple[bool, ...]
+    settings: dict[str, Any]
+    decided: tuple[Any, ...]
+    written: tuple[int, ...] | None = None
+    leaves: tuple[weakref.ref[torch.Tensor], ...] = ()
+    input_layouts: tuple[Layout, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+    requires_grad: tuple[bool, ...] = ()
+    rest: Any = None
+    reached: tuple[tuple[int, ...], ...] = ()
+    key: int = dataclasses.field(default_factory=itertools.count(1).__next__)
+
+    def __post_init__(self) -> None:
+        regions[self.key] = self
+
+
+@dataclasses.dataclass(eq=False)
+class Ran:
+    """What one run of a region's function gave. `outputs` have their history, `given` are the leaves it starts from,
+    `memory` is that of the arguments.
+    """
+
+    given: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    rest: Any
+    leaves: list[torch.Tensor]
+    memory: frozenset[int]
+
+    def values(self) -> list[torch.Tensor]:
+        """The results without their history, in memory of their own."""
+        made = []
+        for output in self.outputs:
+            dtype, device, order = layout_of(output)
+            value = torch.empty_strided(output.shape, strides_of(output.shape, order), dtype=dtype, device=device)
+            made.append(value.copy_(output.detach()))
+        return made
+
+
+regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+"""Those that graphs call, by their key."""
+
+
+# ---------------------------------------------------------------------------------------------- running once in a call
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    """One run: of what, on what, what it gave, and the states of generators before and after it."""
+
+    function: Callable[..., Any]
+    inputs: list[torch.Tensor]
+    ran: Ran
+    states: list[tuple[torch.Generator, torch.Tensor, torch.Tensor]]
+
+
+class Journal:
+    """What the regions of one call of a compiled function gave, in order; `at`: how many of them were asked for.
+
+    Known weakness: where the call runs eagerly in the end, regions run once more; what they printed is printed twice.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.at = 0
+        self.undo: list[Callable[[], None]] = []  # put back what regions changed in Python's state
+
+    def next(self, region: Region, inputs: list[torch.Tensor]) -> Ran | None:
+        """What the region that is called now gave in this very call of the compiled function, if it did."""
+        if self.at == len(self.entries):
+            return None
+        entry = self.entries[self.at]
+        if entry.function != region.function or not all(map(_is_close, entry.inputs, inputs)):
+            del self.entries[self.at :]
+            return None
+        self.at += 1
+        for generator, before, after in entry.states:
+            if not torch.equal(before, after):
+                generator.set_state(after)
+        return entry.ran
+
+    def add(self, entry: _Entry) -> None:
+        self.entries.append(entry)
+        self.at += 1
+
+
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may be one value, computed by two backends."""
+    if one.shape != other.shape or one.dtype is not other.dtype or one.device != other.device:
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    return torch.allclose(one, other, rtol=1e-2, atol=1e-4, equal_nan=True)
+
+
+_thread = threading.local()
+
+
+def open_journal() -> Journal | None:
+    """The journal of the call that runs on this thread."""
+    return getattr(_thread, "journal", None)
+
+
+def begin() -> None:
+    """A graph with regions runs, or is captured."""
+    journal = open_journal()
+    if journal is None:
+        _thread.journal = Journal()
+    else:
+        journal.at = 0
+
+
+def rewind() -> None:
+    """It turned out to be wrong for this call: another one runs."""
+    journal = open_journal()
+    if journal is not None:
+        journal.at = 0
+
+
+def finish() -> None:
+    """It was right."""
+    _thread.journal = None
+
+
+def give_up() -> None:
+    """The call runs eagerly: as if no region had run, as far as Python's state is concerned."""
+    journal = open_journal()
+    if journal is not None:
+        while journal.undo:
+            journal.undo.pop()()
+    _thread.journal = None
+
+
+@contextlib.contextmanager
+def in_one_call() -> Iterator[None]:
+    """Context: what runs inside is part of one call: its captures, and the graph made of it."""
+    outer = open_journal()
+    begin()
+    try:
+        yield
+    finally:
+        if outer is None:
+            _thread.journal = None
+
+
+# ---------------------------------------------------------------------------------------------- running
+
+
+def run_region(region: Region, inputs: Sequence[torch.Tensor]) -> Ran:
+    """Call the user's function on real tensors. `written` is None in a capture, where it is not known yet."""
+    inputs = list(inputs)
+    journal = open_journal()
+    known = None if journal is None else journal.next(region, inputs)
+    if known is not None:
+        return known
+    _thread.journal = None  # compiled functions that the region calls are none of this call's
+    generators = [default_generator(device) for device in {torch.device("cpu"), *(t.device for t in inputs)}]
+    before = [generator.get_state() for generator in generators] if journal is not None else []
+    try:
+        ran = _run(region, inputs)
+    finally:
+        _thread.journal = journal
+    if journal is not None:
+        states = [(g, b, g.get_state()) for g, b in zip(generators, before, strict=True)]
+        journal.add(_Entry(region.function, inputs, ran, states))
+    return ran
+
+
+def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
+    is_first = region.written is None
+    leaves, given = [], []
+    for index, (tensor, differentiable, is_leaf) in enumerate(
+        zip(inputs, region.differentiable, region.is_leaf, strict=True)
+    ):
+        is_copied = is_first or index in (region.written or ())
+        leaf = tensor.detach().clone() if is_first else tensor.detach()
+        if differentiable:
+            leaf.requires_grad_()
+        leaves.append(leaf)
+        given.append(leaf.clone() if is_copied and (not is_first or (differentiable and not is_leaf)) else leaf)
+    versions = [version_of(tensor) for tensor in given]
+    result = _called(region, given)
+    changed = [i for i, (t, version) in enumerate(zip(given, versions, strict=True)) if version_of(t) != version]
+    if is_first:
+        changed = [i for i, (now, then) in enumerate(zip(given, inputs, strict=True)) if _is_written(now, then)]
+        region.written = tuple(changed)
+    elif not set(changed) <= set(region.written or ()):
+        raise UnsupportedMutationError(
+            f"the eager region `{region.name}` called at {region.where} writes to a tensor among its arguments, which "
+            "it did not do when it was captured. Let it return the new value."
+        )
+    outputs, rest = region.take_apart(result, given)
+    outputs += [given[i] for i in region.written or ()]
+    memory = frozenset(storage_key(t) for t in given if t.layout is torch.strided)
+    return Ran(leaves, outputs, rest, _leaves_behind(outputs, leaves), memory)
+
+
+@runs_user_code
+def _called(region: Region, given: list[torch.Tensor]) -> Any:
+    args, kwargs = region.build(given)
+    return region.function(*args, **kwargs)
+
+
+def _is_written(now: torch.Tensor, then: torch.Tensor) -> bool:
+    """NumPy writes to memory of which no version counter tells."""
+    now, then = now.detach(), then.detach()
+    return not torch.equal(now.resolve_conj().nan_to_num(), then.resolve_conj().nan_to_num())
+
+
+def _leaves_behind(outputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves with gradients that lead to `outputs`, but for those `given`."""
+    known = {id(leaf) for leaf in given}
+    return [leaf for leaf in _leaves_of(outputs) if id(leaf) not in known]
+
+
+def _leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    found: dict[int, torch.Tensor] = {id(o): o for o in outputs if o.requires_grad and o.is_leaf}
+    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        variable = getattr(node, "variable", None)  # of the nodes that accumulate
+        if variable is not None:
+            found[id(variable)] = variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return list(found.values())
+
+
+def reached_from(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The positions of the leaves that the gradient of one result reaches."""
+    found = {id(leaf) for leaf in _leaves_of([output])}
+    return tuple(index for index, leaf in enumerate(inputs) if id(leaf) in found)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How a copy of a tensor is laid out."""
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
+    if strides_of(tensor.shape, order) != strides:
+        order = tuple(range(tensor.dim()))
+    return tensor.dtype, tensor.device, order
+
+
+def strides_of(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+    """The strides of dense memory whose dimensions are in this order; of dimensions of one element, any."""
+    strides: list[Any] = [1] * len(shape)
+    step: Any = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)

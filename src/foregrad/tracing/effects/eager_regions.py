@@ -1,0 +1,315 @@
+"""Eager regions of a capture: each call of a marked function runs once on real tensors and is one operator of the tape.
+
+What the function is given is computed by the recorded prefix, as a value that the program branches on is. What its
+autograd graph leads to says which parameters it reached by itself: these become inputs of the operator, so they get
+their gradients as any other input does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.dispatch import (
+    ThreadDispatchMode,
+    force_view_tracking,
+    plain_execution,
+    without_modes,
+    without_torch_functions,
+)
+from ..._torch.fakes import FakeTensor
+from ..._torch.patches import hooks_off
+from ..._torch.settings import settings
+from ..._torch.symbols import concrete
+from ..._torch.tensors import is_inside_transform, storage_key
+from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
+from ...graph.eager_regions import Ran, Region, layout_of, reached_from, run_region, strides_of
+from ...graph.meta import TensorSpec, contiguous_strides
+from ...graph.region_operators import BACKWARD, FORWARD, inputs_of, results_of
+from ..heap.records import InputRecord, is_moved
+from ..recorder.recorder import Recorder
+from ..tape.tape import Entry
+from ..values.decisions import Decided
+from ..values.draws import not_drawing
+from .python_state import PythonState
+from .region_arguments import Arguments, rebuilt, take_apart
+
+__all__ = ["EagerRegions"]
+
+_SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
+_HEAD = 2  # results of the operator before the values: key, status
+
+
+class _Watch(ThreadDispatchMode):
+    """The tensors that a region uses and did not make, by the memory that they are in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[int] = set()
+        self.used: dict[int, torch.Tensor] = {}
+        self.written: dict[int, torch.Tensor] = {}
+        self.uses_stand_in = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for argument, schema in zip(args, func._schema.arguments, strict=False):
+            self._note(argument, schema.alias_info is not None and schema.alias_info.is_write)
+        for argument in kwargs.values():
+            self._note(argument, False)
+        result = func(*args, **kwargs)
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor) and item.layout is torch.strided and storage_key(item) not in self.used:
+                self.made.add(storage_key(item))
+        return result
+
+    def _note(self, value: Any, is_written: bool) -> None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                self._note(item, is_written)
+        elif type(value) is FakeTensor:
+            self.uses_stand_in = True
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            key = storage_key(value)
+            if key not in self.made:
+                self.used[key] = value
+                if is_written:
+                    self.written[key] = value
+
+
+class EagerRegions:
+    """Those of one run of a capture. `records` are the inputs found so far."""
+
+    def __init__(
+        self, name: str, recorder: Recorder, lifting: Any, state: Callable[[], PythonState], records: list[InputRecord]
+    ) -> None:
+        self.name, self.recorder, self.lifting, self.state, self.records = name, recorder, lifting, state, records
+        self.made: list[Region] = []
+        self._written: dict[int, tuple[torch.Tensor, Region]] = {}  # memory that regions write to by themselves
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a marked function, with stand-ins in it."""
+        recorder = self.recorder
+        name, where = getattr(function, "__name__", type(function).__name__), recorder.where()
+        knows = self.state().before.knows
+        arguments = Arguments(args, kwargs, knows)
+        new = function if getattr(function, "__closure__", None) and not knows(function) else arguments.new
+        if new is not None:
+            raise UnsupportedSideEffectError(
+                f"the eager region `{name}` called at {where} is given, or is, an object that the call makes: "
+                f"{type(new).__name__}. Each call would use that of the first. Make it outside, or inside the region."
+            )
+        if recorder.in_backward or any(is_inside_transform(t) for t in arguments.tensors):
+            there = where if recorder.in_backward else "a transform of torch.func"
+            raise UnsupportedOpError(
+                f"the eager region `{name}` is called in {there}, where it can't be compiled. Call it in the function "
+                "itself."
+            )
+        tensors = [t if type(t) is FakeTensor else recorder.adopt(t) for t in arguments.tensors]
+        entries = [recorder.value_of(tensor).read(recorder.emit) for tensor in tensors]
+        reals = [recorder.decisions.value(entry, where) for entry in entries]
+        region = self._region(function, name, where, arguments, tensors)
+        decided = self._decided()
+        ran = self._run(region, reals)
+        with without_torch_functions():  # of which the lifting would see the region's own tensors
+            leaves = [recorder.adopt(leaf) for leaf in ran.leaves]
+            inputs = [*tensors, *leaves]
+            _describe(region, ran, inputs)
+            self._check_aliases(region, ran)
+            sizes = [tuple(_symbolic(size, tensors) for size in output.shape) for output in ran.outputs]
+        entries += [recorder.value_of(leaf).read(recorder.emit) for leaf in leaves]
+        entry = self._entry(region, ran, (region.key, decided, entries, [d for size in sizes for d in size]), sizes)
+        self.made.append(region)
+        values = _Linked.apply(_Call(self, region, entry, inputs, [tuple(t.shape) for t in inputs]), *inputs)
+        count = len(values) - len(region.written or ())
+        for index, value in zip(region.written or (), values[count:], strict=True):
+            tensors[index].copy_(value)
+        return rebuilt(ran.rest, tensors, values)
+
+    def _region(
+        self, function: Any, name: str, where: str, arguments: Arguments, tensors: Sequence[torch.Tensor]
+    ) -> Region:
+        grad = torch.is_grad_enabled()
+        return Region(
+            function,
+            name,
+            where,
+            arguments.build,
+            take_apart,
+            differentiable=tuple(grad and t.requires_grad for t in tensors),
+            is_leaf=tuple(t.is_leaf for t in tensors),
+            settings={key: value for key, value in settings().items() if key.startswith(_SETTINGS)},
+            decided=tuple(decided.value for decided in self.recorder.decisions.made),
+        )
+
+    def _decided(self) -> list[Entry]:
+        """What the program branched on before, as tensors."""
+        made = self.recorder.decisions.made
+        return [d.entry if d.is_tensor else self.recorder.number_tensor(d.entry, d.value) for d in made]
+
+    # ---------------------------------------------------------------- running it
+
+    def _run(self, region: Region, reals: list[torch.Tensor]) -> Ran:
+        watch = _Watch()
+        state = self.state()
+        state.check_unchanged(f"the eager region `{region.name}` called at {region.where}")
+        with (
+            hooks_off(),
+            without_modes(self.lifting, self.recorder),
+            not_drawing(),
+            force_view_tracking(False),
+            self.recorder.decisions.drawing(reals),
+            watch,
+        ):
+            ran = run_region(region, reals)
+            self._check_used(region, watch)
+        state.take_over(region.name)
+        return ran
+
+    def _check_used(self, region: Region, watch: _Watch) -> None:
+        moved = {storage_key(record.real) for record in self.records if is_moved(record)}
+        if watch.uses_stand_in or not moved.isdisjoint(watch.used):
+            raise UnsupportedSideEffectError(
+                f"the eager region `{region.name}` called at {region.where} uses a tensor that the compiled function "
+                "computed, or wrote to, and does not hand to it. Pass it as an argument."
+            )
+        self._written.update((key, (tensor, region)) for key, tensor in watch.written.items())
+
+    def _check_aliases(self, region: Region, ran: Ran) -> None:
+        """Raise where a result shares memory with anything but the inner autograd graph."""
+        known = {*ran.memory, *(storage_key(tensor) for tensor in self.state().before.tensors())}
+        for output in ran.outputs[: len(ran.outputs) - len(region.written or ())]:
+            if storage_key(output) in known:
+                raise UnsupportedAliasError(
+                    f"the eager region `{region.name}` called at {region.where} returns a tensor in memory that it did "
+                    "not allocate, or two in one memory. Return copies (`.clone()`)."
+                )
+            known.add(storage_key(output))
+
+    def check(self) -> None:
+        """The function has run: nothing that regions write to by themselves is used outside of them."""
+        for record in self.records if self._written else ():
+            found = self._written.get(storage_key(record.real))
+            if found is not None:
+                raise UnsupportedSideEffectError(
+                    f"the eager region `{found[1].name}` called at {found[1].where} writes to {record.slot}, which the "
+                    "compiled function uses too. Write to it in one of them only."
+                )
+        self.state().check_taken_over(self.name)
+
+    # ---------------------------------------------------------------- on the tape
+
+    def _entry(self, region: Region, ran: Ran, args: tuple[Any, ...], sizes: list[tuple[Any, ...]]) -> Entry:
+        recorder = self.recorder
+        recompute, recorder.recompute = recorder.recompute, None
+        try:
+            entry = recorder.entry(FORWARD, args, {}, is_random=True)
+        finally:
+            recorder.recompute = recompute
+        cpu = torch.device("cpu")
+        head = TensorSpec((1,), (1,), torch.int64, cpu), TensorSpec((), (), torch.int64, cpu)
+        described = zip(sizes, region.layouts, strict=True)
+        entry.spec = (*head, *(TensorSpec(s, strides_of(s, order), dtype, on) for s, (dtype, on, order) in described))
+        with plain_execution():
+            recorder.decisions.supply(entry, results_of(region, ran))
+        status = recorder.entry(operator.getitem, (entry, 1), {}, is_random=False)
+        status.spec = head[1]
+        recorder.decisions.add(Decided(status, 0, region.where))
+        return entry
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Call:
+    """One region on the tape; `shapes` are its inputs' at that time."""
+
+    regions: EagerRegions
+    region: Region
+    entry: Entry
+    inputs: list[torch.Tensor]
+    shapes: list[tuple[Any, ...]]
+
+    def values(self) -> tuple[Any, ...]:
+        """The stand-ins of the results."""
+        recorder = self.regions.recorder
+        return tuple(recorder.bind_results(self.entry, recorder.fakes_like(self.entry.spec))[_HEAD:])
+
+    def gradients(self, present: list[bool], gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        recorder, region = self.regions.recorder, self.region
+        key = recorder.entry(operator.getitem, (self.entry, 0), {}, is_random=False)
+        key.spec = self.entry.spec[0]  # type: ignore[index]
+        wanted = inputs_of(region, present)
+        shapes = [self.shapes[i] for i in wanted]
+        sizes = [size for shape in shapes for size in shape]
+        args = (region.key, key, [recorder.to_entries(g) for g in gradients], present, sizes)
+        entry = recorder.entry(BACKWARD, args, {}, is_random=False)
+        layouts = [region.input_layouts[i] for i in wanted]
+        entry.spec = tuple(
+            TensorSpec(shape, contiguous_strides(shape), dtype, device)
+            for shape, (dtype, device, _) in zip(shapes, layouts, strict=True)
+        )
+        return tuple(recorder.bind_results(entry, recorder.fakes_like(entry.spec)))
+
+
+class _Linked(torch.autograd.Function):
+    """Links the results of a region to its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Any:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        values = call.values()
+        ctx.mark_non_differentiable(
+            *(value for value, grad in zip(values, call.region.requires_grad, strict=True) if not grad)
+        )
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        call: _Call = ctx.call
+        present = [gradient is not None for gradient in gradients]
+        found: list[Any] = [None] * len(call.shapes)
+        wanted = inputs_of(call.region, present)
+        if wanted:
+            results = _Gradient.apply(call, present, [g for g in gradients if g is not None], *gradients, *call.inputs)
+            for index, result in zip(wanted, results, strict=True):
+                found[index] = result
+        return None, *found
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients of a region, which depend on `tensors`: those that came in, and its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, present: list[bool], gradients: list[torch.Tensor], *tensors: Any) -> Any:
+        ctx.call = call
+        return call.gradients(present, gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        region = ctx.call.region
+        raise UnsupportedOpError(
+            f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
+            "supported. Keep it out of that, or write it in PyTorch's operators without the mark."
+        )
+
+
+def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
+    """Note what a run showed."""
+    starts = [*ran.given, *ran.leaves]
+    region.leaves = tuple(weakref.ref(leaf) for leaf in ran.leaves)
+    region.input_layouts = tuple((t.dtype, t.device, tuple(range(t.dim()))) for t in inputs)
+    region.layouts = tuple(map(layout_of, ran.outputs))
+    region.requires_grad = tuple(output.requires_grad for output in ran.outputs)
+    region.rest = ran.rest
+    region.reached = tuple(reached_from(output, starts) if output.requires_grad else () for output in ran.outputs)
+
+
+def _symbolic(size: int, tensors: Sequence[torch.Tensor]) -> Any:
+    """A size of a result: the symbolic size of an argument that it equals, if one does. Each call looks at it."""
+    shapes: list[Any] = [tensor.shape for tensor in tensors]
+    known = (dim for shape in shapes for dim in shape if isinstance(dim, torch.SymInt))
+    return next((dim for dim in known if size > 1 and concrete(dim) == size), size)

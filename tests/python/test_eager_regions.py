@@ -1,0 +1,584 @@
+"""Eager regions: functions that compiled functions call as they are, with eager's values, gradients and effects."""
+
+# ruff: noqa: NPY002 - programs of users draw from the module itself
+
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import foregrad
+from foregrad.backends.inductor import why_not
+from foregrad.errors import ForegradWarning, UnsupportedAliasError, UnsupportedError, UnsupportedSideEffectError
+from foregrad.graph import region_operators
+
+region = foregrad.eager_region
+
+
+def _same(one, other, *, exactly):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) if exactly else torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(_same(a, b, exactly=exactly) for a, b in zip(one, other, strict=True))
+    return one == other
+
+
+def _steps(make, backend=None, steps=4):
+    """What three calls give: results, gradients, the next random numbers, and the log."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    function, log, parameters = make()
+    called = function if backend is None else foregrad.compile(function, backend=backend, on_unsupported="raise")
+    found = []
+    for step in range(steps):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        try:
+            out = called(x)
+        except ValueError as error:
+            found.append(str(error))
+            continue
+        gradients = torch.autograd.grad(out.float().sum(), [x, *parameters], allow_unused=True) if out.grad_fn else ()
+        found.append((out.detach(), [0 if g is None else g for g in gradients], torch.rand(1), np.random.rand()))
+    return found, list(log)
+
+
+def _assert_eagers(make, backend="eager"):
+    eager, compiled = _steps(make), _steps(make, backend)
+    assert _same(eager, compiled, exactly=backend == "eager"), (eager, compiled)
+
+
+def numpy():
+    log, w = [], torch.randn(4, 4, requires_grad=True)
+
+    @region
+    def sine(y):
+        log.append(float(y.detach().sum()))
+        return torch.from_numpy(np.sin(y.detach().numpy())) + y * 2
+
+    def function(x):
+        y = x @ w
+        return (sine(y) * y).sum()
+
+    return function, log, [w]
+
+
+class Counting(nn.Module):
+    def __init__(self, log):
+        super().__init__()
+        self.linear, self.norm, self.calls, self.log = nn.Linear(4, 4), nn.BatchNorm1d(4), 0, log
+
+    def forward(self, x):
+        self.calls += 1
+        self.log.append(self.calls)
+        return torch.tanh(self.norm(self.linear(x)))
+
+
+def disabled_module():
+    log = []
+    model = nn.Sequential(nn.Linear(4, 4), torch.compiler.disable(Counting(log)), nn.Linear(4, 2))
+    return model, log, list(model.parameters())
+
+
+def marked_module():
+    log = []
+    model = nn.Sequential(nn.Linear(4, 4), region(Counting(log)), nn.Linear(4, 2))
+    return model, log, list(model.parameters())
+
+
+def disabled_function():
+    log, w = [], nn.Parameter(torch.randn(4))
+
+    @torch.compiler.disable
+    def scaled(y, k=2):
+        log.append(k)
+        return y * w * k
+
+    return lambda x: scaled(x.sin(), k=3).cos().sum(), log, [w]
+
+
+def method_with_a_state():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.steps, self.history = nn.Linear(4, 4), 0, []
+
+        @region
+        def note(self, y):
+            self.steps += 1
+            self.history.append((self.steps, float(y.mean())))
+
+        def forward(self, x):
+            y = self.linear(x)
+            self.note(y.detach())
+            return y.relu()
+
+    model = Model()
+    return model, model.history, list(model.parameters())
+
+
+def effects_in_order():
+    log = []
+
+    @region
+    def first(y):
+        log.append(("first", float(y.detach().sum())))
+
+    @region
+    def second(y):
+        log.append(("second", float(y.detach().sum())))
+
+    def function(x):
+        first(x)
+        y = x * 2
+        second(y)
+        first(y + 1)
+        return y.sum()
+
+    return function, log, []
+
+
+def only_on_its_branch():
+    log = []
+
+    @region
+    def positive(y):
+        log.append("positive")
+        return y * 2
+
+    @region
+    def negative(y):
+        log.append("negative")
+        return y * 3
+
+    return lambda x: positive(x * 1) if x.sum() > 0 else negative(x * 1), log, []
+
+
+def branch_on_its_result():
+    log = []
+
+    @region
+    def noted(y):
+        log.append("once")
+        return y * 2
+
+    def function(x):
+        y = noted(x)
+        return y.sin() if y.sum() > 0 else y.cos()
+
+    return function, log, []
+
+
+def numbers():
+    @region
+    def mean(y):
+        return float(y.detach().mean()), "a constant", None
+
+    return lambda x: x * mean(x)[0], [], []
+
+
+def random_numbers():
+    log = []
+
+    @region
+    def noisy(y):
+        log.append(np.random.rand())
+        return y * torch.rand(3, 4) * np.random.rand()
+
+    return lambda x: noisy(x * torch.rand(3, 4)) + torch.rand(3, 4), log, []
+
+
+def writes_to_an_argument():
+    @region
+    def triple(y):
+        y.mul_(3)
+        return y.sum()
+
+    def function(x):
+        y = x * 2
+        total = triple(y)
+        return y * total
+
+    return function, [], []
+
+
+def writes_by_numpy():
+    @region
+    def set_first(y):
+        y.numpy()[0] = 7.0
+
+    def function(x):
+        y = x.detach() * 2
+        set_first(y)
+        return y + x * 1
+
+    return function, [], []
+
+
+def sizes_change():
+    @region
+    def positive(y):
+        return y[y > 0]
+
+    return lambda x: positive(x).sin(), [], []
+
+
+def raises():
+    log = []
+
+    @region
+    def checked(y):
+        log.append("called")
+        if y.sum() < 0:
+            raise ValueError("negative")
+        return y * 1
+
+    return lambda x: checked(x * 1) * 2, log, []
+
+
+def under_modes():
+    log, linear = [], nn.Linear(4, 4)
+
+    @region
+    def applied(y):
+        out = linear(y)
+        log.append((torch.is_grad_enabled(), out.dtype))
+        return out
+
+    def function(x):
+        with torch.no_grad():
+            y = applied(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return y + applied(x).float()
+
+    return function, log, list(linear.parameters())
+
+
+def sparse():
+    @region
+    def product(y):
+        return torch.sparse.mm(y.relu().to_sparse(), y.t())
+
+    return lambda x: product(x * 2).sin(), [], []
+
+
+def hooks_of_a_parameter():
+    log, w = [], nn.Parameter(torch.randn(4))
+    w.register_hook(lambda gradient: gradient * 2)
+
+    @region
+    def scaled(y):
+        return y * w
+
+    return lambda x: (scaled(x) * w).sum(), log, [w]
+
+
+def containers():
+    @region
+    def taken_apart(pair, *, scale):
+        a, b = pair["both"]
+        return {"product": a * b, "sums": [a + scale, b.detach() + 1]}, b
+
+    def function(x):
+        out, b = taken_apart({"both": (x * 2, x.sin())}, scale=3)
+        return out["product"] + out["sums"][0] + out["sums"][1] * b
+
+    return function, [], []
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * torch.from_numpy(np.cos(x.numpy()))
+
+
+class SineBackwardOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(np.cos(x.numpy()) * gradient.numpy())
+
+
+def numpy_in_a_custom_function():
+    return lambda x: Sine.apply(x * 2).exp(), [], []
+
+
+def numpy_in_the_backward_of_a_custom_function():
+    return lambda x: SineBackwardOnly.apply(x * 2).exp(), [], []
+
+
+PROGRAMS = [
+    numpy, disabled_module, marked_module, disabled_function, method_with_a_state, effects_in_order, only_on_its_branch,
+    branch_on_its_result, numbers, random_numbers, writes_to_an_argument, writes_by_numpy, sizes_change, raises,
+    under_modes, sparse, hooks_of_a_parameter, containers, numpy_in_a_custom_function,
+    numpy_in_the_backward_of_a_custom_function,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+def test_regions_give_what_eager_gives_and_do_what_it_does(make):
+    _assert_eagers(make)
+
+
+# ---------------------------------------------------------------------------------------------- the graph between
+
+
+@region
+def squared(y):
+    return y.sin() * y
+
+
+def around(x):
+    return squared(x * 2)
+
+
+def _compiled(function=around, **options):
+    return foregrad.compile(function, backend="eager", on_unsupported="raise", **options)
+
+
+def test_the_autograd_graph_goes_with_the_saved_tensor():
+    graphs = []
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            ctx.save_for_backward(a)
+            return a * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    @region
+    def kept(y):
+        out = Kept.apply(y)
+        graphs.append(weakref.ref(out.grad_fn))
+        return out
+
+    called = _compiled(lambda x: kept(x * 2).sum())
+    for step in range(4):
+        out = called(torch.ones(3, requires_grad=True))
+        if step % 2:
+            out.backward()
+        del out
+    gc.collect()
+    assert [graph() for graph in graphs] == [None] * 4
+
+
+def test_keys_go_with_the_calls():
+    before = len(region_operators._kept)
+    called = _compiled()
+    outs = [called(torch.ones(3, requires_grad=True)) for _ in range(3)]
+    assert len(region_operators._kept) >= before + 3
+    del outs, called
+    gc.collect()
+    assert len(region_operators._kept) <= before
+
+
+def test_retain_graph_and_a_second_backward():
+    x = torch.randn(3, requires_grad=True)
+    out = _compiled()(x).sum()
+    first, second = (torch.autograd.grad(out, x, retain_graph=again)[0] for again in (True, False))
+    assert torch.equal(first, second)
+    assert torch.equal(first, torch.autograd.grad(around(x).sum(), x)[0])
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+def test_a_second_derivative_is_refused_by_name():
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(UnsupportedError, match=r"`squared`.*differentiated twice"):
+        torch.autograd.grad(_compiled()(x).sum(), x, create_graph=True)[0].sum().backward()
+
+
+def test_saved_tensors_hooks_that_copy_are_refused_by_name():
+    called, x = _compiled(), torch.randn(3, requires_grad=True)
+    called(x)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+        out = called(x).sum()
+    with pytest.raises(UnsupportedSideEffectError, match="copied the tensor"):
+        out.backward()
+
+
+def test_partitions_and_budgets_run_a_region_once():
+    calls = []
+
+    @region
+    def noted(y):
+        calls.append(1)
+        return y.sin()
+
+    for options in ({"partition": "min_cut"}, {"memory_budget": 0.0}, {}):
+        x = torch.randn(3, requires_grad=True)
+        calls.clear()
+        _compiled(lambda x: noted(x.sin() * 2).cos().sum(), **options)(x).backward()
+        assert len(calls) == 1
+    x = torch.randn(3, requires_grad=True)
+    calls.clear()
+    _compiled(lambda x: checkpoint(lambda y: noted(y.cos()).exp(), x, use_reentrant=False).sum())(x).backward()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_graph_serves_many_sizes(dynamic):
+    sizes = []
+
+    @region
+    def noted(y):
+        sizes.append(len(y))
+        return y * 3
+
+    called = _compiled(lambda x: noted(x.sin()).cos(), dynamic=dynamic)
+    for size in (4, 5, 6, 7, 4):
+        x = torch.randn(size, 3)
+        assert torch.equal(called(x), (x.sin() * 3).cos())
+    assert sizes == [4, 5, 6, 7, 4]
+    assert len(foregrad.explain_recompiles(called).entries) == (1 if dynamic else 2)
+
+
+def test_threads():
+    right = []
+
+    def work():
+        x = torch.randn(3, requires_grad=True)
+        right.append(torch.equal(*(torch.autograd.grad(f(x).sum(), x)[0] for f in (called, around))))
+
+    called = _compiled()
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 6
+
+
+def test_transforms_run_eagerly():
+    called, x = foregrad.compile(around, backend="eager"), torch.randn(2, 3)
+    with pytest.warns(ForegradWarning, match="transform of torch.func"):
+        assert torch.equal(torch.func.vmap(called)(x), around(x))
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def test_an_artifact_holds_none():
+    with pytest.raises(UnsupportedError, match="eager region `squared`"):
+        foregrad.export(around, (torch.randn(3),))
+
+
+def test_a_state_that_a_region_changes_is_not_read_outside():
+    class Model(nn.Module):
+        calls = 0
+
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        @region
+        def counted(self, y):
+            self.count += 1
+            return y * 1
+
+        def forward(self, x):
+            return self.counted(x) * self.count
+
+    x = torch.ones(3)
+    with pytest.raises(UnsupportedSideEffectError, match="Let the region return"):
+        _compiled(Model())(x)
+    model = Model()
+    with pytest.warns(ForegradWarning, match="Let the region return"):
+        called = foregrad.compile(model, backend="eager")
+        assert [called(x).sum().item() for _ in range(3)] == [3.0, 6.0, 9.0]
+
+
+def test_a_state_that_is_changed_before_a_region():
+    class Model(nn.Module):
+        @region
+        def added(self, y):
+            return y + self.last
+
+        def forward(self, x):
+            self.last = x * 2
+            return self.added(x)
+
+    x = torch.ones(3)
+    with pytest.raises(UnsupportedSideEffectError, match="before the eager region `added`"):
+        _compiled(Model())(x)
+    with pytest.warns(ForegradWarning, match="before the eager region"):
+        assert torch.equal(foregrad.compile(Model(), backend="eager")(x), x * 3)
+
+
+def test_a_result_in_the_memory_of_an_argument():
+    @region
+    def transposed(y):
+        return y.t()
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(UnsupportedAliasError, match="Return copies"):
+        _compiled(lambda x: transposed(x * 2).sin())(x)
+    with pytest.warns(ForegradWarning, match="Return copies"):
+        called = foregrad.compile(lambda x: transposed(x * 2).sin(), backend="eager")
+        assert torch.equal(called(x), (x * 2).t().sin())
+
+
+def test_a_buffer_that_both_write():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        @region
+        def add(self, y):
+            self.total += y.detach()
+
+        def forward(self, x):
+            self.add(x)
+            return x + self.total
+
+    x = torch.ones(3)
+    with pytest.raises(UnsupportedSideEffectError, match="uses too"):
+        _compiled(Model())(x)
+    with pytest.warns(ForegradWarning, match="uses too"):
+        called = foregrad.compile(Model(), backend="eager")
+        assert [called(x)[0].item() for _ in range(3)] == [2.0, 3.0, 4.0]
+
+
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match="marks a function"):
+        region(nn.Linear)
+    with pytest.raises(TypeError, match="marks a function"):
+        region(3)
+
+
+# ---------------------------------------------------------------------------------------------- with Inductor
+
+
+@pytest.fixture
+def recursion_limit_kept():
+    """Inductor raises it when it first meets something, for good."""
+    before = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.skipif(why_not() is not None, reason="Inductor can't compile here")
+@pytest.mark.usefixtures("recursion_limit_kept")
+@pytest.mark.parametrize("make", [numpy, effects_in_order], ids=lambda make: make.__name__)
+def test_the_rest_is_compiled_by_inductor(make):
+    _assert_eagers(make, "inductor")
