@@ -20,7 +20,16 @@ from foregrad import config, errors
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.resolve().parent))  # a page may import from examples/
-PAGES = ("pipeline.md", "dynamic.md", "higher_order.md", "backends.md", "guards.md", "memory.md", "regions.md", "toy.md")
+PAGES = (
+    "pipeline.md",
+    "dynamic.md",
+    "higher_order.md",
+    "backends.md",
+    "guards.md",
+    "memory.md",
+    "regions.md",
+    "toy.md",
+)
 
 REMEDIES = {
     "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import fx
 
 from ._torch.settings import partitioner_settings
+from .arguments import check_arguments
 from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
@@ -75,6 +76,32 @@ def _partition_fn(
     return _POLICIES[policy]
 
 
+@overload
+def compile(
+    fn_or_module: F,
+    *,
+    backend: Any = ...,
+    partition: str | PartitionFn | Policy | None = ...,
+    memory_budget: int | float | str | Budget | None = ...,
+    dynamic: bool | None = ...,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    on_unsupported: Literal["eager", "raise"] | None = ...,
+) -> F: ...
+
+
+@overload
+def compile(
+    fn_or_module: None = None,
+    *,
+    backend: Any = ...,
+    partition: str | PartitionFn | Policy | None = ...,
+    memory_budget: int | float | str | Budget | None = ...,
+    dynamic: bool | None = ...,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    on_unsupported: Literal["eager", "raise"] | None = ...,
+) -> Callable[[F], F]: ...
+
+
 def compile(
     fn_or_module: Any = None,
     *,
@@ -84,6 +111,7 @@ def compile(
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     on_unsupported: str | None = None,
+    **others: Any,
 ) -> Any:
     """Compile a function or module: it behaves as before, and runs as two graphs.
 
@@ -116,8 +144,7 @@ def compile(
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
     """
-    if on_unsupported not in (None, "eager", "raise"):
-        raise ValueError(f"on_unsupported is 'eager' or 'raise', not {on_unsupported!r}")
+    check_arguments(fn_or_module, dynamic, on_unsupported, others)
     if fn_or_module is None:
         return functools.partial(
             compile,
@@ -186,7 +213,7 @@ def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper 
     from .cache.keeper import Keeper, store_of
 
     settings = config.value
-    in_force = {name: value for name, value in vars(settings).items() if not name.startswith("cache")}
+    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
 
     def options() -> Any:
         known = key()

@@ -45,6 +45,9 @@ class Config:
     """What `compile` does with calls that it can't compile: "eager" runs them as they are and warns once, "raise"
     raises the error that says why."""
 
+    progress: bool | None = None
+    """Say on stderr that a call compiles, once that takes over two seconds. None: where stderr is a terminal."""
+
     native: bool = True
     """Let calls go through the C++ part, where `foregrad build-native` or the installation built it. The same
     otherwise; a call costs some microseconds less."""
@@ -65,7 +68,7 @@ def _from_environment() -> Config:
         text = os.environ.get(f"FOREGRAD_{field.name.upper()}")
         if text is None:
             continue
-        if isinstance(field.default, bool):
+        if isinstance(field.default, bool) or field.name == "progress":
             values[field.name] = text.strip().lower() in ("1", "true", "yes", "on")
         elif isinstance(field.default, str):
             values[field.name] = text.strip()

@@ -40,6 +40,7 @@ from ..runtime.donated import overwriting, owned_among
 from ..tracing.tape.collection import paused_collection
 from .compilers import Made, call_compiler
 from .numbers import check_numbers
+from .progress import told_when_slow
 
 if TYPE_CHECKING:
     from ..cache.keeper import Keeper
@@ -86,7 +87,7 @@ class Pipeline:
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
-        with held, paused_collection():
+        with held, paused_collection(), told_when_slow(name):
             return self._build(call, name, config)
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
@@ -227,7 +228,8 @@ class Pipeline:
         A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
         """
         compiler, known = self.bw_compiler, joint.num_guards()
-        made = self._compiled(compiler, module, joint, role, always=always)
+        with told_when_slow(f"the backward of {joint.name}"):
+            made = self._compiled(compiler, module, joint, role, always=always)
         compiled = made.run
         if compiler is eager_compiler:
             return compiled
