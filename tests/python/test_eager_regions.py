@@ -469,9 +469,17 @@ def test_threads():
 
 
 def test_transforms_run_eagerly():
-    called, x = foregrad.compile(around, backend="eager"), torch.randn(2, 3)
-    with pytest.warns(ForegradWarning, match="transform of torch.func"):
-        assert torch.equal(torch.func.vmap(called)(x), around(x))
+    calls = []
+
+    @region
+    def noted(y):
+        calls.append(1)
+        return y.sin()
+
+    called, x = foregrad.compile(lambda x: noted(x * 2), backend="eager"), torch.randn(2, 3)
+    for count in (1, 2, 3):
+        assert torch.equal(torch.func.vmap(called)(x), (x * 2).sin())
+        assert len(calls) == count
 
 
 # ---------------------------------------------------------------------------------------------- refusals

@@ -74,7 +74,7 @@ class Transformed:
         try:
             call = flatten_call(self.function, args, kwargs)
             with transforms.levels_off():
-                captured = capture_call(call, name=self.name, higher_order=False)
+                captured = capture_call(call, name=self.name, higher_order=False, runs_regions=False)
         except Exception:  # the user's or ours: eager says what is wrong
             return None
         inputs = captured.joint.signature.inputs

@@ -33,7 +33,6 @@ from ..frontend.tree import check_leaves, flatten
 from ..graph.eager_regions import begin, in_one_call
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
-from ..graph.signature import GradientPaths
 from ..interrupts import held, is_interrupt, note_escaping, runs_user_code
 from .assembly import Assembly
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
@@ -108,21 +107,21 @@ def capture_call(
     live_hooks: bool = False,
     keeps_effects_of_errors: bool = False,
     refuses_output: bool = False,
+    runs_regions: bool = True,
 ) -> Captured:
     """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
 
     `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
     the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
-    `refuses_output`: raise before the function prints or logs.
+    `refuses_output`: raise before the function prints or logs; `runs_regions`: not before it calls an eager region.
     `keeps_effects_of_errors`: what the function changed before it raised an error of its own stays, as in eager; else
     everything is as it was.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     lifted, learned = list(lifted), Learned()
-    options = Options(
-        name, decompositions or {}, higher_order, around, live_hooks, keeps_effects_of_errors, refuses_output
-    )
+    flags = live_hooks, keeps_effects_of_errors, refuses_output, runs_regions
+    options = Options(name, decompositions or {}, higher_order, around, *flags)
     with in_one_call():
         for _ in range(_MOST_RUNS):
             run = _Capture(call, options, learned)
@@ -248,7 +247,7 @@ class _Capture:
             self._refuse_output if self.options.refuses_output else None,
             self.hooks.on_node,
             self.lifting.storages.as_tensor,
-            self.regions.call,
+            self.regions.call if self.options.runs_regions else self.regions.refuse,
             self.learned.regions.__contains__,
         )
         with (

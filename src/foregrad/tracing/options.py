@@ -21,6 +21,7 @@ class Options:
     live_hooks: bool
     keeps_effects_of_errors: bool
     refuses_output: bool
+    runs_regions: bool
 
 
 @dataclasses.dataclass(slots=True)

@@ -91,10 +91,16 @@ class EagerRegions:
         self.made: list[Region] = []
         self._written: dict[int, tuple[torch.Tensor, Region]] = {}  # memory that regions write to by themselves
 
+    def refuse(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In the place of `call`, where regions must not run."""
+        raise UnsupportedOpError(
+            f"`{self.name}` calls an eager region at {self.recorder.where()} under a transform of torch.func."
+        )
+
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a marked function, with stand-ins in it."""
         recorder = self.recorder
-        name, where = getattr(function, "__name__", type(function).__name__), recorder.where()
+        name, where = _name_of(function), recorder.where()
         knows = self.state().before.knows
         arguments = Arguments(args, kwargs, knows)
         new = function if getattr(function, "__closure__", None) and not knows(function) else arguments.new
@@ -295,6 +301,13 @@ class _Gradient(torch.autograd.Function):
             f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
             "supported. Keep it out of that, or write it in PyTorch's operators without the mark."
         )
+
+
+def _name_of(function: Any) -> str:
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return type(owner).__name__
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
