@@ -42,8 +42,7 @@ _MOST_FUNCTIONS = 20_000
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
-# Classes of libraries whose objects are nothing but their attributes.
-BAGS = (
+BAGS = (  # classes of libraries whose objects are nothing but their attributes
     types.SimpleNamespace,
     argparse.Namespace,
     optparse.Values,

@@ -28,7 +28,7 @@ from ..._torch.settings import settings
 from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
-from ...graph.eager_regions import Ran, Region, layout_of, reached_from, run_region, strides_of
+from ...graph.eager_regions import Ran, Region, layout_of, open_journal, reached_from, run_region, strides_of
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.region_operators import BACKWARD, FORWARD, inputs_of, results_of
 from ..heap.records import InputRecord, is_moved
@@ -54,6 +54,13 @@ class _Watch(ThreadDispatchMode):
         self.used: dict[int, torch.Tensor] = {}
         self.written: dict[int, torch.Tensor] = {}
         self.uses_stand_in = False
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []  # what was written to, and what was in it
+
+    def undo(self) -> None:
+        """Put back what was written to."""
+        with plain_execution():
+            for tensor, before in reversed(self.before):
+                tensor.copy_(before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -79,6 +86,7 @@ class _Watch(ThreadDispatchMode):
                 self.used[key] = value
                 if is_written:
                     self.written[key] = value
+                    self.before.append((value, value.detach().clone()))
 
 
 class EagerRegions:
@@ -163,6 +171,9 @@ class EagerRegions:
         watch = _Watch()
         state = self.state()
         state.check_unchanged(f"the eager region `{region.name}` called at {region.where}")
+        journal = open_journal()
+        if journal is not None:
+            journal.undo.append(watch.undo)
         with (
             hooks_off(),
             without_modes(self.lifting, self.recorder),
