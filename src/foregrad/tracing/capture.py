@@ -323,7 +323,8 @@ class _Capture:
                 recorder.late.ids |= written_by(recorder, inputs.records)
                 return None
             check_outputs(recorder, self.backward.run, out_leaves, paths)
-            reached = reached or (self.backward.reached(with_history, least=1) if self.backward.error is not None else {})
+            if not reached and self.backward.error is not None:
+                reached = self.backward.reached(with_history, least=1)
             if self.backward.error is not None and not any(reach.outputs for reach in reached.values()):
                 self.backward.error = None  # it is for those to see that what raises leads to
             nowhere = self.backward.leading_nowhere(differentiable, gradients, reached, tangents)
