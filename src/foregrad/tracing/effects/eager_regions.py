@@ -169,12 +169,11 @@ class EagerRegions:
 
     def _run(self, region: Region, reals: list[torch.Tensor]) -> Ran:
         watch = _Watch()
-        state = self.state()
-        state.check_unchanged(f"the eager region `{region.name}` called at {region.where}")
         journal = open_journal()
         if journal is not None:
             journal.undo.append(watch.undo)
         with (
+            self.state().as_it_is(region.name, f"the eager region `{region.name}` called at {region.where}"),
             hooks_off(),
             without_modes(self.lifting, self.recorder),
             not_drawing(),
@@ -184,7 +183,6 @@ class EagerRegions:
         ):
             ran = run_region(region, reals)
             self._check_used(region, watch)
-        state.take_over(region.name)
         return ran
 
     def _check_used(self, region: Region, watch: _Watch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -185,24 +186,40 @@ class PythonState:
         real = self.real_of(value)
         return value if real is None else real
 
-    def check_unchanged(self, who: str) -> None:
-        """Raise where the function has changed something that `who` would see in eager before the call is over."""
-        changed = [holder for holder in self.before.changed() if not self._draws(holder)]
-        if changed:
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` changes {changed[0].name() or 'an object'} before {who}, which may look at it: a "
-                "compiled call writes to Python's state when the graph has run. Change it behind that call."
-            )
+    @contextlib.contextmanager
+    def as_it_is(self, region: str, who: str) -> Iterator[None]:
+        """Context: an eager region runs, which sees the state itself. `who` names it with its line.
+
+        Raises:
+            UnsupportedSideEffectError: the function has changed something that the region would see in eager before
+                the call is over.
+        """
+        self.take_stand_ins()
+        try:
+            written = next(self.journals.calls(), None)
+            changed = self.before.changed()
+            if written is not None or changed:
+                what = changed[0].name() if written is None else written[1]
+                raise UnsupportedSideEffectError(
+                    f"`{self.name}` changes {what or 'an object'} before {who}, which may look at it: a compiled call "
+                    "writes to Python's state when the graph has run. Change it behind that call."
+                )
+            yield
+            self.take_over(region)
+        finally:
+            self.journals.install()
+            for holder, key, value, stand_in in self._drawing:
+                if now_at(holder, key) is value:
+                    put(holder, key, stand_in)
 
     def take_over(self, region: str) -> None:
         """What an eager region has changed is as if it had been so before: each call changes it anew."""
         journal = open_journal()
         for holder in self.before.changed():
-            if not self._draws(holder):
-                self._taken_over.append((holder, holder.before, region))
-                if journal is not None:
-                    journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before))
-                holder.before = holder.kind.read(holder.target)
+            self._taken_over.append((holder, holder.before, region))
+            if journal is not None:
+                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before))
+            holder.before = holder.kind.read(holder.target)
 
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at what a region has changed: it would see that of the capture."""
@@ -217,10 +234,6 @@ class PythonState:
                     f"`{name}` reads {holder.name() or 'an object'}, which the eager region `{region}` changes. Let "
                     "the region return the value."
                 )
-
-    def _draws(self, holder: Holder) -> bool:
-        """Whether a holder differs only in that its random functions are seen to draw."""
-        return any(holder is drawing for drawing, _ in self.before.drawing)
 
     def give_up(self) -> None:
         """Everything as it was before: the function runs again, or in eager."""
