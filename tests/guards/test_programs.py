@@ -627,8 +627,8 @@ def numbers():
     [
         (random, lambda r: r.random(), "random"),
         (random.Random(0), lambda r: r.random(), "takes from random"),
-        (np.random.RandomState(0), lambda r: r.rand(), "takes from source"),
-        (np.random.default_rng(0), lambda r: r.random(), "takes from source"),
+        (np.random.RandomState(0), lambda r: r.rand(), "takes from RandomState"),
+        (np.random.default_rng(0), lambda r: r.random(), "takes from Generator"),
         (numbers(), next, "takes from source"),
         (iter([1, 2, 3]), next, "takes from source"),
         (itertools.count(), next, "takes from source"),

@@ -61,7 +61,11 @@ class _Redirected:
 
 
 def _is_of_torch(function: Any) -> bool:
-    """Whether a disabled function is PyTorch's; a method is whose object it is."""
+    """Whether a disabled function is PyTorch's, or disabled by it: a method is whose object it is, and of each dispatch
+    mode PyTorch disables the handler.
+    """
+    if getattr(function, "__name__", "") == "__torch_dispatch__":
+        return True
     owner = getattr(function, "__self__", None)
     module = type(owner).__module__ if owner is not None else getattr(function, "__module__", None)
     if owner is not None and getattr(function, "__name__", "") in ("__call__", "_wrapped_call_impl", "_call_impl"):

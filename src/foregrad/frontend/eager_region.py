@@ -53,4 +53,6 @@ def is_eager_region(function: Any) -> bool:
     if not getattr(function, "_torchdynamo_disable", False):
         return False
     inner = getattr(function, "_torchdynamo_orig_callable", None)
+    if getattr(inner, "__name__", "") == "__torch_dispatch__":
+        return False
     return inner is None or str(getattr(inner, "__module__", "")).partition(".")[0] != "torch"
