@@ -38,12 +38,12 @@ def _eager(program: Program) -> tuple[Callable[..., torch.Tensor], Any]:
 
 
 def _module(program: Program) -> tuple[Callable[..., torch.Tensor], Any]:
-    compiled = foregrad.compile(program.module, backend="eager")
+    compiled = foregrad.compile(program.module, backend="eager", on_unsupported="eager")
     return lambda *batch: program.loss(compiled, *batch), compiled
 
 
 def _function(program: Program) -> tuple[Callable[..., torch.Tensor], Any]:
-    compiled = foregrad.compile(_loss(program), backend="eager")
+    compiled = foregrad.compile(_loss(program), backend="eager", on_unsupported="eager")
     return compiled, compiled
 
 
