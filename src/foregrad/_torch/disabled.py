@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["redirect"]
+__all__ = ["is_disabled_by_torch", "redirect"]
 
 _VARIABLE = "fn"
 
@@ -40,7 +40,7 @@ def redirect(frame: types.FrameType, region_runner: Callable[[], Any]) -> None:
     if frame.f_code is not _code_of_wrappers():
         return
     function = frame.f_locals[_VARIABLE]
-    if isinstance(function, _Redirected) or _is_of_torch(function):
+    if isinstance(function, _Redirected) or is_disabled_by_torch(function):
         return
     _bind(frame, _Redirected(function, region_runner))
 
@@ -60,7 +60,7 @@ class _Redirected:
         return self.function(*args, **kwargs) if run is None else run(self.function, args, kwargs)
 
 
-def _is_of_torch(function: Any) -> bool:
+def is_disabled_by_torch(function: Any) -> bool:
     """Whether a disabled function is PyTorch's, or disabled by it: a method is whose object it is, and of each dispatch
     mode PyTorch disables the handler.
     """

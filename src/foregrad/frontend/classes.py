@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import functools
+import gc
 import types
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["CODE_OF_CLASSES", "MAKERS", "functions_held_by", "is_method", "is_slot", "special_names", "values_of"]
+__all__ = [
+    "CODE_OF_CLASSES",
+    "MAKERS",
+    "dict_of_class",
+    "functions_held_by",
+    "is_method",
+    "is_slot",
+    "special_names",
+    "values_of",
+]
 
 _MOST_HELD = 100  # items of a container that are looked at
 MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
@@ -56,3 +66,8 @@ def functions_held_by(module: Any) -> Iterator[types.FunctionType]:
                 value = value.__func__ if cls is types.MethodType else value.func
             if cls is types.FunctionType and str(value.__module__).partition(".")[0] != "torch":
                 yield value
+
+
+def dict_of_class(cls: type) -> Any:
+    """The dict of which `vars(cls)` is a view, and whose writes CPython counts."""
+    return gc.get_referents(type.__dict__["__dict__"].__get__(cls))[0]

@@ -48,7 +48,8 @@ class CodeNames:
 @functools.lru_cache(maxsize=8192)
 def names_of(code: types.CodeType) -> CodeNames:
     """The names in a code object."""
-    loaded, imports, compares = _loaded(code)
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    loaded, imports, compares = _loaded(instructions)
     named = set(code.co_names)
     others, probed = set(named), set()
     strings = list(_strings(code))
@@ -63,10 +64,10 @@ def names_of(code: types.CodeType) -> CodeNames:
         others |= {word for text in strings if "{" in text for word in _WORD.findall(text)}
     if named & _LOADERS or {"sys", "modules"} <= named:
         imports |= {(text, 0) for text in (*strings, "")}  # "": `sys.modules[__name__]`
-    whole, handed_on = bool(named & _NAMESPACE), _handed_on(code)
+    whole, handed_on = bool(named & _NAMESPACE), _handed_on(instructions)
     if whole:
         loaded |= {word for text in strings for word in _WORD.findall(text)}
-    made_up = {""} if named & _NAMES_ANYTHING else _asked_for_made_up(code) if named & _ASKS else set()
+    made_up = {""} if named & _NAMES_ANYTHING else _asked_for_made_up(instructions) if named & _ASKS else set()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = names_of(constant)
@@ -98,12 +99,14 @@ def _strings(code: types.CodeType) -> Iterator[str]:
             yield from (item for item in constant if isinstance(item, str))
 
 
-def _loaded(code: types.CodeType) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
+def _loaded(
+    instructions: list[dis.Instruction],
+) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
     """Globals; modules that are imported; comparisons of two objects by which they are."""
     loaded, imports = set(), set()
     compares: set[tuple[str, ...]] = set()
     before: list[dis.Instruction] = []
-    for instruction in _instructions(code):
+    for instruction in instructions:
         if instruction.opname in _LOADS:
             loaded.add(instruction.argval)
             if instruction.argval == "id":
@@ -120,9 +123,8 @@ def _loaded(code: types.CodeType) -> tuple[set[str], set[tuple[str, int]], set[t
     return loaded, imports, compares
 
 
-def _handed_on(code: types.CodeType) -> set[str]:
+def _handed_on(instructions: list[dis.Instruction]) -> set[str]:
     """Globals and cells that are loaded, and not for an attribute of them alone."""
-    instructions = _instructions(code)
     return {
         str(now.argval)
         for now, following in itertools.pairwise(instructions)
@@ -147,13 +149,8 @@ def _global_path(before: list[dis.Instruction]) -> tuple[str, ...]:
     return ()
 
 
-def _instructions(code: types.CodeType) -> list[dis.Instruction]:
-    return [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-
-
-def _asked_for_made_up(code: types.CodeType) -> set[str]:
+def _asked_for_made_up(instructions: list[dis.Instruction]) -> set[str]:
     """Of what a `getattr` or `hasattr` may ask for a name that is no constant: globals; "" is anything else."""
-    instructions = _instructions(code)
     found = set()
     for at, instruction in enumerate(instructions, 1):
         if instruction.argval in _ASKS and instruction.opname in _LOADS and not _name_is_constant(instructions, at):

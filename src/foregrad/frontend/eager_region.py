@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .._torch.disabled import is_disabled_by_torch
 from .._torch.dynamo_off import dynamo_off
 from .._torch.patches import MARK, region_runner
 
@@ -53,6 +54,4 @@ def is_eager_region(function: Any) -> bool:
     if not getattr(function, "_torchdynamo_disable", False):
         return False
     inner = getattr(function, "_torchdynamo_orig_callable", None)
-    if getattr(inner, "__name__", "") == "__torch_dispatch__":
-        return False
-    return inner is None or str(getattr(inner, "__module__", "")).partition(".")[0] != "torch"
+    return inner is None or not is_disabled_by_torch(inner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gc
 import operator
 import random
 import types
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from ..graph.spelling import key_text
+from .classes import dict_of_class
 from .expected import ABSENT
 from .libraries import is_outside
 from .reads import table_of
@@ -35,7 +35,6 @@ __all__ = [
     "Holder",
     "Kind",
     "attributes_to_copy",
-    "dict_of_class",
     "is_import",
     "slots_of",
 ]
@@ -228,11 +227,6 @@ def _put_back_slots(value: Any, before: dict[str, Any]) -> None:
     for name, slot in slots_of(type(value)):
         if now[name] is not before[name]:
             slot.__delete__(value) if before[name] is ABSENT else slot.__set__(value, before[name])
-
-
-def dict_of_class(cls: type) -> Any:
-    """The dict of which `vars(cls)` is a view."""
-    return gc.get_referents(type.__dict__["__dict__"].__get__(cls))[0]
 
 
 def _read_class(cls: type) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
-from .holders import NUMPY_RANDOM, RANDOM, dict_of_class
+from .classes import dict_of_class
+from .holders import NUMPY_RANDOM, RANDOM
 from .opaque import used_up
 
 __all__ = [

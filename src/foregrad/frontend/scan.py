@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..graph.spelling import in_order
-from .classes import CODE_OF_CLASSES, MAKERS, is_method, is_slot, special_names, values_of
+from .classes import CODE_OF_CLASSES, MAKERS, dict_of_class, is_method, is_slot, special_names, values_of
 from .code import names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
@@ -485,7 +485,7 @@ class Scan:
 
     def _class_table(self, cls: type) -> ReadSite:
         """The dict behind a class's `__dict__`, whose writes CPython counts."""
-        return self.reads.place(gc.get_referents(cls.__dict__)[0], "dict", cls.__name__, "attr")
+        return self.reads.place(dict_of_class(cls), "dict", cls.__name__, "attr")
 
     def _is_new(self, value: Any) -> bool:
         if id(value) in self._seen:
