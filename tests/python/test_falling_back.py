@@ -190,3 +190,47 @@ def test_through_torch_compile():
 def test_the_answer_to_another_word():
     with pytest.raises(ValueError, match="on_unsupported"):
         foregrad.compile(lambda x: x, on_unsupported="loud")
+
+
+class FitsItself(nn.Module):
+    """Holds its optimizer and scheduler, as the layers of the forward-forward algorithm do, and trains in a method."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.opt = make(self.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.opt, 2)
+
+    def fit(self, x):
+        loss = self.linear(x).pow(2).mean()
+        self.opt.zero_grad()
+        loss.backward()
+        self.opt.step()
+        self.schedule.step()
+        return loss.detach()
+
+    def forward(self, x):
+        return self.fit(x)
+
+
+@pytest.mark.parametrize("compiled", ["method", "module"])
+@pytest.mark.parametrize(
+    "make",
+    [torch.optim.Adam, torch.optim.RMSprop, lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)],
+    ids=["adam", "rmsprop", "momentum"],
+)
+def test_the_state_of_an_optimizer_that_a_module_holds_is_left_as_it_was(make, compiled):
+    def train(compile):
+        torch.manual_seed(0)
+        module = FitsItself(make)
+        step = compile(module.fit if compiled == "method" else module)
+        losses = [step(torch.randn(5, 4)) for _ in range(4)]
+        state = [value for values in module.opt.state.values() for value in values.values()]
+        return losses, [p.detach() for p in module.parameters()], state, module.schedule.get_last_lr()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForegradWarning)
+        got = train(lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"))
+    for ours, eager in zip(got, train(lambda f: f), strict=True):
+        for a, b in zip(ours, eager, strict=True):
+            assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b

@@ -26,6 +26,7 @@ __all__ = [
     "is_library",
     "is_outside",
     "keeps_options",
+    "keeps_state",
     "loggers_of",
     "referent",
 ]
@@ -74,6 +75,14 @@ def keeps_options(value: Any) -> bool:
         return False
     root = module.partition(".")[0]
     return root in sys.stdlib_module_names and root not in _FIXED if root != "torch" else module.startswith(_OF_TORCH)
+
+
+def keeps_state(cls: type) -> bool:
+    """Whether objects of a library's class hold what calls of their methods leave behind: the moments of an optimizer,
+    the scale of a scaler, what a distribution works out once.
+    """
+    module: Any = cls.__module__
+    return isinstance(module, str) and module.startswith(_OF_TORCH)
 
 
 def loggers_of(value: Any) -> Iterator[Any]:

@@ -6,7 +6,8 @@ and every write is found by comparing identities. What code of libraries keeps f
 random generators of Python and NumPy. The walk runs no code of the user's.
 
 Known weaknesses: what was printed, written to files, sent, or taken from a generator or a queue is not put back; nor
-what lies behind names that are made up at run time; objects of libraries' classes are taken for constant.
+what lies behind names that are made up at run time; objects of libraries' classes are taken for constant (but see
+`keeps_state`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import is_outside, referent
+from .libraries import is_outside, keeps_state, referent
 from .opaque import used_up
 from .reads import Reads, keys_in, table_of
 from .scan import BAGS
@@ -248,7 +249,8 @@ class UserState:
                 return self._array
             if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
-        return None if is_outside(cls.__module__) and not issubclass(cls, BAGS) else self._object
+        is_constant = is_outside(cls.__module__) and not issubclass(cls, BAGS) and not keeps_state(cls)
+        return None if is_constant else self._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
         holder = Holder(kind, target, parent, step, style, kind.read(target))
