@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ from .config import config
 from .dispatch.module import Recipe
 from .dispatch.pipeline import Pipeline, Product
 from .dispatch.shapes import size_reads
-from .errors import UnsupportedError
+from .errors import UnsupportedError, UnsupportedSideEffectError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources
 from .graph.effects import CheckFailed
+from .graph.signature import ConstantOutput, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source
 from .partitioners import default_partition
@@ -209,6 +211,7 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     except CheckFailed as found:
         raise found.error from None
     signature = product.captured.joint.signature
+    _check_counters(signature, name)
     names = Names(["args", "call_module", "error", "forward"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
     reads, symbols = size_reads(signature, variables, names)
@@ -218,6 +221,20 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     globals_ |= run.globals | {"call_module": call.function}
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
     return forward, product
+
+
+def _check_counters(signature: Signature, name: str) -> None:
+    """Raise where a number takes the place of another: without guards it would be that of the capture in each call."""
+    ends = list(itertools.accumulate((child.size for child in signature.written_spec.children), initial=0))
+    written = signature.outputs[signature.output_spec.size :]
+    for write in signature.python_writes:
+        at = getattr(write, "value", None) if write.counts else None
+        leaves = () if at is None else written[ends[at] : ends[at + 1]]
+        if any(isinstance(leaf, ConstantOutput) and type(leaf.value) in (int, float) for leaf in leaves):
+            raise UnsupportedSideEffectError(
+                f"`{name}` writes {write.path}, a number that is another one in each call, which a function without "
+                "guards can't. Count outside, in a tensor, or compile it with aot_module or aot_function."
+            )
 
 
 def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[str], list[str], dict[str, Any]]:

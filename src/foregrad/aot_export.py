@@ -156,6 +156,7 @@ def _capture(
         ("branches on values of tensors", s.decisions),
         ("checks values of tensors", s.checks),
         ("writes to tensors in its backward", s.in_backward),
+        (f"writes {', '.join(dict.fromkeys(write.path for write in s.python_writes))}", s.python_writes),
     ):
         if does:
             raise RuntimeError(f"`{name}` can't be exported as one graph: it {what}")

@@ -23,7 +23,7 @@ from .asked import ReboundNames
 from .fakes import FakeTensor
 from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, plain_class
 
-__all__ = ["PlainTypes", "tell_type"]
+__all__ = ["PlainTypes", "own_names", "tell_type"]
 
 
 class _AsType(type):
@@ -97,6 +97,11 @@ def _unbind(namespace: dict[str, Any]) -> None:
             _bound[id(namespace)] = namespace, count - 1
         elif namespace.get("type") is _Type:
             del namespace["type"]
+
+
+def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
+    """What is in a module's globals without what is bound there for a capture."""
+    return {name: value for name, value in namespace.items() if value is not _Type}
 
 
 def _class_of(self: Any) -> Any:

@@ -105,7 +105,7 @@ class Exporter:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
         call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
         limits = dynamic_dims(self.function, call, dynamic_shapes)
-        call = dataclasses.replace(call, dynamic=limits, python_effects=True)
+        call = dataclasses.replace(call, dynamic=limits)
         grad = torch.is_grad_enabled() and derivatives > 0
         with held, torch.set_grad_enabled(grad):
             context = context_now()

@@ -82,7 +82,7 @@ class Dispatcher:
         self._fills = 0  # calls that filled a cache, or changed a state
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._paths = Paths(self.name, config)
-        self.transformed = Transformed(function, self._flat, config, self.name)
+        self.transformed = Transformed(function, self._flat, self.config, self.name)
         self.entry = self._entry(levels)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,8 @@ class Dispatcher:
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far, and what each was for."""
-        eager = tuple(dataclasses.replace(entry) for entry in self.refusals.entries)
+        entries = [*self.refusals.entries, *self.transformed.refusals.entries]
+        eager = tuple(map(dataclasses.replace, entries))
         own = Recompiles(self.name, tuple(self.compilations), eager)
         return own if self.inner is None else own.then(self.inner.recompiles())
 
@@ -281,9 +282,7 @@ class Dispatcher:
         try:
             fills = self._fills_in_a_row < _MOST_FILLS
             call = flatten_call(self.function, args, kwargs)
-            call = dataclasses.replace(
-                call, python_effects=True, fills_caches=fills, only_written=frozenset(self._only_written)
-            )
+            call = dataclasses.replace(call, fills_caches=fills, only_written=frozenset(self._only_written))
             specialization = self.specialize(call)
         except Exception as error:
             self.compilations.pop()  # no graph

@@ -3,11 +3,13 @@
 The function is captured once as it looks from where it is called, without the levels, to know everything it reads
 and what it does besides computing; the guards in front are the same as for an ordinary call. All tensors that it
 reads, closed-over ones too, then go as values to a `Layered` function, which takes the levels off. What writes to
-tensors, and what draws random numbers where they would have to be drawn again, runs uncompiled.
+tensors or to Python's state, and what draws random numbers where they would have to be drawn again, runs uncompiled:
+a level may run the function more than once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,16 @@ from .._torch import transforms
 from .._torch.dispatch import TorchFunctionMode
 from .._torch.patches import swapping
 from ..config import Config
+from ..errors import EscapedTensorError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.sources import Source
-from ..graph.signature import InputInfo
+from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
 from ..interrupts import held
 from ..locks import Turn
 from .guards import MISS, render_guards
 from .layers import Layered
+from .refusals import Refusals
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -44,7 +48,9 @@ class Transformed:
         self.name = name
         self.layered: list[Layered] = []  # what was compiled, for people
         self._calls: tuple[Callable[..., Any], ...] = ()
+        self.refusals = Refusals(function, name, config.on_unsupported)
         self._failures = 0
+        self._writes = 0  # captures in a row that wrote to Python's state
         self._turn = Turn()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -54,6 +60,8 @@ class Transformed:
             result = call(args, kwargs)
             if result is not MISS:
                 return result
+        if self.refusals and self.refusals.covers(args, kwargs):
+            return self.function(*args, **kwargs)
         if len(self._calls) + self._failures < self.config.recompile_limit:
             with held, self._turn.taken() as is_ours:
                 made = self._make(args, kwargs) if is_ours else None
@@ -68,15 +76,30 @@ class Transformed:
         return self.function(*args, **kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """A guarded call for arguments like these; None where the function can't be captured: eager then says why."""
+        """A guarded call for arguments like these; None where the function can't be captured, of which eager says why
+        unless it is here that it is said.
+        """
         from ..tracing.capture import capture_call  # late, as in the pipeline
 
         try:
             call = flatten_call(self.function, args, kwargs)
+            call = dataclasses.replace(call, fills_caches=self._writes < _MOST_WRITES)
             with transforms.levels_off():
-                captured = capture_call(call, name=self.name, higher_order=False, runs_regions=False)
+                captured = capture_call(
+                    call, name=self.name, higher_order=False, refuses_output=True, runs_regions=False
+                )
+            self._check_writes(captured.joint.signature)
+        except UnsupportedSideEffectError as error:
+            if isinstance(error, EscapedTensorError):
+                self._writes += 1
+            else:
+                self._refuse(args, kwargs, error)
+            return None
         except Exception:  # the user's or ours: eager says what is wrong
             return None
+        if captured.joint.signature.python_writes:
+            return None
+        self._writes = 0
         inputs = captured.joint.signature.inputs
         if not inputs or not all(_can_be_read_again(info) for info in inputs):
             return None
@@ -87,6 +110,21 @@ class Transformed:
         lines = [*guards.lines, f"return {through}(args, kwargs, [{', '.join(guards.inputs)}])"]
         source = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
         return compile_source(source, "call", {**guards.globals, through: run}, label=f"transforms of {self.name}")
+
+    def _check_writes(self, signature: Signature) -> None:
+        """Raise for what each call leaves behind in Python's state, which the first call alone may do unheard."""
+        written = [*dict.fromkeys(write.path for write in signature.python_writes)]
+        self._writes += bool(written)
+        if written and self._writes > _MOST_WRITES:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` writes {', '.join(written)}, and is called under a torch.func transform or with dual "
+                "numbers, where what is compiled may run more than once. Return what it writes."
+            )
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
+        if self.config.on_unsupported == "raise":
+            raise error
+        self.refusals.note(args, kwargs, error)
 
     def _run(self, call: FlatCall, captured: Captured) -> Callable[..., Any]:
         function, signature = self.function, captured.joint.signature
@@ -146,6 +184,9 @@ class _Instead(TorchFunctionMode):
         if type(value) is dict:
             return {key: self.swapped(item) for key, item in value.items()}
         return value
+
+
+_MOST_WRITES = 1  # captures in a row that write and are not spoken of: a flag is set, a cache filled
 
 
 def _can_be_read_again(info: InputInfo) -> bool:

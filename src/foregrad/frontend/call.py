@@ -30,9 +30,8 @@ class FlatCall:
     `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
     `sizes`: by line, the numbers of elements found there by earlier captures: another one may vary (None: none may);
     `every_size`: each may, from the first capture on.
-    `python_effects`: what the call writes to Python's state is an effect of the compiled call. `fills_caches`: a place
-    that was empty and holds a tensor afterwards is taken for a cache, which an eager call is to fill. `only_written`:
-    the places of containers that earlier captures found to be added to and not to be read.
+    `fills_caches`: a place that was empty and holds a tensor afterwards is taken for a cache, which an eager call is to
+    fill. `only_written`: the places of containers that earlier captures found to be added to and not to be read.
     """
 
     function: Callable[..., Any]
@@ -46,7 +45,6 @@ class FlatCall:
     numbers: frozenset[int] = frozenset()
     sizes: Mapping[str, frozenset[int]] | None = None
     every_size: bool = False
-    python_effects: bool = False
     fills_caches: bool = False
     only_written: frozenset[tuple[int, Any]] = frozenset()
 

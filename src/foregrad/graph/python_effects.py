@@ -54,7 +54,7 @@ class PythonWrite:
     a container that of one of the same structure.
     """
 
-    target: Any
+    target: Any = dataclasses.field(repr=False)  # its own repr is the user's code
     path: str
     counts: bool = dataclasses.field(default=False, kw_only=True)
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from ..._torch.plain_types import own_names
 from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import CELL, CLASS, Holder
+from ...frontend.holders import CELL, CLASS, NAMESPACE, Holder
 from ...frontend.lifted import lifted_places
 from ...frontend.opaque import is_generator_of_numpy
 from ...frontend.reads import Reads
@@ -99,7 +100,7 @@ class PythonState:
             return True
         self._changed = self.before.changed()
         found: set[Identity] = set()
-        for holder in self._changed if self.call.python_effects else ():
+        for holder in self._changed:
             places = references_to(holder.target, self.before) if grows(holder) else []
             found.update((id(parent.target), key) for parent, key in places)
             found.update((id(holder.target), key) for key in replaced(holder))
@@ -124,10 +125,8 @@ class PythonState:
 
     def outputs(self, result: Any) -> tuple[list[Any], list[str]]:
         """The leaves of the written values, more outputs behind those of the result, and what people call them."""
-        if not self.call.python_effects:
-            return [], []
         changed = self._changed
-        self._after = [(holder, holder.kind.read(holder.target)) for holder in changed]
+        self._after = [(holder, _now_in(holder)) for holder in changed]
         if not changed and not self.journals:
             return [], []
         found = PythonWrites(
@@ -147,8 +146,6 @@ class PythonState:
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""
-        if not self.call.python_effects:
-            return
         seen = {id(holder): value for holder, value in self._after}
         written = self.before.changed()
         for holder in written:
@@ -238,3 +235,8 @@ class PythonState:
     def give_up(self) -> None:
         """Everything as it was before: the function runs again, or in eager."""
         self.before.put_back()
+
+
+def _now_in(holder: Holder) -> Any:
+    now = holder.kind.read(holder.target)
+    return own_names(now) if holder.kind is NAMESPACE else now
