@@ -56,9 +56,11 @@ from .effects.side_effects import (
 )
 from .effects.storage_swap import check_marked, check_overlapping, check_sizes, views_of_written
 from .heap.event_log import Happened
+from .inputs.again import CaptureAgain, SharedClosureFound
 from .inputs.escaped_tensors import EscapedTensors
+from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view
-from .inputs.inputs import CaptureAgain, Inputs, SharedClosureFound
+from .inputs.inputs import Inputs
 from .inputs.lifting import Lifting
 from .kernels.dead_checks import dead_checks
 from .options import Learned, Options
@@ -160,7 +162,8 @@ class _Capture:
         self.origins = Origins(_run_function.__code__)
         self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, options.decompositions)
         self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
-        self.recorder.writes.on_resize = self._on_resize
+        self.recorder.changes.on_resize = self._on_resize
+        self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
         self.recorder.late.name, self.recorder.late.ids = self.name, learned.late
         self.scan = Scan(self.reads)
@@ -214,7 +217,7 @@ class _Capture:
             if self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
-                self.inputs.check_detached(error)
+                self.history_changes.look_again_after(error)
             is_kept = not isinstance(error, _OF_FOREGRAD) and (
                 self.options.keeps_effects_of_errors or is_interrupt(error)
             )
@@ -269,7 +272,7 @@ class _Capture:
                         result = _run_function(call.function, args, kwargs)
                 except Exception as error:
                     note_escaping(error)
-                    if self.learned.replays_views and recorder.writes.resized:
+                    if self.learned.replays_views and recorder.changes.resized:
                         self.learned.replays_views = False
                         return None
                     recorder.detached.explain(error)
@@ -289,8 +292,8 @@ class _Capture:
             if not needed <= inputs.shared_bases:
                 inputs.shared_bases |= needed
                 return None
-            inputs.check_unlinked()
-            changed = recorder.writes.follows_strides() or recorder.writes.resized_with_gradients()
+            self.history_changes.check_no_grad_views()
+            changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
             if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
                 self.learned.replays_views = False
                 return None
@@ -313,7 +316,7 @@ class _Capture:
             rootless: list[int] = []
             differentiable = analysis.carrying_gradients()
             with_history = [fake for fake in analysis.fakes if fake is not None]
-            self.lifting.check_out_of_bounds_views([*with_history, *(alias for _, alias in analysis.aliases)])
+            self.lifting.views.check_outputs([*with_history, *(alias for _, alias in analysis.aliases)])
             tangents = [make_tangent(recorder, analysis.specs[i]) for i in differentiable]
             reached = self.backward.reached(with_history)
             gradients = self._backward(analysis, differentiable, [fake for fake, _ in tangents])
@@ -434,11 +437,11 @@ class _Capture:
         value = self.recorder.values.get(id(tensor))
         if value is not None:  # no transform's own
             what = Happened.MARKED if requires_grad else Happened.UNMARKED
-            self.recorder.writes.log.note(what, tensor, value, None, (tensor.requires_grad,))
-        self.inputs.check_mark(tensor)
+            self.recorder.changes.log.note(what, tensor, value, None, (tensor.requires_grad,))
+        self.history_changes.on_mark(tensor)
 
     def _on_detach(self, tensor: torch.Tensor) -> None:
-        self.inputs.check_detach(tensor)
+        self.history_changes.on_detach(tensor)
         self.recorder.detached.note(tensor)
 
     def _on_numpy(self, function: Any) -> None:
@@ -448,7 +451,7 @@ class _Capture:
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
-        if self.learned.replays_views and self.recorder.writes.resized_with_gradients():
+        if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
             self.learned.replays_views = False
             raise CaptureAgain
 

@@ -162,7 +162,7 @@ class Backward:
 
     def _views_moved(self) -> bool:
         """Whether views that gradients go through, or what they are views of, got other sizes or memory since."""
-        moved = self.recorder.writes.log.moved()
+        moved = self.recorder.changes.log.moved()
         reals = [record.real for key, record in self.inputs.by_stand_in.items() if key in moved]
         if any(map(is_view, reals)):
             return True

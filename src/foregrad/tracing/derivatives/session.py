@@ -69,7 +69,7 @@ class Session:
         recorder.late.on_missing = self._refuse_write
         self.lifting.on_check = recorder.checks.note
         recorder.writes.past_the_edges = lambda _root: None
-        recorder.writes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
+        recorder.changes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
         recorder.origins.root = run_engine.__code__
 
     def _adopt(self, real: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,12 @@ def observed_swaps(
     """(input, number of a swap) of those that somebody sees: the last of each input, and those that outputs, or the
     memory that comes by another one, are views since.
     """
-    log, records = recorder.writes.log, inputs.records
+    log, records = recorder.changes.log, inputs.records
     swaps = {index: log.swaps_of(records[index].stand_in) for index in replaced}
     number = {id(event.after): (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
     fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor) and id(leaf) in recorder.values]
     waiting = [recorder.value_of(fake) for fake in fakes]
-    waiting += [old for old, _ in recorder.writes.replaced.values()]
+    waiting += [old for old, _ in recorder.changes.replaced.values()]
     found = {(index, len(events) - 1) for index, events in swaps.items()}
     waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
     seen: set[int] = set()
@@ -57,7 +57,7 @@ def _starts(recorder: Recorder, records: list[InputRecord], analysis: Analysis) 
     starts: dict[int, Start] = {}
     for index, record in enumerate(records):
         current = recorder.values[id(record.stand_in)]
-        swaps = recorder.writes.log.swaps_of(record.stand_in)
+        swaps = recorder.changes.log.swaps_of(record.stand_in)
         begins = {id(event.after) for event in swaps}
         for epoch, first in enumerate([record.initial, *(event.after for event in swaps)]):
             until = swaps[epoch].at if epoch < len(swaps) else 0

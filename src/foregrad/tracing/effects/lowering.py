@@ -48,7 +48,7 @@ def log_of(
         info = analysis.outputs[number]
         if isinstance(info, AliasOutput) and info.input in analysis.detached and views_with_history([leaf]):
             record = records[info.input]
-            detached = recorder.writes.log.of(record.stand_in, Happened.DETACHED)
+            detached = recorder.changes.log.of(record.stand_in, Happened.DETACHED)
             at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
             recorded.append(Recorded(at - _BETWEEN, _memory(record), QueryGradFn(info.input, info.steps)))
     for write in analysis.updates:
@@ -97,7 +97,7 @@ def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[Inpu
     """`requires_grad_()` on views that are returned, or of which views are."""
     recorded = []
     aliases = [info for info in analysis.outputs if isinstance(info, AliasOutput)]
-    for event in recorder.writes.log.events:
+    for event in recorder.changes.log.events:
         view = event.value.view
         if event.what is not Happened.MARKED or view is None:
             continue
@@ -115,15 +115,15 @@ def _changes(
     recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[float]
 ) -> list[Recorded]:
     """What happens to an input itself, but for writes. `views`: when views are taken of its memory."""
-    memory, writes, stand_in = _memory(record), recorder.writes, record.stand_in
+    memory, log, stand_in = _memory(record), recorder.changes.log, record.stand_in
     _check_epochs(recorder, record)
     recorded = [Recorded(event.at, memory, _toggle(index, event)) for event in _toggles(recorder, record, views)]
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
     written = set() if analysis.swaps else analysis.written_dtypes()
-    swaps = writes.log.swaps_of(stand_in)
+    swaps = log.swaps_of(stand_in)
     kept = {entry.at for entry in analysis.swaps}
-    for event in writes.log.of(stand_in, Happened.RESHAPED):
+    for event in log.of(stand_in, Happened.RESHAPED):
         since = [swap.at for swap in swaps if swap.at < event.at]
         if since and since[-1] not in kept:
             continue
@@ -139,8 +139,8 @@ def _changes(
 def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis: Analysis) -> float:
     """When the last write is made: of elements before the sizes change, with a history after it."""
     at = record.initial.storage.written_at
-    changes = [event.at for event in recorder.writes.log.of(record.stand_in, Happened.RESHAPED)]
-    swaps = recorder.writes.log.swaps_of(record.stand_in)
+    changes = [event.at for event in recorder.changes.log.of(record.stand_in, Happened.RESHAPED)]
+    swaps = recorder.changes.log.swaps_of(record.stand_in)
     if swaps:  # what was its memory is written through it, as long as it has that
         changes = [change for change in changes if change < swaps[0].at]
         return min(at, swaps[0].at - _BETWEEN, *(change - _BETWEEN for change in changes[:1]))
@@ -183,5 +183,5 @@ def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
     if is_leaf and not is_view(record.real):
         raise UnsupportedMutationError(
             f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` at "
-            f"{recorder.writes.where(stand_in)}, then `requires_grad_`): use a detached tensor of its own instead."
+            f"{recorder.changes.where(stand_in)}, then `requires_grad_`): use a detached tensor of its own instead."
         )

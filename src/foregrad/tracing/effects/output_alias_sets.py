@@ -72,7 +72,7 @@ def tensor_outputs(
     seen: set[int] = set()
     for index, at in swaps:
         record = inputs.records[index]
-        value = recorder.writes.log.swaps_of(record.stand_in)[at].after
+        value = recorder.changes.log.swaps_of(record.stand_in)[at].after
         if value is not None and not value.storage.is_input:
             member = _Member(record.stand_in, str(record.slot), value)
             by_storage.setdefault(id(value.storage), []).append(member)
@@ -83,7 +83,7 @@ def tensor_outputs(
         value = recorder.value_of(leaf)
         if not value.storage.is_input:
             by_storage.setdefault(id(value.storage), []).append(_Member(leaf, path, value))
-        old, _ = recorder.writes.replaced.get(id(leaf), (None, False))
+        old, _ = recorder.changes.replaced.get(id(leaf), (None, False))
         if old is not None and has_been_another(leaf, old) and not old.storage.is_input:
             by_storage.setdefault(id(old.storage), []).append(_Member(leaf, path, old, was=True))
     return {key: group for key, group in by_storage.items() if len(group) > 1 or not group[0].was}
@@ -112,7 +112,7 @@ def bases_of(
             bases[key] = _barred_base(analysis, Base((Output(path),)), value, value, value.read(recorder.emit), ())
             continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        has_own = id(first) in recorder.writes.replaced or is_from_custom_function(value, first)
+        has_own = id(first) in recorder.changes.replaced or is_from_custom_function(value, first)
         if len(group) == 1 and (is_plain or has_own):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)

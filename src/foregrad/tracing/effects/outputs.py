@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -15,9 +15,6 @@ from ..._torch.tensors import (
     is_marked,
     is_usable,
     is_view,
-    leads_to,
-    leads_to_base,
-    share_counters,
 )
 from ...errors import UnsupportedAliasError
 from ...graph.effect_log import Memory, ViewStep
@@ -46,10 +43,10 @@ from .output_alias_sets import (
     has_undefined_gradient_of,
     tensor_outputs,
 )
+from .output_checks import check_copy, check_counter, check_memory, check_set, check_view, refuse_former
 from .steps import steps_between, steps_of_plain
 from .storage_swap import swapped
 from .updates import (
-    WRITTEN_BY_LISTS,
     add_counted,
     add_updates,
     check_histories,
@@ -100,15 +97,15 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         analysis.outputs.append(_output(run, leaf, path))
         if isinstance(analysis.outputs[-1], AliasOutput):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
-        if recorder.writes.replaced and isinstance(leaf, FakeTensor):
-            _check_counter(recorder, inputs, analysis.outputs[-1], leaf)
+        if recorder.changes.replaced and isinstance(leaf, FakeTensor):
+            check_counter(recorder, inputs, analysis.outputs[-1], leaf)
     for index, at in swaps:
         record = inputs.records[index]
-        after = recorder.writes.log.swaps_of(record.stand_in)[at].after
+        after = recorder.changes.log.swaps_of(record.stand_in)[at].after
         assert after is not None
         source = memory_of(recorder, inputs, analysis, bases, after, str(record.slot))
         analysis.swaps += swapped(recorder, analysis, index, at, inputs.records, source)
-    check_histories(analysis, inputs, through_bases, recorder.writes)
+    check_histories(recorder, analysis, inputs, through_bases)
     known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
     recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return analysis
@@ -151,14 +148,14 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
 
 def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs = run.recorder, run.inputs
-    old, is_set = recorder.writes.replaced.get(id(leaf), (None, False))
-    if old is None and recorder.writes.replaced and is_view(leaf):
-        _check_memory(run, leaf, path)
+    old, is_set = recorder.changes.replaced.get(id(leaf), (None, False))
+    if old is None and recorder.changes.replaced and is_view(leaf):
+        check_memory(recorder, inputs, run.analysis, run.bases, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.changed_at or not allows_writes(leaf)):
             raise UnsupportedAliasError(
                 f"the output {path} is a view that was given other memory (`.data = ...` or `set_`) at "
-                f"{recorder.writes.where(leaf)}, while what it was a view of is written, or which is one of several "
+                f"{recorder.changes.where(leaf)}, while what it was a view of is written, or which is one of several "
                 "views made at once: return a copy."
             )
         if (
@@ -169,7 +166,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         ):
             raise UnsupportedAliasError(
                 f"the output {path} is given other memory by `set_` with gradients, which has no derivative, at "
-                f"{recorder.writes.where(leaf)}, and is written to with gradients then: detach it before."
+                f"{recorder.changes.where(leaf)}, and is written to with gradients then: detach it before."
             )
         alias = _what_it_was(run, old, path)
         if alias is None:
@@ -178,7 +175,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
             if given is not None and is_set and has_undefined_gradient_of(leaf) and not given.real.requires_grad:
                 raise UnsupportedAliasError(
                     f"the output {path} is given the memory of {given.slot} by `set_` with gradients at "
-                    f"{recorder.writes.where_set()}, and can't be differentiated then: detach it before."
+                    f"{recorder.changes.where_set()}, and can't be differentiated then: detach it before."
                 )
             return info
         is_cut = any(step.op in CUTS for step in alias.steps) and not (
@@ -187,7 +184,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         if leaf.requires_grad and is_cut:
             raise UnsupportedAliasError(
                 f"the output {path} is detached memory that was written to with gradients, and is given other memory "
-                f"(`.data = ...`, `set_`) at {recorder.writes.where(leaf)}: return a copy."
+                f"(`.data = ...`, `set_`) at {recorder.changes.where(leaf)}: return a copy."
             )
         memory = _memory_given(run, leaf, path)
         return dataclasses.replace(
@@ -204,17 +201,13 @@ def _what_it_was(run: _Run, old: Value, path: str) -> AliasOutput | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
     alias = alias_of_input(run.recorder, run.inputs, run.analysis, old, path)
     if alias is not None or old.storage.is_input:
-        return alias or _refuse_former(path)
+        return alias or refuse_former(path)
     base = run.bases.get(id(old.storage))
     if base is None:
         return None
     return AliasOutput(
         path, None, base.output, (*base.back, *steps_between(old, base.value)), of_detached=base.detached
     )
-
-
-def _refuse_former(path: str) -> NoReturn:
-    raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
 
 
 def _memory_given(run: _Run, leaf: torch.Tensor, path: str) -> Memory:
@@ -230,12 +223,12 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     value = recorder.value_of(leaf)
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
-        _check_view(recorder, leaf, path)
+        check_view(recorder, leaf, path)
     alias = alias_of_input(recorder, inputs, analysis, value, path)
     if alias is not None:
         return _with_own_history(run, alias, leaf, value)
     if value.storage.is_input:
-        _refuse_former(path)
+        refuse_former(path)
     existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
         return GraphOutput(path, existing, leaf=is_marked(leaf))
@@ -253,7 +246,7 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     )
     if before_detach:
         return alias
-    _check_copy(recorder, leaf, analysis.fakes[base.output], steps, path)
+    check_copy(recorder, leaf, analysis.fakes[base.output], steps, path)
     alias = _with_own_history(run, alias, leaf, value)
     has_history = alias.history is not None or alias.leaf or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
@@ -264,90 +257,12 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     return alias
 
 
-def _check_copy(
-    recorder: Recorder, leaf: torch.Tensor, base: torch.Tensor | None, steps: tuple[ViewStep, ...], path: str
-) -> None:
-    """What `reshape` copied is to autograd no view of the copy: once written, it has a history of its own."""
-    if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
-        return
-    if any(step.op is aten._unsafe_view.default for step in steps) and not leads_to(leaf, base):
-        raise UnsupportedAliasError(
-            f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose sizes "
-            f"were changed in place at {recorder.writes.where(leaf)}, and another output is in its memory: return a "
-            "copy."
-        )
-
-
-def _check_memory(run: _Run, leaf: torch.Tensor, path: str) -> None:
-    """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
-    recorder, inputs = run.recorder, run.inputs
-    base = base_of(leaf)
-    assert base is not None
-    if leaf.requires_grad and id(base) in recorder.writes.replaced and id(base) in recorder.detached.twins:
-        raise UnsupportedAliasError(
-            f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
-            f"in place, last at {recorder.writes.where(base)}: return a copy."
-        )
-    if id(base) not in inputs.by_stand_in and id(base) not in run.analysis.by_fake:
-        return
-    above = {id(value) for value in chain_of(recorder.value_of(leaf))}
-    for key, (old, _) in recorder.writes.replaced.items():
-        is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
-        if is_view_of_it and (old.parent is not None or id(old.storage) in run.bases):
-            raise UnsupportedAliasError(
-                f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
-                f"`set_`) at {user_line(recorder.writes.changed_at.get(key))}, while autograd takes it for a view of "
-                "what is in the memory that this had: return a copy."
-            )
-
-
-def _check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
-    """What is taken of a view that `.data = ...` gave other memory counts its writes with what this was a view of."""
-    is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
-    is_known = id(leaf) in recorder.writes.replaced and isinstance(info, AliasOutput)
-    if is_of_input or is_known or leaf.is_inference():
-        return
-    storage = recorder.value_of(leaf).storage
-    for record in inputs.records:
-        stand_in = record.stand_in
-        if stand_in.is_inference() or recorder.value_of(stand_in).storage is storage:
-            continue
-        if share_counters(leaf, stand_in):
-            where = recorder.writes.changed_at.get(next(reversed(recorder.writes.replaced)))
-            raise UnsupportedAliasError(
-                f"the output {info.path} is taken of a view of {record.slot} that was given other memory (`.data = "
-                f"...`) at {user_line(where)}: a write to it counts as one to {record.slot}. Return a copy."
-            )
-
-
-def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
-    """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
-    base = base_of(leaf)
-    if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
-        raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
-
-
-def _check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: torch.Tensor) -> None:
-    """Views made under no_grad, or several at once, after `set_`, which moves a version: not to be taken before."""
-    base = base_of(leaf) if is_view(leaf) else None
-    if base is None or all(step.grad_enabled and step.index is None for step in alias.steps):
-        return
-    keys = [key for key, (_, is_set) in recorder.writes.replaced.items() if is_set and key in inputs.by_stand_in]
-    for record in (inputs.by_stand_in[key] for key in keys):
-        if record.stand_in is base or share_counters(record.stand_in, base):
-            raise UnsupportedAliasError(
-                f"the output {alias.path} is a view, made under no_grad or one of several made at once, of "
-                f"{record.slot}, or of what that was detached from, and the function calls `set_` on {record.slot} at "
-                f"{recorder.writes.where(record.stand_in)}: return a copy."
-            )
-
-
 def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: Value) -> AliasOutput:
     """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
     recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     if not leaf.requires_grad:
         return alias
-    _check_set(recorder, inputs, alias, leaf)
+    check_set(recorder, inputs, alias, leaf)
     if not is_usable(leaf):
         if any(step.op in CUTS for step in alias.steps):
             raise UnsupportedAliasError(

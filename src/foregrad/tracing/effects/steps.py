@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..._torch.tensors import allows_writes, is_view
 from ...errors import UnsupportedAliasError
 from ...graph.effect_log import ViewStep
-from ..heap.alias import Value, View
+from ..heap.alias import Value
 from ..heap.event_log import Event, Happened
 from ..heap.records import InputRecord, is_moved
+from ..heap.view_replay import View
 from ..recorder.recorder import Recorder
 from .analysis import Early
 from .output_alias_sets import SHARED_THROUGH_REPLACED
@@ -48,7 +49,7 @@ def early_steps(value: Value, base: Value, record: InputRecord, recorder: Record
     """
     is_marked = record.stand_in.requires_grad and not record.real.requires_grad
     is_marked = is_marked or record.is_marked
-    marked = [event for event in recorder.writes.log.events if _is_mark_of_view(event, value)]
+    marked = [event for event in recorder.changes.log.events if _is_mark_of_view(event, value)]
     toggled_at = max(until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
     at_start = base is record.initial
     detached_at = record.detached_at
@@ -87,7 +88,7 @@ def _is_mark_of_view(event: Event, value: Value) -> bool:
 
 def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
     """When the function made the input a leaf that requires grad, or one that does not."""
-    events = recorder.writes.log.of(record.stand_in, Happened.MARKED, Happened.UNMARKED, Happened.DETACHED)
+    events = recorder.changes.log.of(record.stand_in, Happened.MARKED, Happened.UNMARKED, Happened.DETACHED)
     return [
         e
         for e in events

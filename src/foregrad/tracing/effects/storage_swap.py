@@ -47,7 +47,7 @@ def swapped(
     """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
     record = records[index]
     stand_in = record.stand_in
-    events = recorder.writes.log.swaps_of(stand_in)
+    events = recorder.changes.log.swaps_of(stand_in)
     event, is_last = events[at], at + 1 == len(events)
     is_set = event.what is Happened.SET and not is_marked(stand_in)
     barred = is_set and has_undefined_gradient(history_of(stand_in))
@@ -62,15 +62,15 @@ def swapped(
     source = None if memory.input is None else records[memory.input]
     if source is not None and source.detached_at is not None and stand_in.requires_grad:
         raise UnsupportedMutationError(
-            f"{record.slot} takes over the memory of {source.slot} at {recorder.writes.where(stand_in)}, which "
-            f"`detach_` is called on, last at {recorder.writes.where(source.stand_in)}: its history would be lost. "
+            f"{record.slot} takes over the memory of {source.slot} at {recorder.changes.where(stand_in)}, which "
+            f"`detach_` is called on, last at {recorder.changes.where(source.stand_in)}: its history would be lost. "
             "Detach before, or out of place."
         )
     is_of_it = source is not None and (source is record or base_of(source.real) is record.real)
     is_marked_view = is_of_it or (source is not None and not source.stand_in.requires_grad)
     if barred and not record.real.requires_grad and is_marked_view:
         raise UnsupportedMutationError(
-            f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view that the function "
+            f"`set_` at {recorder.changes.where(stand_in)} gives {record.slot} the memory of a view that the function "
             "made require grad: detach it before, or use torch.no_grad()."
         )
     base = None if source is None else base_of(source.real)
@@ -79,28 +79,28 @@ def swapped(
         is_set
         and source is not None
         and ends
-        and (value.storage.is_written or recorder.writes.log.of(source.stand_in, Happened.MARKED))
+        and (value.storage.is_written or recorder.changes.log.of(source.stand_in, Happened.MARKED))
     ):
         raise UnsupportedMutationError(
-            f"`set_` at {recorder.writes.where(stand_in)} gives {record.slot} the memory of a view made under no_grad, "
-            "or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
+            f"`set_` at {recorder.changes.where(stand_in)} gives {record.slot} the memory of a view made under "
+            "no_grad, or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
         )
     if is_written_with_history(record) and not barred:
         takes_view = source is not None and base_of(source.real) is record.real and is_no_grad_view(source)
         has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
         if is_view(stand_in) or is_view(record.real) or takes_view or has_views:
             raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory at {recorder.writes.where(stand_in)} and is written "
-                "with gradients flowing through; write to a copy and return it instead."
+                f"{record.slot} takes over another tensor's memory at {recorder.changes.where(stand_in)} and is "
+                "written with gradients flowing through; write to a copy and return it instead."
             )
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
-        changes = [e.at for e in recorder.writes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
+        changes = [e.at for e in recorder.changes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
         written_at = max(value.storage.written_at, *changes, event.at) + 0.5
         entries.append(Recorded(written_at, None, Write(index, output, differentiable=True, swapped=True)))
     is_elsewhere = not is_set and is_view(record.real) and stand_in.storage_offset() != record.spec.offset
     if is_elsewhere and record.real.requires_grad and is_moved(record):
         raise UnsupportedMutationError(
-            f"{record.slot}, a view, is given other memory (`.data = ...`) at {recorder.writes.where(stand_in)}, and "
+            f"{record.slot}, a view, is given other memory (`.data = ...`) at {recorder.changes.where(stand_in)}, and "
             "what it is a view of is written to: its gradient would be another. Write to a copy instead."
         )
     return entries
@@ -108,7 +108,7 @@ def swapped(
 
 def check_sizes(recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]) -> None:
     """A gradient goes to an input in the sizes that it comes with, and none to one that `resize_` is called on."""
-    log = recorder.writes.log
+    log = recorder.changes.log
     reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, Happened.RESHAPED)}
     grown = [log.of(r.stand_in, Happened.RESHAPED, Happened.DATA) for r in records]
     resized = {index for index, changes in enumerate(grown) if any(event.op in _RESIZES for event in changes)}
@@ -118,24 +118,24 @@ def check_sizes(recorder: Recorder, analysis: Analysis, records: list[InputRecor
         fake = None if value is None or event.what is not Happened.SET else value.fake
         is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
         if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise UnsupportedMutationError(SET_ELSEWHERE.format("a tensor", recorder.writes.where(fake)))
+            raise UnsupportedMutationError(SET_ELSEWHERE.format("a tensor", recorder.changes.where(fake)))
     with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in {*analysis.replaced, *resized, *marked}:
         record = records[index]
-        _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
+        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
         is_parted = is_set and record.real.is_leaf and gradients[index] is None
         if is_parted and _leads_to(with_history, record.leaf):
             raise UnsupportedMutationError(
-                f"`set_` at {recorder.writes.where_set()} gives {record.slot} another tensor's memory after it was "
+                f"`set_` at {recorder.changes.where_set()} gives {record.slot} another tensor's memory after it was "
                 "used with gradients: they still flow to it in `backward()`, but not in `torch.autograd.grad`. Use "
                 "`.data = ...`, or `set_` before it is used."
             )
         is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
         if is_set and is_elsewhere and gradients[index] is not None:
-            raise UnsupportedMutationError(SET_ELSEWHERE.format(record.slot, recorder.writes.where_set()))
+            raise UnsupportedMutationError(SET_ELSEWHERE.format(record.slot, recorder.changes.where_set()))
         if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
             raise UnsupportedMutationError(
-                f"{record.slot} is detached in place and resized, last at {recorder.writes.where(record.stand_in)}, "
+                f"{record.slot} is detached in place and resized, last at {recorder.changes.where(record.stand_in)}, "
                 "and then made to require grad; compute with a tensor of its own instead."
             )
         other_size = index in resized or record.stand_in.shape != record.spec.shape
@@ -153,7 +153,7 @@ def check_sizes(recorder: Recorder, analysis: Analysis, records: list[InputRecor
         if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
             raise UnsupportedMutationError(
                 f"{record.slot} takes on another size or layout in place (`resize_`, `squeeze_`, `set_`, "
-                f"`.data = ...`), last changed at {recorder.writes.where(record.stand_in)}, and has gradients flowing "
+                f"`.data = ...`), last changed at {recorder.changes.where(record.stand_in)}, and has gradients flowing "
                 "to it; compute with a tensor of its own instead."
             )
 
@@ -184,11 +184,11 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
     So are views of a view that `set_` leaves without a derivative, and views made several at once.
     """
     inputs = {id(record.stand_in) for record in records}
-    replaced = recorder.writes.replaced.items()
+    replaced = recorder.changes.replaced.items()
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
     set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
     swapped_memory = {*set_again, *moved}
-    moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.writes.log.events if e.op in _RESIZES}
+    moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.changes.log.events if e.op in _RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
     barred = {r.input: is_view(records[r.input].real) for r in _set_with_gradients(analysis.swaps)}
     bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
@@ -215,7 +215,7 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
             raise UnsupportedAliasError(
                 f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
                 "grad, detaches in place or calls `set_` on, and where a tensor is resized or given other memory at "
-                f"{user_line(recorder.writes.changed_at.get(key))}: return a copy."
+                f"{user_line(recorder.changes.changed_at.get(key))}: return a copy."
             )
 
 
@@ -235,12 +235,14 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
         storage = whole.initial.storage
-        detached = [e for e in recorder.writes.log.events if e.what is Happened.DETACHED and e.value.storage is storage]
+        detached = [
+            e for e in recorder.changes.log.events if e.what is Happened.DETACHED and e.value.storage is storage
+        ]
         if len(storage.changes) > len(detached):  # views of what is only detached stay what they are
             everyone = any(r.detached_at is not None and is_moved(r) for r in members)
             known = members if everyone else _known_as_written(members)
             views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
-            changed = recorder.writes.changed_at
+            changed = recorder.changes.changed_at
             resized = [changed[id(r.stand_in)] for r in members if id(r.stand_in) in changed]
             _check_views(views, next(iter(resized), whole.initial.read(recorder.emit).origin))
             found |= {id(r.real) for r in views}
@@ -289,7 +291,7 @@ def _overlaps(step: Any) -> bool:
 
 def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
-    _, is_set = recorder.writes.replaced.get(id(record.stand_in), (None, False))
+    _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
     stand_in = record.stand_in
     return is_set and not is_marked(stand_in)
 

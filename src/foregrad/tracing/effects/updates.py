@@ -15,7 +15,6 @@ from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind
-from ..heap.writes import Writes
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -53,15 +52,15 @@ def written_through_bases(inputs: Inputs) -> dict[int, int]:
     return through
 
 
-def check_histories(analysis: Analysis, inputs: Inputs, through_bases: dict[int, int], writes: Writes) -> None:
+def check_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs, through_bases: dict[int, int]) -> None:
     """Histories that can't be given back: of a view that an operator on lists wrote to together with what shares its
     memory, of a tensor whose view `set_` left without a derivative.
     """
     known = {update.input for update in analysis.updates if update.differentiable} | set(analysis.replaced)
-    moved = {i for i, record in enumerate(inputs.records) if _is_reshaped(writes, record)} - known
+    moved = {i for i, record in enumerate(inputs.records) if _is_reshaped(recorder, record)} - known
     set_views = {
         key: id(old.storage)
-        for key, (old, is_set) in writes.replaced.items()
+        for key, (old, is_set) in recorder.changes.replaced.items()
         if is_set and key not in inputs.by_stand_in
     }
     parted = set(set_views.values())
@@ -71,9 +70,10 @@ def check_histories(analysis: Analysis, inputs: Inputs, through_bases: dict[int,
     inputs_of = {out.input for out in barred if out.input is not None}
     known |= {i for i in inputs_of if id(inputs.records[i].initial.storage) not in hidden}
     for index, record in enumerate(inputs.records):
-        is_listed_view = id(record.stand_in) in writes.listed and is_view(record.real)
+        is_listed_view = id(record.stand_in) in recorder.writes.listed and is_view(record.real)
         if is_listed_view and is_written_with_history(record):
-            raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"{record.slot} is", writes.where(record.stand_in)))
+            where = recorder.changes.where(record.stand_in)
+            raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"{record.slot} is", where))
         if index in known or id(record) in through_bases or is_view(record.stand_in):
             continue
         is_written = is_written_with_history(record)
@@ -81,7 +81,7 @@ def check_histories(analysis: Analysis, inputs: Inputs, through_bases: dict[int,
             is_written &= id(record.initial.storage) in parted
         if is_written:
             raise UnsupportedMutationError(
-                f"`set_` at {writes.where_set()} is called on a view of {record.slot}, with gradients on, "
+                f"`set_` at {recorder.changes.where_set()} is called on a view of {record.slot}, with gradients on, "
                 "which can't be given back: "
                 f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
             )
@@ -96,19 +96,19 @@ def _is_written(record: InputRecord) -> bool:
 def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
     """Whether an input is another tensor by now."""
     current = recorder.values[id(record.stand_in)]
-    moves = recorder.writes.log.of(record.stand_in, Happened.DATA, Happened.SET)
+    moves = recorder.changes.log.of(record.stand_in, Happened.DATA, Happened.SET)
     return bool(moves) or current.storage is not record.initial.storage
 
 
-def _is_reshaped(writes: Writes, record: InputRecord) -> bool:
-    return bool(writes.log.of(record.stand_in, Happened.RESHAPED))
+def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
+    return bool(recorder.changes.log.of(record.stand_in, Happened.RESHAPED))
 
 
 def add_counted(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
     """Leave of those whose version moves one for each counter; the others move along with it."""
     counted = {update.input for update in analysis.updates if update.counted}
     written = {i for i in counted if records[i].spec.numel}
-    reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder.writes, record)}
+    reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
     unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
     unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
     candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
@@ -141,7 +141,7 @@ def add_updates(
     written = _is_written(record) or is_written_through_views
     counted = is_moved(record)
     differentiable = written and is_written_with_history(record)
-    resized = bool(recorder.writes.log.of(stand_in, Happened.RESHAPED, Happened.DATA, Happened.SET))
+    resized = bool(recorder.changes.log.of(stand_in, Happened.RESHAPED, Happened.DATA, Happened.SET))
     twin = recorder.detached.twin_of(stand_in)
     if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
         out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
@@ -177,7 +177,7 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
     """Whether the input was written with gradients, then detached, and nothing else happened to its memory since."""
     history: Any = history_of(twin)
     storage = record.initial.storage
-    detached = {event.at for event in recorder.writes.log.of(record.stand_in, Happened.DETACHED)}
+    detached = {event.at for event in recorder.changes.log.of(record.stand_in, Happened.DETACHED)}
     is_last = all(at in detached for at in storage.changes if at > storage.written_at)
     return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
 
@@ -186,6 +186,6 @@ def check_resized(recorder: Recorder, record: InputRecord) -> None:
     """An input that is written with gradients keeps its number of elements."""
     if recorder.values[id(record.stand_in)].spec.numel != record.spec.numel:
         raise UnsupportedMutationError(
-            f"{record.slot} is both resized in place, at {recorder.writes.where(record.stand_in)}, and written with "
+            f"{record.slot} is both resized in place, at {recorder.changes.where(record.stand_in)}, and written with "
             "gradients; write to a copy and return it instead."
         )

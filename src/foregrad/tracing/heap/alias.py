@@ -17,51 +17,18 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ...errors import UnsupportedMutationError
 from ...graph.meta import TensorSpec
-from ..tape.opinfo import IDENTITIES
-from ..tape.origin import Made, Origin
+from ..tape.origin import Origin
 from ..tape.tape import Entry
 from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
-from .event_log import now
+from .clock import now
+from .view_replay import View, replayed, with_bits
 from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
-__all__ = ["PAST_THE_EDGES", "Storage", "Value", "View", "member_of"]
+__all__ = ["Storage", "Value"]
 
 aten = torch.ops.aten
-
-
-PAST_THE_EDGES = (
-    "a view that goes past the memory of the tensor it is a view of, once that was replaced or resized in place "
-    "(`.data = ...`, `set_`, `resize_`), can't be captured; take it of a copy instead."
-)
-
-
-class View:
-    """A view operator applied to a value: `op(source, *args)`, output `index` of several when not None."""
-
-    __slots__ = ("args", "call", "grad_enabled", "index", "is_member", "kwargs", "made", "op")
-
-    def __init__(
-        self,
-        op: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        index: int | None,
-        call: object,
-        grad_enabled: bool,
-        *,
-        is_member: bool = False,
-        made: Made | None = None,
-    ) -> None:
-        self.op = op
-        self.args = args  # without the source
-        self.kwargs = kwargs
-        self.index = index
-        self.call = call  # one object for all outputs of one call
-        self.grad_enabled = grad_enabled
-        self.is_member = is_member  # an input's place in a memory that inputs share
-        self.made = made  # where the user's program made it, its autograd sequence number, what was decomposed into it
 
 
 class Storage:
@@ -174,9 +141,10 @@ class Value:
         assert storage is not None
         assert self.parent is not None, "the root of a storage is always current"
         source = self._seen()
-        self.entry = entry = self._replay(emit, source)
+        assert self.view is not None
+        self.entry = entry = replayed(emit, self.view, source.read(emit), source.spec, self.spec)
         self.generation = storage.generation
-        made = None if self.view is None else self.view.made
+        made = self.view.made
         if made is not None and entry is not source.entry:
             entry.origin, entry.original = made[0], made[2]
             if made[0] is None or not entry.is_backward:
@@ -210,34 +178,6 @@ class Value:
         if parent is self.parent or parent.parent is None or parent.spec.holds(self.spec):
             return parent
         return self.parent  # type: ignore[return-value]
-
-    def _replay(self, emit: Emit, parent: Value) -> Entry:
-        assert self.view is not None
-        view, source = self.view, parent.read(emit)
-        if view.op in IDENTITIES:
-            return source
-        assert isinstance(source.spec, TensorSpec)
-        shift = source.spec.offset - parent.spec.offset
-        spec, args = self.spec, view.args
-        if shift:
-            step = shift * parent.spec.dtype.itemsize // spec.dtype.itemsize
-            spec = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset + step, spec.conj, spec.neg)
-        if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
-            args = (args[0], args[1], args[2] + shift)
-            if spec.is_static and args[2] < 0:
-                raise UnsupportedAliasError(
-                    "`as_strided` of a view of another dtype goes back past the beginning of the tensor that this is a "
-                    "view of; take it of that tensor instead."
-                )
-        if view.op is aten.as_strided.default and _bits(spec) != _bits(parent.spec):  # not read from its own parent
-            return _with_bits(emit, emit(view.op, source, *args, spec=without_bits(spec)), spec, parent.spec)
-        if view.index is None:
-            return emit(view.op, source, *args, kwargs=view.kwargs, spec=spec)
-        single = _single_output(view, parent.spec)
-        if single is not None:
-            return emit(single[0], source, *single[1], spec=spec)
-        many = emit(view.op, source, *args, kwargs=view.kwargs)
-        return emit(operator.getitem, many, view.index, spec=spec)
 
     def write(self, emit: Emit, new: Entry) -> None:
         """This value becomes `new`, and with it everything that shares its memory."""
@@ -297,7 +237,7 @@ class Value:
             return
         base = parent.read(emit)
         last = storage.last_scatter
-        if last is not None and last[0] is base and last[1] is parent and _same_view(last[2], view):
+        if last is not None and last[0] is base and last[1] is parent and view.is_same(last[2]):
             base = last[3]  # the last write to this view is overwritten whole
         scattered = write_back(emit, view.op, (None, *view.args), view.index, base, parent.spec, self.spec, new)
         parent.write(emit, scattered)
@@ -319,7 +259,7 @@ class Value:
         if not above.spec.holds(self.spec):
             self._write_past(emit, above, new)
             return
-        new = _with_bits(emit, new, self.spec, above.spec)
+        new = with_bits(emit, new, self.spec, above.spec)
         above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
 
     def _write_in_memory(self, emit: Emit, new: Entry) -> None:
@@ -350,9 +290,9 @@ class Value:
             return new
         assert self.original is not None
         plain = without_bits(self.spec)  # which is what a copy is
-        return _with_bits(
+        return with_bits(
             emit,
-            emit(aten.copy.default, self.original, _with_bits(emit, new, self.spec, plain), spec=plain),
+            emit(aten.copy.default, self.original, with_bits(emit, new, self.spec, plain), spec=plain),
             self.spec,
             plain,
         )
@@ -362,61 +302,3 @@ def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
     """Whether views of the one are those of the other."""
     bits = (spec.conj, spec.neg) == (other.conj, other.neg)
     return bits and spec.stride == other.stride and spec.shape == other.shape
-
-
-def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) -> Value:
-    """An input's tensor as a view of the whole memory that it shares; `entry` stands for it until a write."""
-    parent = whole
-    call = object()
-    if spec.dtype is not whole.spec.dtype:
-        size = whole.spec.shape[0] // spec.dtype.itemsize
-        cut = size * spec.dtype.itemsize
-        if cut != whole.spec.shape[0]:
-            cut_spec = TensorSpec((cut,), (1,), whole.spec.dtype, spec.device)
-            parent = Value(None, None, cut_spec, parent, View(aten.slice.Tensor, (0, 0, cut), {}, None, call, False))
-            parent.generation = -1
-        typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
-        parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
-        parent.generation = -1
-    layout = (list(spec.shape), list(spec.stride), spec.offset)
-    view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
-    value = Value(fake, entry, without_bits(spec), parent, view)
-    for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
-        if bit:
-            value.entry, value.generation = None, -1
-            so_far = TensorSpec(
-                spec.shape, spec.stride, spec.dtype, spec.device, spec.offset, spec.conj, op is aten._neg_view.default
-            )
-            value = Value(fake, entry, so_far, value, View(op, (), {}, None, call, False))
-    return value
-
-
-def _bits(spec: TensorSpec) -> tuple[bool, bool]:
-    return spec.conj, spec.neg
-
-
-def _with_bits(emit: Emit, entry: Entry, one: TensorSpec, other: TensorSpec) -> Entry:
-    """The entry conjugated or negated where just one of the two is."""
-    for differs, op in ((one.conj != other.conj, aten._conj.default), (one.neg != other.neg, aten._neg_view.default)):
-        entry = emit(op, entry) if differs else entry
-    return entry
-
-
-def _same_view(a: View, b: View) -> bool:
-    return a.op is b.op and a.args == b.args and a.index == b.index and a.kwargs == b.kwargs
-
-
-def _single_output(view: View, source: TensorSpec) -> tuple[Any, tuple[Any, ...]] | None:
-    """A one-output operator for one output of unbind or split."""
-    index = view.index
-    assert index is not None
-    if view.op is aten.unbind.int:
-        return aten.select.int, (view.args[0] if view.args else 0, index)
-    if view.op is aten.split.Tensor:
-        size, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
-        return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, source.shape[dim]))
-    if view.op is aten.split_with_sizes.default:
-        sizes, dim = view.args[0], view.args[1] if len(view.args) > 1 else 0
-        start = sum(sizes[:index])
-        return aten.slice.Tensor, (dim, start, start + sizes[index])
-    return None

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from .alias import Value
+from .alias import Value
+from .clock import now
 
-__all__ = ["Event", "EventLog", "Happened", "now"]
-
-now = itertools.count(1).__next__
-"""The next sequence number: of a view that is taken, of something that happens in place."""
+__all__ = ["Event", "EventLog", "Happened"]
 
 
 class Happened(enum.Enum):

@@ -11,9 +11,9 @@ from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError
 from ..tape.opinfo import set_to
 from ..tape.origin import line_of, user_line
-from .alias import View
 from .event_log import Happened
 from .recording import Recording
+from .view_replay import View
 
 if TYPE_CHECKING:
     from .records import InputRecord
@@ -33,9 +33,9 @@ class Detached:
     def note(self, tensor: torch.Tensor) -> None:
         """`detach_` is about to be called."""
         value = self.recorder.value_of(tensor)
-        log = self.recorder.writes.log
+        log = self.recorder.changes.log
         value.storage.changes.append(log.note(Happened.DETACHED, tensor, value, None, (tensor.requires_grad,)))
-        self.recorder.writes.changed_at[id(tensor)] = self.recorder.origins.here()
+        self.recorder.changes.changed_at[id(tensor)] = self.recorder.origins.here()
         self._unbar(tensor)
         if tensor.grad_fn is not None and not is_view(tensor):
             self.recorder.kept.append(tensor)
@@ -48,7 +48,7 @@ class Detached:
         if value.view is not None and value.view.op is set_to and value.view.args[0] and value.parent is not None:
             value.fake = None
             view = View(set_to, (False,), {}, None, object(), False)
-            value.became = self.recorder.writes.become_view(tensor, value.parent, view)
+            value.became = self.recorder.changes.become_view(tensor, value.parent, view)
 
     def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The twin of a tensor that is still detached."""
@@ -63,7 +63,7 @@ class Detached:
                 "x.detach()`)."
             ) from error
 
-        if self.recorder.writes.resized and self._has_unfit():
+        if self.recorder.changes.resized and self._has_unfit():
             raise UnsupportedAliasError(
                 f"{line_of(error)} raises ({str(error).splitlines()[0]}) after a tensor was given other sizes in place "
                 "(`set_`, `resize_`, `squeeze_`) of which there are views with gradients, whose place PyTorch does not "
@@ -84,12 +84,12 @@ class Detached:
     def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
         """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
         views = list(views)
-        for view, path in views if self.recorder.writes.replaced else ():
+        for view, path in views if self.recorder.changes.replaced else ():
             try:
                 is_usable(view)
             except Exception as error:  # not autograd's own: that of the operator which made the view
-                writes = self.recorder.writes
-                where = user_line(writes.changed_at.get(next(reversed(writes.replaced))))
+                changes = self.recorder.changes
+                where = user_line(changes.changed_at.get(next(reversed(changes.replaced))))
                 raise UnsupportedAliasError(
                     f"the output {path} is a view of a tensor that was given other memory (`.data = ...`, `set_`) at "
                     f"{where}, and what is there was written to: return a copy."
@@ -104,7 +104,7 @@ class Detached:
     def stale(self, view: torch.Tensor, path: str) -> str:
         return (
             f"the output {path} is a view of a tensor that was written to and that `detach_` was called on at "
-            f"{self.recorder.writes.where(base_of(view))}: return a copy, or detach without changing the tensor "
+            f"{self.recorder.changes.where(base_of(view))}: return a copy, or detach without changing the tensor "
             "(`x = x.detach()`)."
         )
 
@@ -124,7 +124,7 @@ class Detached:
             if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
                 raise UnsupportedAliasError(
                     f"{path} is a view of {record.slot}, which the function wrote to with gradients flowing through "
-                    f"and then called `detach_` on at {self.recorder.writes.where(base)}: detach a copy, or leave it "
+                    f"and then called `detach_` on at {self.recorder.changes.where(base)}: detach a copy, or leave it "
                     "to the caller to detach it."
                 )
 

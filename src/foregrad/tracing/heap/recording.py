@@ -32,6 +32,7 @@ class Recording(Protocol):
     is_symbolic: bool
     recompute: Any
     # Other parts of the same recorder.
+    changes: Any
     writes: Any
     detached: Any
     checks: Any

@@ -10,7 +10,7 @@ import torch
 from ..._torch.fakes import fake_device
 from ..._torch.tensors import base_of, is_marked, kind_of, version_of
 from ...graph.meta import TensorSpec
-from ...graph.slots import Slot
+from ...graph.slots import SharedMemory, Slot
 from ..tape.tape import Entry
 from .alias import Value
 
@@ -50,6 +50,20 @@ class InputRecord:
         self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None
+
+    @classmethod
+    def of_memory(cls, group: list[InputRecord], spec: TensorSpec, stand_in: torch.Tensor) -> InputRecord:
+        """All of the memory that the tensors of `group` share, as one input."""
+        record = cls.__new__(cls)
+        record.real, record.argument, record.source = group[0].real, None, None
+        record.slot = SharedMemory(tuple(r.slot for r in group))
+        record.spec, record.entry = spec, Entry(None, spec=spec)
+        record.leaf = record.stand_in = stand_in
+        record.initial = Value(None, record.entry, spec)
+        record.initial.storage.is_input = True
+        record.detached_at, record.is_marked = None, False
+        record.start_version, record.start_sequence_nr = 0, None
+        return record
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

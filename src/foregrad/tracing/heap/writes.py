@@ -6,23 +6,20 @@ autograd, version counters and error checks above see what they expect.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..._torch.tensors import history_of
 from ...errors import UnsupportedMutationError
 from ...graph.meta import TensorSpec
-from ..tape.gradient_paths import has_undefined_gradient
-from ..tape.opinfo import IDENTITIES, CallOnCopies, OpInfo, set_to
-from ..tape.origin import Origin, user_line
+from ..tape.opinfo import CallOnCopies, OpInfo
+from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import Storage, Value, View
+from .alias import Value
 from .aliased_kernels import At, RunOnStorageCopies, StorageExtent, extent_of
-from .event_log import EventLog, Happened, now
+from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
 from .taken_apart import as_entries, as_tuple, bind, by_position, flat_entries, split, tensors
@@ -35,22 +32,15 @@ aten = torch.ops.aten
 
 
 class Writes:
-    """The mutating half of a recorder.
+    """Writes to the elements of tensors. `changes`: what else happens to tensors in place."""
 
-    `log`: what else happens to tensors in place.
-    """
-
-    def __init__(self, recorder: Recording) -> None:
+    def __init__(self, recorder: Recording, changes: MetadataChanges) -> None:
         self.recorder = recorder
+        self.changes = changes
         self.past_the_edges: Callable[[Value], None] = lambda _root: None
-        self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.copied: dict[int, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
         self.listed: set[int] = set()  # by id, tensors that some `_foreach_` operator got and that overlap
-        self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
-        self.on_resize: Callable[[], None] = lambda: None
-        self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
-        self.log = EventLog()
 
     # ---------------------------------------------------------------- elements
 
@@ -70,9 +60,9 @@ class Writes:
         beside = rounds_in_memory(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
             if func._schema.name.startswith("aten::_foreach_"):
-                check_lists(targets, rec.origins, moved=bool(self.replaced))
+                check_lists(targets, rec.origins, moved=bool(self.changes.replaced))
                 self.listed |= set(map(id, targets))
-                self.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
+                self.changes.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
@@ -233,14 +223,19 @@ class Writes:
         """Whether a view was written that only its strides tell: autograd takes it up again by those."""
         return any(view.born < view.storage.changed_at for view in self.outside)
 
+    def where_lists(self) -> str:
+        """The line of the last operator on lists that got tensors which overlap."""
+        changed = self.changes.changed_at
+        return user_line(next((changed[key] for key in reversed(changed) if key in self.listed), None))
+
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
         """`out=` resizes what it is given: that tensor then is a new one."""
         rec = self.recorder
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
-                self._resizes(value)
-                self._require_unshared(value, "resized by out=")
+                self.changes.resizes(value)
+                self.changes.require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
                     aten.empty_strided.default,
@@ -276,151 +271,6 @@ class Writes:
         for tensor, part in zip(targets, new, strict=True):
             self._write(tensor, part)
         return out
-
-    # ---------------------------------------------------------------- metadata
-
-    def metadata(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
-        rec, func = self.recorder, info.op
-        tensor, rest = args[0], tuple(args[1:])
-        old = rec.value_of(tensor)
-        self.changed_at[id(tensor)] = rec.origins.here()
-        name = func._schema.name
-        if name == "aten::set_":
-            return self._set(info, tensor, rest, kwargs)
-        if name in ("aten::resize_", "aten::resize_as_"):
-            return self._resize(info, tensor, args, kwargs)
-        if not (func is aten.as_strided_.default and self._is_alone(old) and tuple(rest[0]) == tuple(old.spec.shape)):
-            self._resizes(old)
-        out = rec.run_fake(func, args, kwargs)
-        assert info.functional is not None
-        view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
-        self._change_sizes(tensor, old, func, rest, kwargs)
-        self.become_view(tensor, old, view)
-        return out
-
-    def _change_sizes(self, tensor: torch.Tensor, old: Value, *call: Any) -> None:
-        at = self.log.note(Happened.RESHAPED, tensor, old, *call, torch.is_grad_enabled())
-        old.storage.changes.append(at)
-
-    def _is_alone(self, value: Value) -> bool:
-        """Whether nothing else is in its memory, which the function made."""
-        others = (other for other in self.recorder.values.values() if other is not value)
-        return not value.storage.is_input and not any(other._storage is value.storage for other in others)
-
-    def _resizes(self, value: Value) -> None:
-        self.resized.append(value.storage)
-        self.on_resize()
-
-    def resized_with_gradients(self) -> bool:
-        """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
-        where = set(map(id, self.resized))
-        if not where:
-            return False
-        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
-        return any(fake is not None and fake.requires_grad for fake in fakes)
-
-    def where(self, tensor: torch.Tensor | None) -> str:
-        """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
-        return user_line(self.changed_at.get(id(tensor)))
-
-    def where_lists(self) -> str:
-        """The line of the last operator on lists that got tensors which overlap."""
-        return user_line(next((self.changed_at[key] for key in reversed(self.changed_at) if key in self.listed), None))
-
-    def where_set(self) -> str:
-        """The line of the last `set_`."""
-        done = [key for key, (_, is_set) in self.replaced.items() if is_set]
-        return user_line(self.changed_at.get(done[-1]) if done else None)
-
-    def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> Value:
-        self.recorder.kept.append(tensor)
-        self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
-        value.generation = -1
-        if source.fake is tensor:
-            source.fake, source.became = None, value  # its sizes are no longer those of `source`
-        return value
-
-    def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
-        rec = self.recorder
-        is_tensor = len(rest) == 1 and isinstance(rest[0], torch.Tensor)
-        if not is_tensor or (tensor.is_conj(), tensor.is_neg()) != (rest[0].is_conj(), rest[0].is_neg()):
-            raise UnsupportedMutationError(
-                f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
-                "Give `set_` a plain tensor, or do it outside the compiled function."
-            )
-        differentiable = torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad)
-        out = rec.run_fake(info.op, (tensor, *rest), kwargs)
-        if rest[0] is tensor and not differentiable:
-            rec.value_of(tensor).storage.changes.append(now())  # nothing but its version changes
-            return out
-        self.replaced_by(tensor, rest[0], is_set=True)
-        return out
-
-    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
-        """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
-        rec = self.recorder
-        self.changed_at[id(tensor)] = rec.origins.here()
-        grad_enabled = torch.is_grad_enabled() or (is_set and has_undefined_gradient(history_of(tensor)))
-        op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
-        view = View(op, args, {}, None, object(), grad_enabled)
-        old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
-        was, given = rec.value_of(tensor), rec.value_of(source).spec
-        if not given.same_layout(was.spec) or given.offset != was.spec.offset:
-            self._resizes(old)
-        self.replaced[id(tensor)] = old, is_set
-        after = self.become_view(tensor, rec.value_of(source), view)
-        at = self.log.note(Happened.SET if is_set else Happened.DATA, tensor, was, after=after)
-        old.storage.changes += [at] if is_set else []  # it counts as a write
-
-    def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        rec = self.recorder
-        old = rec.value_of(tensor)
-        had = old.root.spec
-        out = rec.run_fake(info.op, args, kwargs)
-        spec = rec.spec_of(tensor)
-        if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
-            return out
-        self._resizes(old)
-        if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
-            where = (list(spec.shape), list(spec.stride), spec.offset)
-            enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)
-            view = View(aten.as_strided.default, where, {}, None, object(), enabled)
-            self._change_sizes(tensor, old, info.op, tuple(args[1:]), kwargs)
-            self.become_view(tensor, old, view)
-            return out
-        self._require_unshared(old, "grown by resize_")
-        numel = math.prod(had.shape)
-        flat = rec.emit(
-            aten.empty_strided.default,
-            [spec.nbytes // spec.dtype.itemsize],
-            [1],
-            kwargs={"dtype": spec.dtype, "device": spec.device},
-        )
-        if numel:
-            content = rec.emit(aten.as_strided.default, old.read(rec.emit), [numel], [1])
-            flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
-        entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
-        rec.kept.append(tensor)
-        rec.values[id(tensor)] = after = Value(tensor, entry, spec)
-        call = info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()
-        old.storage.changes.append(self.log.note(Happened.DATA, tensor, old, *call, after=after))
-        return out
-
-    def _require_unshared(self, value: Value, what: str) -> None:
-        rec = self.recorder
-        # A new tensor reaches the program through a detach: what it was detached from is nobody's.
-        chain = [value]
-        while chain[-1].view is not None and chain[-1].view.op in IDENTITIES and chain[-1].parent is not None:
-            chain.append(chain[-1].parent)
-        shared = chain[-1].parent is not None or any(
-            v not in chain and v._storage is not None and v._storage is value._storage for v in rec.values.values()
-        )
-        if shared:
-            raise UnsupportedMutationError(
-                f"a tensor {what} at {user_line(rec.origins.here())} shares its memory with another tensor. "
-                "Allocate a tensor of the final size instead."
-            )
 
 
 _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}

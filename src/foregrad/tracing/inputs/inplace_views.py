@@ -86,7 +86,7 @@ def reshape_view(
     if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     other_dtype = base_of(tensor).dtype is not tensor.dtype  # type: ignore[union-attr]
-    events = recorder.writes.log.events
+    events = recorder.changes.log.events
     moved = tensor.detach()
     func(moved, *args)
     event = events.pop()

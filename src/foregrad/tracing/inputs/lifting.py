@@ -7,7 +7,7 @@ its fake without touching the module it lives in: the user's code sees its own o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,44 +23,25 @@ from ..._torch.fakes import FakeTensor, fake_device
 from ..._torch.hooks import unless_cut
 from ..._torch.patches import applied_function
 from ..._torch.tensors import (
-    allows_writes,
-    base_of,
-    history_of,
     is_inside_transform,
-    is_marked,
-    is_usable,
-    is_view,
-    leads_to_base,
-    storage_key,
 )
 from ..._torch.transforms import bottom_of
-from ...errors import UnsupportedAliasError, UnsupportedLayoutError, UnsupportedOpError
-from ...graph.meta import TensorSpec
+from ...errors import UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.determinant import DETERMINANTS, watch_determinant
 from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
 from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.functions import READERS
-from ..tape.gradient_paths import nodes_behind
 from .inplace_views import RESHAPERS
 from .storages import Storages
+from .view_tracking import ViewTracking
 
 __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__dir__}
 _GRAD = _TENSOR.grad.__get__
-
-
-_PAST_EDGES = (
-    "`as_strided` at {} goes past the edges of a view, where its gradients end, and sizes or elements of that memory "
-    "are changed in place: take it of what that is a view of, or of a copy."
-)
-_STALE = (
-    "a view is taken at {} of a view of another dtype, or conjugated, and what that is a view of was given other sizes "
-    "in place at {}: PyTorch can't take its gradient then. Take the first view again, or change sizes out of place."
-)
 
 
 class Lifting(TorchFunctionMode):
@@ -93,11 +74,8 @@ class Lifting(TorchFunctionMode):
         self.known_number = known_number
         self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
         self.views_by_strides = False
+        self.views = ViewTracking(where)
         self.values_asked = ValuesAsked(where)
-        self.out_of_bounds_views: list[
-            tuple[Any, torch.Tensor | None, str]
-        ] = []  # a history, or whose by then; where taken
-        self.stale: list[tuple[torch.Tensor, str]] = []  # views of another dtype whose base changed its sizes; where
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.on_hook: Callable[[torch.Tensor, Any, Any], None] = lambda *_: None  # see `OwnHooks`
@@ -126,18 +104,18 @@ class Lifting(TorchFunctionMode):
         reader = READERS.get(func)
         if reader is not None:
             result = reader(func, args, kwargs)
-            self._check_stale(result, args)
-            return self._view(result, args) if self.views_by_strides else result
+            self.views.check_stale(result, args)
+            return self.views.by_strides(result, args) if self.views_by_strides else result
         if self.views_by_strides:
             if func in RESHAPERS:
-                self._check_out_of_bounds(args[0])
-                result = self.reshape_view(self.stale, func, args[0], args[1:], kwargs)
+                self.views.check_out_of_bounds(args[0])
+                result = self.reshape_view(self.views.stale, func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
             if func in _AS_STRIDED:
-                return self._strided_view(func(*args, **kwargs), args)
+                return self.views.as_strided(func(*args, **kwargs), args)
             result = func(*args, **kwargs)
-            self._check_stale(result, args)
-            return self._view(result, args)
+            self.views.check_stale(result, args)
+            return self.views.by_strides(result, args)
         return func(*args, **kwargs)
 
     def in_engine(self, accumulates: bool) -> Any:
@@ -152,60 +130,6 @@ class Lifting(TorchFunctionMode):
     def _engine(self) -> Iterator[None]:
         with single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
             yield
-
-    def _strided_view(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
-        view = _by_strides(result, args, is_strided=True)
-        base = base_of(view)
-        is_of_view = view is not result and view.requires_grad and args[0] is not base
-        if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(view)):
-            self._note_out_of_bounds_view(view, self.where())
-        return view
-
-    def _note_out_of_bounds_view(self, view: torch.Tensor, where: str) -> None:
-        base = base_of(view)
-        self.out_of_bounds_views.append((history_of(view), None, where))
-        if base is not None and base.dtype is not view.dtype:
-            self.out_of_bounds_views.append((None, view, where))
-
-    def _view(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """What an operator gave, views by strides; views of an out-of-bounds view are out of bounds too."""
-        taken = _by_strides(result, args)
-        if self.out_of_bounds_views and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
-            source = history_of(args[0])
-            where = next((where for history, _, where in self.out_of_bounds_views if history is source), None)
-            for view in taken if type(taken) in (tuple, list) else (taken,):
-                if where is not None and type(view) is FakeTensor and is_view(view) and history_of(view) is not source:
-                    self._note_out_of_bounds_view(view, where)
-        return taken
-
-    def check_out_of_bounds_views(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Raise where gradients go through an out-of-bounds view as it was taken: eager's end at its source's edges.
-
-        Once its memory was written to, eager takes it up again by its place in the base's memory; of another dtype than
-        the base, by its source still.
-        """
-        behind = set(nodes_behind(outputs)) if self.out_of_bounds_views else set()
-        for history, view, where in self.out_of_bounds_views:
-            if (history if view is None else history_of(view)) in behind:
-                raise UnsupportedAliasError(_PAST_EDGES.format(where))
-
-    def _check_stale(self, result: Any, args: tuple[Any, ...]) -> None:
-        """Raise for a view of a view whose base has other sizes by now: its gradients do not fit those."""
-        if not self.stale:
-            return
-        first = result[0] if type(result) in (tuple, list) and result else result
-        if type(first) is not FakeTensor or not (is_view(first) and first.requires_grad):
-            return
-        for view, where in self.stale:
-            if any(arg is view for arg in args) and first is not view:
-                raise UnsupportedAliasError(_STALE.format(self.where(), where))
-
-    def _check_out_of_bounds(self, tensor: torch.Tensor) -> None:
-        """Raise for an out-of-bounds view whose own sizes change: it is taken anew then."""
-        for history, _, where in self.out_of_bounds_views:
-            if history is not None and history is history_of(tensor):
-                raise UnsupportedAliasError(_PAST_EDGES.format(where))
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with a stand-in for each real tensor."""
@@ -321,36 +245,6 @@ class Lifting(TorchFunctionMode):
 
 def _below_transforms(value: Any) -> Any:
     return bottom_of(value) if isinstance(value, torch.Tensor) and is_inside_transform(value) else value
-
-
-def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) -> Any:
-    """A view as eager takes it up again once its base was written: by its place in the base's memory.
-
-    Of fakes autograd remembers the operator that made the view; should the sizes of the base change in place, that
-    would give another view.
-    """
-    if type(result) is tuple or type(result) is list:
-        return type(result)(_by_strides(item, args) for item in result)
-    if type(result) is not FakeTensor or not is_view(result) or any(result is arg for arg in args):
-        return result
-    base = base_of(result)
-    if base is None or not allows_writes(result) or not torch.is_grad_enabled():
-        return result
-    is_of_leaf = args and type(args[0]) is FakeTensor and is_view(args[0]) and is_marked(args[0])
-    is_of_leaf = is_of_leaf or (result.requires_grad and is_usable(result) and not leads_to_base(result))
-    is_of_detached = result.requires_grad and not base.requires_grad
-    if is_of_leaf or is_of_detached or storage_key(base) != storage_key(result):
-        return result  # of what the base was before `.data = ...`, or `detach_`, or of a leaf that is a view itself
-    if result.is_conj() or result.is_neg() or base.is_conj() or base.is_neg():
-        return result
-    if base.is_complex() and result.dtype is base.dtype.to_real():
-        base = torch.view_as_real(base)
-        if TensorSpec.of(base) == TensorSpec.of(result):
-            return result  # taken again by the operator alone
-    overlaps = TensorSpec.of(base).overlaps_itself or (TensorSpec.of(result).overlaps_itself and not is_strided)
-    if base.dtype is not result.dtype or overlaps:
-        return result  # gradients of elements in one place are others then
-    return base.as_strided(result.shape, result.stride(), result.storage_offset())
 
 
 _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}

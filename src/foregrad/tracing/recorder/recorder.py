@@ -33,9 +33,11 @@ from ..._torch.tensors import is_symbolic_zero
 from ...errors import (
     UnsupportedOpError,
 )
-from ..heap.alias import Value, View
+from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
+from ..heap.metadata_changes import MetadataChanges
 from ..heap.overlaps import check_view
+from ..heap.view_replay import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.kernel_errors import as_kernels_say
@@ -84,7 +86,8 @@ class Recorder(Trace, ThreadDispatchMode):
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
         self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
-        self.writes = Writes(self)
+        self.changes = MetadataChanges(self)
+        self.writes = Writes(self, self.changes)
         self.detached = Detached(self)
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
@@ -130,7 +133,7 @@ class Recorder(Trace, ThreadDispatchMode):
         if self.in_backward and (info.writes or info.hidden_writes):
             self.late.note(info, args, kwargs)
         if info.is_metadata_write:
-            return self.writes.metadata(info, args, kwargs)
+            return self.changes.run(info, args, kwargs)
         if info.writes:
             return self.writes.elements(info, args, kwargs)
         if info.hidden_writes and self.writes.happen_in_hiding(info, args):
@@ -254,7 +257,7 @@ class Recorder(Trace, ThreadDispatchMode):
         """`tensor.data = source` was run."""
         if self.in_backward:
             self.late.note_targets([tensor], (), is_metadata=True)
-        self.writes.replaced_by(tensor, source)
+        self.changes.replaced_by(tensor, source)
 
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:

@@ -1,0 +1,112 @@
+"""Returned views that are refused: PyTorch gives them, when they are next looked at, a history that no view has."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from ..._torch.tensors import base_of, is_usable, is_view, leads_to, leads_to_base, share_counters
+from ...errors import UnsupportedAliasError
+from ...graph.effect_log import ViewStep
+from ...graph.signature import AliasOutput, InputOutput, OutputInfo
+from ..heap.view_chain import chain_of
+from ..inputs.inputs import Inputs
+from ..recorder.recorder import Recorder
+from ..tape.origin import user_line
+from .analysis import Analysis
+from .output_alias_sets import BaseOutput
+from .updates import WRITTEN_BY_LISTS
+
+__all__ = ["check_copy", "check_counter", "check_memory", "check_set", "check_view", "refuse_former"]
+
+aten = torch.ops.aten
+
+
+def check_copy(
+    recorder: Recorder, leaf: torch.Tensor, base: torch.Tensor | None, steps: tuple[ViewStep, ...], path: str
+) -> None:
+    """What `reshape` copied is to autograd no view of the copy: once written, it has a history of its own."""
+    if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
+        return
+    if any(step.op is aten._unsafe_view.default for step in steps) and not leads_to(leaf, base):
+        raise UnsupportedAliasError(
+            f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose sizes "
+            f"were changed in place at {recorder.changes.where(leaf)}, and another output is in its memory: return a "
+            "copy."
+        )
+
+
+def check_memory(
+    recorder: Recorder,
+    inputs: Inputs,
+    analysis: Analysis,
+    bases: dict[int, BaseOutput],
+    leaf: torch.Tensor,
+    path: str,
+) -> None:
+    """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
+    base = base_of(leaf)
+    assert base is not None
+    if leaf.requires_grad and id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins:
+        raise UnsupportedAliasError(
+            f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
+            f"in place, last at {recorder.changes.where(base)}: return a copy."
+        )
+    if id(base) not in inputs.by_stand_in and id(base) not in analysis.by_fake:
+        return
+    above = {id(value) for value in chain_of(recorder.value_of(leaf))}
+    for key, (old, _) in recorder.changes.replaced.items():
+        is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
+        if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
+            raise UnsupportedAliasError(
+                f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
+                f"`set_`) at {user_line(recorder.changes.changed_at.get(key))}, while autograd takes it for a view of "
+                "what is in the memory that this had: return a copy."
+            )
+
+
+def check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
+    """What is taken of a view that `.data = ...` gave other memory counts its writes with what this was a view of."""
+    is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
+    is_known = id(leaf) in recorder.changes.replaced and isinstance(info, AliasOutput)
+    if is_of_input or is_known or leaf.is_inference():
+        return
+    storage = recorder.value_of(leaf).storage
+    for record in inputs.records:
+        stand_in = record.stand_in
+        if stand_in.is_inference() or recorder.value_of(stand_in).storage is storage:
+            continue
+        if share_counters(leaf, stand_in):
+            where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
+            raise UnsupportedAliasError(
+                f"the output {info.path} is taken of a view of {record.slot} that was given other memory (`.data = "
+                f"...`) at {user_line(where)}: a write to it counts as one to {record.slot}. Return a copy."
+            )
+
+
+def check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
+    """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
+    base = base_of(leaf)
+    if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
+        raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
+
+
+def check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: torch.Tensor) -> None:
+    """Views made under no_grad, or several at once, after `set_`, which moves a version: not to be taken before."""
+    base = base_of(leaf) if is_view(leaf) else None
+    if base is None or all(step.grad_enabled and step.index is None for step in alias.steps):
+        return
+    keys = [key for key, (_, is_set) in recorder.changes.replaced.items() if is_set and key in inputs.by_stand_in]
+    for record in (inputs.by_stand_in[key] for key in keys):
+        if record.stand_in is base or share_counters(record.stand_in, base):
+            raise UnsupportedAliasError(
+                f"the output {alias.path} is a view, made under no_grad or one of several made at once, of "
+                f"{record.slot}, or of what that was detached from, and the function calls `set_` on {record.slot} at "
+                f"{recorder.changes.where(record.stand_in)}: return a copy."
+            )
+
+
+def refuse_former(path: str) -> NoReturn:
+    """Raise for a view of memory that an input had."""
+    raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")

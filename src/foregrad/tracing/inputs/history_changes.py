@@ -1,0 +1,85 @@
+"""`requires_grad_()` and `detach_()`: where a stand-in must be a view for them, as the tensor that it stands for is."""
+
+from __future__ import annotations
+
+import torch
+
+from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
+from ...errors import UnsupportedAliasError
+from ..heap.clock import now
+from ..heap.records import is_moved, is_no_grad_view
+from ..recorder.recorder import Recorder
+from ..tape.origin import user_line
+from .inputs import Inputs
+
+__all__ = ["HistoryChanges"]
+
+
+class HistoryChanges:
+    """Stand-ins are views only where gradients need it: each of these starts capture over where one must be."""
+
+    def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
+        self.inputs, self.recorder = inputs, recorder
+
+    def on_mark(self, stand_in: torch.Tensor) -> None:
+        """A view that is made to require grad: so are views of it then, as views of its base are not."""
+        marked = self.inputs.by_stand_in.get(id(stand_in))
+        if marked is None:
+            self.inputs.note_marked(stand_in)
+        if marked is not None and marked.real.requires_grad:
+            self.inputs.see_as_views([marked] if is_no_grad_view(marked) else [])
+            marked.is_marked = is_view(marked.real)
+            for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
+                value.of_differentiable &= value.storage is not marked.initial.storage  # gradients went nowhere so far
+        if marked is None or marked.real.requires_grad:
+            return
+        for record in self.inputs.records:
+            is_concerned = record is marked or base_of(record.real) is marked.real
+            if is_concerned and is_view(record.real) and not record.real.requires_grad:
+                self.inputs.see_as_views([record])
+
+    def on_detach(self, stand_in: torch.Tensor) -> None:
+        """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
+        record = self.inputs.by_stand_in.get(id(stand_in))
+        if record is not None and is_view(record.real):
+            raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+        if record is None:
+            return
+        if record.detached_at is None:  # writes that its version does not count leave views of it what they are
+            changes = self.recorder.value_of(stand_in).storage.changes
+            record.detached_at = changes[0] if changes and is_moved(record) else now()
+        for other in self.inputs.records:  # views taken under no_grad require grad as long as their base does
+            real = other.real
+            if base_of(real) is not record.real:
+                continue
+            if is_moved(record) and is_usable(real) and leads_to_base(real) and is_view(other.stand_in):
+                raise UnsupportedAliasError(
+                    f"{record.slot} is written to and then detached in place (`detach_`) at "
+                    f"{user_line(self.recorder.origins.here())}, and {other.slot} is a view of it, which may keep the "
+                    "history that it had: use `x = x.detach()`."
+                )
+            if is_view(other.stand_in):
+                continue
+            if is_marked(real) or self._has_marked_views(other.stand_in):
+                self.inputs.see_as_views([other])
+
+    def look_again_after(self, error: Exception) -> None:
+        """Capture again where views of what was detached are barred: those made under no_grad are not, by then."""
+        detached = [id(r.real) for r in self.inputs.records if r.detached_at is not None]
+        barred = "created in no_grad mode" in str(error) or "cannot resize variables" in str(error)
+        for record in self.inputs.records if barred else ():
+            real = record.real
+            if id(base_of(real)) in detached:
+                self.inputs.see_as_views([record])
+
+    def check_no_grad_views(self) -> None:
+        """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
+        self.inputs.see_as_views(
+            [record for record in self.inputs.records if is_no_grad_view(record) and is_moved(record)]
+        )
+
+    def _has_marked_views(self, base: torch.Tensor) -> bool:
+        """Whether the function took views of it under no_grad."""
+        fakes = [v.fake for v in list(self.recorder.values.values()) if v.fake is not None]
+        views = [fake for fake in fakes if is_view(fake) and base_of(fake) is base and fake.requires_grad]
+        return any(not is_usable(view) or view.is_leaf for view in views)

@@ -1,0 +1,118 @@
+"""Stand-ins of inputs that share memory: over one fake memory, and views of one another where autograd needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._torch.fakes import meta_storage, new_fake_over
+from ..._torch.tensors import (
+    as_dtype,
+    base_of,
+    copy_creation_meta,
+    is_usable,
+    kind_of,
+    leads_to_base,
+    share_counters,
+    view_again,
+)
+from ...graph.meta import TensorSpec
+from ...graph.slots import Closure
+from ..heap.members import member_of
+from ..heap.records import InputRecord
+from .stand_ins import StandIns
+
+__all__ = ["MemoryGroup"]
+
+
+class MemoryGroup:
+    """Inputs in one memory, which is itself an input, `whole`, used once something in it is written.
+
+    `group`: those known of; `views`: ids of the real tensors to be seen as views of their bases. `members`: those that
+    have their stand-ins. Call `place_bases`, then `place` with each of `group`.
+    """
+
+    def __init__(self, stand_ins: StandIns, group: list[InputRecord], views: set[int]) -> None:
+        storage, specs = group[0].real.untyped_storage(), [record.spec for record in group]
+        dtype = specs[0].dtype if len({spec.dtype for spec in specs}) == 1 else torch.uint8
+        spec = TensorSpec((storage.nbytes() // dtype.itemsize,), (1,), dtype, specs[0].device)
+        self._memory = meta_storage(storage.nbytes())
+        fake = new_fake_over(stand_ins.fake_mode, self._memory, spec.shape, (1,), dtype, spec.device, 0)
+        self.whole = InputRecord.of_memory(group, spec, fake)
+        self.members: list[InputRecord] = []
+        self._stand_ins, self._group, self._views = stand_ins, group, views
+        self._bases: dict[int, InputRecord] = {}  # by the id of a tensor that members are differentiable views of
+
+    def place_bases(self, add: Callable[[InputRecord], Any], register: Callable[[InputRecord], None]) -> None:
+        """Stand-ins of what members are to be seen as views of. Those that are no input yet are handed to `add`, and to
+        `register` once they have theirs.
+        """
+        by_real = {id(record.real): record for record in self._group}
+        for record in self._group:
+            base = base_of(record.real)
+            is_view = base is not None and id(record.real) in self._views and not record.real.is_inference()
+            if base is None or not is_view or id(base) in self._bases:
+                continue
+            if base.requires_grad and not record.real.requires_grad:  # taken without gradients
+                continue
+            found = by_real.get(id(base))
+            if found is None:
+                found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
+                add(found)
+                self._stand_for(found)
+                self._enter(found)
+                register(found)
+            else:
+                self._stand_for(found)
+            self._bases[id(base)] = found
+
+    def place(self, record: InputRecord) -> None:
+        """Make the stand-in of a member, as a view of its base's where it is to be seen so."""
+        base = self._bases.get(id(base_of(record.real))) if id(record.real) in self._views else None
+        if base is not None and base is not record:
+            # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
+            is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
+            with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
+                record.stand_in = _view_like(record.real, base.stand_in)
+                if is_leaf and not record.real.is_leaf:  # a view of such a view: its history ends there
+                    with torch.enable_grad():
+                        record.stand_in = record.stand_in.view_as(record.stand_in)
+                copy_creation_meta(record.stand_in, record.real)
+                if record.real.requires_grad is False and record.stand_in.requires_grad:
+                    record.stand_in = record.stand_in.detach()
+            record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
+        elif not hasattr(record, "stand_in"):
+            self._stand_for(record)
+        self._enter(record)
+
+    def _stand_for(self, record: InputRecord) -> None:
+        fake = self._with_counter_of_others(record)
+        counted = fake is not None
+        fake = self._stand_ins.over(self._memory, record) if fake is None else fake
+        self._stand_ins.stand_for(record, self._stand_ins.with_bits(fake, record.spec), counted=counted)
+
+    def _enter(self, record: InputRecord) -> None:
+        record.initial = member_of(self.whole.initial, record.spec, record.stand_in, record.entry)
+        self.members.append(record)
+
+    def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
+        """A fake that shares the version counter of another member, where the real tensors share theirs."""
+        spec = record.spec
+        if record.real.is_inference():
+            return None
+        for other in [*self.members, *self._bases.values()]:
+            seen_as_it_is = not (other.spec.conj or other.spec.neg)
+            if seen_as_it_is and not other.real.is_inference() and share_counters(other.real, record.real):
+                with torch.inference_mode(mode=False), torch.no_grad():
+                    fake = as_dtype(other.stand_in, spec.dtype)
+                    return None if fake is None else fake.as_strided(spec.shape, spec.stride, spec.offset).detach()
+        return None
+
+
+def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The same view of `base` that `real` is of its own base."""
+    if kind_of(real) == kind_of(base):
+        return base.as_strided(real.shape, real.stride(), real.storage_offset())
+    return view_again(real, base)
