@@ -40,6 +40,8 @@ PROGRAMS = {
     "numpy's own generator": ("return x * numbers.random()", False),
     "numpy's own branch": ("return x * 2 if numbers.random() < 0.5 else x - 1", False),
     "an array of numpy's own": ("return x * torch.from_numpy(numbers.random(3))", True),
+    "numpy's by own names": ("return x * rand() + beta(1.0, 1.0)", False),
+    "a seeded generator made inside": ("return x * default_rng(3).random()", False),
     "numpy's own under two names": ("return x * numbers.random() + again.random()", True),
     "as often as it says": (
         "for _ in range(2 if random.random() < 0.5 else 3):\n    x = x * random.random()\nreturn x",
@@ -51,10 +53,12 @@ PROGRAMS = {
 }
 
 
-def program(body):
+def program(body, **more):
     world = {"torch": torch, "random": random, "np": np, "math": __import__("math"), "__name__": "draws_of_a_user"}
     world |= {"draw": random.random, "noise": random.Random(3), "numbers": np.random.default_rng(3)}
+    world |= {"rand": np.random.rand, "beta": np.random.beta, "default_rng": np.random.default_rng}
     world["again"] = world["numbers"]
+    world |= more
     exec("def f(x):\n" + "\n".join(f"    {line}" for line in body.splitlines()), world)
     return world["f"]
 
@@ -117,6 +121,48 @@ def test_the_time_is_that_of_the_call():
     assert times == sorted(times)
     assert len(set(times)) == 3
     assert type(times[2]) is float
+
+
+TWICE = {
+    "time": "begin = time.time()\ny = x.sin()\nreturn y, time.time() - begin",
+    "own name": "begin = clock()\ny = x.sin()\nreturn y, clock() - begin",
+    "in a context": "with Timer() as timer:\n    y = x.sin()\nreturn y, timer.took",
+}
+
+
+class Timer:
+    def __enter__(self):
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_):
+        self.took = time.perf_counter() - self.began
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_between_two_times_lies_what_lies_there_in_eager(name):
+    function = program(TWICE[name], time=time, clock=time.perf_counter, Timer=Timer)
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="takes the time more than once"):
+        y, took = compiled(torch.ones(2))
+    assert torch.equal(y, torch.ones(2).sin())
+    assert took >= 0
+    assert foregrad.explain_recompiles(compiled).eager_calls == 1
+
+
+UNSEEDED = (
+    "default_rng()", "np.random.default_rng()", "np.random.RandomState()", "np.random.Generator(np.random.PCG64())",
+    "np.random.default_rng(np.random.SeedSequence())", "random.Random()",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("made", UNSEEDED)
+def test_a_generator_that_is_given_no_seed_gives_other_numbers_in_each_call(made):
+    drawn = "rand" if "State" in made else "random"
+    function = program(f"return x * {made}.{drawn}()")
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="seeds it with no fixed number"):
+        assert len({compiled(torch.ones(1)).item() for _ in range(3)}) == 3
 
 
 def test_what_is_no_number_is_drawn_by_eager_calls():

@@ -13,7 +13,7 @@ from typing import Any
 
 from .code import names_of
 
-__all__ = ["DATES", "DRAWN", "NAMES_OF", "imports_dates", "is_of_dates"]
+__all__ = ["CLOCKS", "DATES", "DRAWN", "NAMES_OF", "imports_dates", "is_of_dates"]
 
 NAMES_OF: dict[Any, list[str]] = {
     random: (
@@ -25,6 +25,7 @@ NAMES_OF: dict[Any, list[str]] = {
     secrets: "token_bytes token_hex token_urlsafe randbelow randbits choice".split(),
     os: ["urandom"],
 }
+CLOCKS = {getattr(time, name) for name in NAMES_OF[time] if hasattr(time, name)}
 DATES = (dt, dt.datetime, dt.date)
 _ASKED = {"now", "today", "utcnow"}
 

@@ -54,7 +54,8 @@ def is_outside(module: Any) -> bool:
 
 @functools.lru_cache(4096)
 def _is_name_outside(module: str) -> bool:
-    return module.partition(".")[0] in _OUTSIDE
+    root = module.partition(".")[0]
+    return root in _OUTSIDE or root.startswith("_cython_")  # where the class of Cython's functions is from
 
 
 def is_library(value: Any) -> bool:

@@ -22,7 +22,15 @@ import torch
 
 from .libraries import asked_of_library
 
-__all__ = ["asked_of", "is_cached_function", "is_generator_of_numpy", "is_number_of_numpy", "state_of", "used_up"]
+__all__ = [
+    "asked_of",
+    "is_cached_function",
+    "is_generator_of_numpy",
+    "is_number_of_numpy",
+    "is_random_generator",
+    "state_of",
+    "used_up",
+]
 
 _LRU = type(functools.lru_cache(lambda: None))
 
@@ -133,6 +141,10 @@ def is_generator_of_numpy(value: Any) -> bool:
     """Whether it is a random generator of NumPy's."""
     numbers = sys.modules.get("numpy.random")
     return numbers is not None and isinstance(value, (numbers.Generator, numbers.RandomState))
+
+
+def is_random_generator(value: Any) -> bool:
+    return isinstance(value, random.Random) or is_generator_of_numpy(value)
 
 
 def state_of(value: Any) -> Any:

@@ -48,7 +48,7 @@ from .holders import (
     slots_of,
 )
 from .libraries import is_outside, keeps_state, referent
-from .opaque import used_up
+from .opaque import is_random_generator, used_up
 from .reads import Reads, keys_in, table_of
 from .scan import BAGS
 from .sources import Source
@@ -356,7 +356,7 @@ class UserState:
 
     def _note_drawing(self, value: Any, parent: Holder | None, step: Any) -> None:
         """A function that draws from a generator, or reads a clock, held by a name: `from random import random`."""
-        if id(value) in DRAWN or is_of_dates(value) or isinstance(used_up(value), random.Random):
+        if id(value) in DRAWN or is_of_dates(value) or is_random_generator(used_up(value)):
             self.drawing.append((parent, step, value))
 
     def _method(self, value: Any, parent: Holder | None, step: Any) -> None:

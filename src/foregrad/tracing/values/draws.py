@@ -25,7 +25,7 @@ from typing import Any
 from ..._torch.plain_types import tell_type
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
-from ...frontend.clocks import DATES, DRAWN, NAMES_OF
+from ...frontend.clocks import CLOCKS, DATES, DRAWN, NAMES_OF
 from ...frontend.expected import is_plain
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw, drawn_in
@@ -90,6 +90,12 @@ class Draws:
         planned = drawn_in(self.function)
         if self.taken != len(planned):
             raise DrawsDiffer(self._said(planned[self.taken][0]))
+        clocks = [draw.path for draw in self.made if draw.function in CLOCKS]
+        if len(clocks) > 1:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` takes the time more than once ({', '.join(dict.fromkeys(clocks))}): a compiled call "
+                "would take all times before its graph, and nothing would lie between them. Take times round the call."
+            )
         if self.made:
             raise DrawsFound(self.name, tuple(self.made))
 
@@ -205,6 +211,16 @@ def _default_rng(original: Callable[..., Any]) -> Callable[..., Any]:
     return default_rng
 
 
+def _randbits(original: Callable[..., Any]) -> Callable[..., Any]:
+    def randbits(k: int) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is not None and _is_users():
+            draws.seed(None, None)
+        return original(k)
+
+    return randbits
+
+
 def stand_in_for(value: Any) -> Any:
     """What a run finds in the place of a function that draws, or of `datetime`."""
     if is_generator_of_numpy(value):
@@ -282,6 +298,9 @@ def _install() -> None:
         _replace(random.SystemRandom, name, _method(name, random.SystemRandom))
     _replace(random.Random, "seed", _seed)
     numpy = sys.modules.get("numpy.random")
+    entropy = getattr(numpy, "bit_generator", None)
+    if hasattr(entropy, "randbits"):  # what a generator is seeded with that is given no seed
+        _replace(entropy, "randbits", _randbits(entropy.randbits))
     for name in _OF_NUMPY if numpy is not None else ():
         _replace(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
     if numpy is not None:
