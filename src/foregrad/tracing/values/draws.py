@@ -298,7 +298,7 @@ def _install() -> None:
         _replace(random.SystemRandom, name, _method(name, random.SystemRandom))
     _replace(random.Random, "seed", _seed)
     numpy = sys.modules.get("numpy.random")
-    entropy = getattr(numpy, "bit_generator", None)
+    entropy: Any = getattr(numpy, "bit_generator", None)
     if hasattr(entropy, "randbits"):  # what a generator is seeded with that is given no seed
         _replace(entropy, "randbits", _randbits(entropy.randbits))
     for name in _OF_NUMPY if numpy is not None else ():
