@@ -33,9 +33,9 @@ def counted(monkeypatch):
     seen = []
     measure = uniform.measure
 
-    def counting(space, residuals, moved=(), price=0.0, among=None):
-        seen.append(len(space.index) if among is None else len(among))
-        return measure(space, residuals, moved, price, among)
+    def counting(space, residuals, moved=(), price=0.0, excerpt=None):
+        seen.append(len(space.index if excerpt is None else excerpt.nodes))
+        return measure(space, residuals, moved, price, excerpt)
 
     monkeypatch.setattr(uniform, "measure", counting)
     return seen
@@ -54,8 +54,8 @@ def test_four_times_the_layers_do_not_take_four_times_the_simulation(monkeypatch
 
 def test_segments_measured_on_a_part_are_those_of_the_whole(monkeypatch):
     parts = Frontier(index_of(40)).space
-    assert len(parts._telling_blocks()) < parts.blocks.count
-    monkeypatch.setattr(uniform.Space, "_telling_blocks", lambda space: range(space.blocks.count))
+    assert len(parts._telling_blocks(1)) < parts.blocks.count
+    monkeypatch.setattr(uniform.Space, "_telling_blocks", lambda space, length: range(space.blocks.count))
     whole = Frontier(index_of(40)).space
     assert {(s.start, s.stop, s.saves, s.costs) for s in parts.segments} == {
         (s.start, s.stop, s.saves, s.costs) for s in whole.segments

@@ -109,7 +109,7 @@ def _waists(sizes: list[int], passing: list[set[int]], shared: set[int]) -> list
     before: set[int] = set()
     for k, size in enumerate(sizes[:-1]):
         near = sizes[max(0, k - _NEAR) : k + _NEAR + 1]
-        if size == 0 or size > _SLACK * min((s for s in near if s), default=0):
+        if size == 0 or size > _SLACK * min(filter(None, near), default=0):
             continue
         live = passing[k] - shared
         if found and live == before:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -191,7 +192,7 @@ class Frontier:
         for choice in sorted(self._choices, key=lambda choice: choice.bound):
             if choice.bound >= found:
                 break
-            found = min(found, choice.plan.peak)
+            found = min(found, choice.peak)
         return found
 
     def bytes_of(self, fraction: float) -> int:
@@ -205,13 +206,15 @@ class Frontier:
         one which did not keep to it, or a later one.
         """
         for choice in self._choices:
-            if choice.bound <= budget and choice.plan.peak <= budget:
+            if choice.bound <= budget and choice.peak <= budget:
                 return choice.plan
         raise _infeasible(budget, self.least, self.most)
 
 
 class _Choice:
-    """A plan that is measured when it is asked for. `bound`: bytes that its peak is not below."""
+    """A plan that is measured when it is asked for. `bound`: the peak that its pieces foretell, and the least that is
+    taken for its peak: so a plan that is foretold to be too large need not be measured.
+    """
 
     def __init__(self, costs: int, bound: int, measure: Callable[[], Measured]) -> None:
         self.costs, self.bound, self._measure = costs, bound, measure
@@ -222,12 +225,17 @@ class _Choice:
 
     @classmethod
     def of_row(cls, space: Space, row: Sequence[Segment]) -> _Choice:
-        saved = sum(segment.saves for segment in row)
-        return cls(sum(segment.costs for segment in row), saved, lambda: space.assemble(row))
+        before = itertools.accumulate((segment.saves for segment in row), initial=0)
+        bound = max(saved + segment.needs for saved, segment in zip(before, row, strict=False))
+        return cls(sum(segment.costs for segment in row), bound, lambda: space.assemble(row))
 
     @functools.cached_property
     def plan(self) -> Measured:
         return self._measure()
+
+    @property
+    def peak(self) -> int:
+        return max(self.plan.peak, self.bound)
 
 
 def offloading(plans: Frontier, budget: int, price: float) -> Measured:

@@ -192,6 +192,18 @@ class JointIndex:
         """What only the backward can compute, in the order that it runs in."""
         return backward_sequence(self)
 
+    @functools.cached_property
+    def items(self) -> list[int]:
+        """What picks one of several results, where that needs no tangents."""
+        return [i for i, known in enumerate(self.classes) if known.kind is Kind.ITEM and not self.needs_tangent[i]]
+
+    @functools.cached_property
+    def tuples(self) -> bytearray:
+        """Whether a node is an operator with several results."""
+        return bytearray(
+            kind is not Kind.INPUT and is_tuple(node) for node, kind in zip(self.nodes, self.kinds, strict=True)
+        )
+
     def runs_once_in_forward(self, i: int) -> bool:
         """Whether node i is a random operator or an effect that the forward runs, and nobody may run again."""
         return self.kinds[i] in _ONCE and bool(self.in_forward[i])
@@ -242,16 +254,25 @@ def is_tuple(node: fx.Node) -> bool:
 
 def value_bytes(value: Any) -> int:
     """Bytes of a value's elements: of all results for several, 0 for numbers. Symbolic sizes are estimated."""
+    if isinstance(value, TensorSpec):
+        token = value.token
+        known = _BYTES.get(token) if token is not None else None
+        if known is None:
+            known = _hinted_numel(value.shape) * value.dtype.itemsize
+            if token is not None:
+                _BYTES[token] = known
+        return known
     if isinstance(value, torch.Tensor):
         count: Any = value.numel()
         if not isinstance(count, int):
             count = _hinted_numel(value.shape)
         return int(count * value.dtype.itemsize)
-    if isinstance(value, TensorSpec):
-        return _hinted_numel(value.shape) * value.dtype.itemsize
     if isinstance(value, (tuple, list)):
         return sum(value_bytes(item) for item in value)
     return 0
+
+
+_BYTES: dict[object, int] = {}  # by the token of a spec: most values of a graph are like many others
 
 
 def _hinted_numel(shape: Iterable[Any]) -> int:

@@ -10,13 +10,14 @@ allocate for itself (workspaces.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from .._torch.offload import OFFLOAD
 from .classify import Kind
 from .index import JointIndex, value_of
 from .replays import device_of, state_size
-from .split import backward_needs, backward_order, forward_order
+from .split import Excerpt, backward_needs, backward_order, forward_order
 from .workspaces import nbytes, workspace
 
 __all__ = ["Liveness", "Storages", "Timeline", "nbytes"]
@@ -93,36 +94,36 @@ class Storages:
         # Bytes of the generator's state that is saved where a random operator runs once more.
         self.states = {i: state_size(device) for i in index.replays if (device := device_of(index, i)) is not None}
         # For each node, the storages that running it makes or reads, each once.
+        root = self.root
+        # An argument of a half, say, has a size that is told later.
+        counts = [bool(size) or kind is Kind.INPUT for size, kind in zip(self.size, index.kinds, strict=True)]
         self.touched = [
-            tuple({r for r in (self.root[i], *map(self.root.__getitem__, reads)) if self.size[r] or self._is_input(r)})
+            tuple({r for r in (root[i], *[root[operand] for operand in reads]) if counts[r]})
             for i, reads in enumerate(index.operands)
         ]
-
-    def _is_input(self, i: int) -> bool:
-        return self.index.kinds[i] is Kind.INPUT  # of a half, say, whose size is told later
 
     def liveness(self, residuals: Iterable[int]) -> Liveness:
         """The memory of the split at these residuals."""
         return self.of_split(*backward_needs(self.index, residuals))
 
     def of_split(
-        self, used: list[int], computed: bytearray, away: Collection[int] = (), among: Sequence[int] | None = None
+        self, used: list[int], computed: bytearray, away: Collection[int] = (), excerpt: Excerpt | None = None
     ) -> Liveness:
         """The memory of the split whose backward takes `used`, those `away` from host memory, and computes `computed`
-        (see `backward_needs`, also for `among`).
+        (see `backward_needs`, also for `excerpt`).
         """
         index, root = self.index, self.root
         kept = {root[i] for i in index.output_numbers}
         saved = {root[i] for i in used if i not in away} - kept
         states = {i: size for i, size in self.states.items() if computed[i]}
-        forward = self.timeline(forward_order(index, used, among), set(), kept | saved, states=states)
+        forward = self.timeline(forward_order(index, used, excerpt), set(), kept | saved, states=states)
         own = {r for r in saved if index.kinds[r] is not Kind.INPUT}
         tangents = set(index.backward_inputs)
         held = sum(self.size[r] for r in kept)
         noted = sum(states.values())
         returned = {root[i] for i in index.gradient_numbers}
         returned |= self.held_tangents(tangents)
-        order = backward_order(index, computed, used, away)
+        order = backward_order(index, computed, used, away, excerpt)
         states = {i: -size for i, size in states.items()}
         backward = self.timeline(order, own | tangents, returned, held + noted, states)
         return Liveness(forward, backward, sum(self.size[r] for r in own) + noted)
@@ -146,44 +147,42 @@ class Storages:
         on, or (negative) that are exchanged for another state at an operator and go after it.
         """
         touched, root, size, results, own = self.touched, self.root, self.size, self.results, self.workspace
-        last = [-1] * len(self.index)
+        last: dict[int, int] = {}  # where in `order` a storage is made or read last
         for k, i in enumerate(order):
             for r in touched[i]:
                 last[r] = k
-        live = others + sum(size[r] for r in alive if last[r] >= 0 or r in kept)
-        for r in kept:
-            if last[r] >= 0:
-                last[r] = len(order)
-        made = bytearray(len(self.index))
-        for r in alive:
-            made[r] = 1
-        found = []
+        made = set(alive)
+        # Bytes that come with each operator, less those that went after the one before it.
+        change = [0] * (len(order) + 1)
+        change[0] = others + sum([size[r] for r in alive if r in last or r in kept])
+        exchanged: list[tuple[int, int]] = []  # (where states are, bytes that are only there after or before that)
         for k, i in enumerate(order):
-            parts = results.get(i)
-            state = states.get(i, 0)
-            live += max(state, 0)
-            before = live - state  # both states while they are exchanged
-            if parts is not None:
-                live += sum([part for _, part in parts])
-                found.append(live + own[i])
-                # What nobody reads goes at once, and so does a second copy of a result that was saved.
-                for holder, part in parts:
-                    if holder is None or last[holder] < 0 or made[holder]:
-                        live -= part
+            before = change[k]
+            if i in results:
+                for holder, part in results[i]:
+                    change[k] += part
+                    # What nobody reads goes at once, and so does a second copy of a result that was saved.
+                    if holder is None or holder not in last or holder in made:
+                        change[k + 1] -= part
                     else:
-                        made[holder] = 1
-            else:
-                if root[i] == i and not made[i]:
-                    live += size[i]
-                    made[i] = 1
-                found.append(live + own[i])
-            for r in touched[i]:
-                if last[r] == k and made[r]:
-                    live -= size[r]
-            if state < 0:
-                live += state
-                found[-1] = max(found[-1], before)
-        return Timeline(list(order), found, live)
+                        made.add(holder)
+            elif root[i] == i and size[i] and i not in made:
+                change[k] += size[i]
+                made.add(i)
+            if i in states:
+                state = states[i]
+                if state < 0:  # both states are there while they are exchanged
+                    exchanged.append((k, change[k] - before + state))
+                change[k + (state < 0)] += state
+        for r, k in last.items():
+            if r in made and r not in kept:
+                change[k + 1] -= size[r]
+        live = list(itertools.accumulate(change))
+        after = live.pop()
+        found = [bytes_ + own[i] for bytes_, i in zip(live, order, strict=True)]
+        for k, less in exchanged:
+            found[k] = max(found[k], live[k] - less)
+        return Timeline(list(order), found, after)
 
 
 _NUMBER = 16  # bytes of the largest single number

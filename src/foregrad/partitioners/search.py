@@ -9,6 +9,7 @@ the least budget nothing but the fewest bytes saved matters, which takes one num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +17,8 @@ from .uniform import Segment, Space
 
 __all__ = ["Search"]
 
-_STEPS = 1024  # into which the bytes of a budget are divided
-_NOWHERE = _STEPS + 1  # a column that holds what no row of segments reaches
+_STEPS = 1024  # into which the bytes of the largest budget of one magnitude are divided
+_ALIKE = 2  # times the bytes of the smallest
 
 
 class Search:
@@ -62,49 +63,80 @@ class Search:
         return row[::-1]
 
     def rows(self, budgets: Sequence[int]) -> list[list[Segment]]:
-        """The cheapest row for each budget; an empty one where none was found."""
-        units = [max(1, -(-budget // _STEPS)) for budget in budgets]
+        """The cheapest row for each budget (these in ascending order); an empty one where none was found.
+
+        Budgets of one magnitude are looked at together, in steps of the same bytes: then a segment is one sum and one
+        minimum of stretches of a table.
+        """
+        rows: list[list[Segment]] = []
+        while len(rows) < len(budgets):
+            first = budgets[len(rows)]
+            alike = [budget for budget in budgets[len(rows) :] if budget <= _ALIKE * first]
+            rows += self._rows(alike)
+        return rows
+
+    def _rows(self, budgets: Sequence[int]) -> list[list[Segment]]:
+        """The rows for budgets of one magnitude."""
+        unit = max(1, -(-budgets[-1] // _STEPS))
+        limits = torch.tensor([budget // unit for budget in budgets])
         infinite = float("inf")
-        shape = (len(budgets), _NOWHERE + 1)
-        best = [torch.full(shape, infinite, dtype=torch.float64) for _ in range(self.count + 1)]
-        best[0][:, 0] = 0.0
-        columns = torch.arange(_STEPS + 1).repeat(len(budgets), 1)
-        shifted: dict[int, torch.Tensor] = {}
+        width = int(limits[-1]) + 1
+        # best[b, k, c]: the least cost of the first b blocks, for budget k, if they save c steps.
+        best = torch.full((self.count + 1, len(budgets), width), infinite, dtype=torch.float64)
+        best[0, :, 0] = 0.0
+        # What is added where a budget does not reach so far.
+        beyond = torch.zeros(len(budgets), width, dtype=torch.float64)
+        beyond.masked_fill_(torch.arange(width) > limits.unsqueeze(1), infinite)
+        reached = [0, *(-1 for _ in range(self.count))]  # the last column of the blocks' table that holds anything
+        by_stop: list[list[_Step]] = [[] for _ in range(self.count + 1)]
+        tables = list(best)
         for start, segments in enumerate(self.segments):
             for segment in segments:
-                before = shifted.get(segment.saves)
-                if before is None:  # the column that each one is reached from
-                    before = columns - torch.tensor([[_rounded(segment.saves, unit)] for unit in units])
-                    before = shifted[segment.saves] = torch.where(before < 0, _NOWHERE, before)
-                # How much earlier segments may have saved.
-                room = [[(budget - segment.needs) // unit] for budget, unit in zip(budgets, units, strict=True)]
-                offered = best[start].gather(1, before).add_(segment.costs)
-                offered.masked_fill_(before > torch.tensor(room), infinite)
-                there = best[segment.stop][:, : _STEPS + 1]
-                torch.minimum(there, offered, out=there)
-        return [self._row(best, k, budget, unit) for k, (budget, unit) in enumerate(zip(budgets, units, strict=True))]
+                step = _Step(segment, _rounded(segment.saves, unit), _rounded(segment.needs, unit))
+                many = min(reached[start], width - 1 - max(step.saves, step.needs)) + 1
+                if many <= 0:
+                    continue
+                by_stop[segment.stop].append(step)
+                reached[segment.stop] = max(reached[segment.stop], many - 1 + step.saves)
+                offered = tables[start][:, :many] + beyond[:, step.needs : step.needs + many]
+                there = tables[segment.stop][:, step.saves : step.saves + many]
+                torch.minimum(there, offered.add_(segment.costs), out=there)
+        return self._traced(best, limits.tolist(), by_stop)
 
-    def _row(self, best: list[torch.Tensor], k: int, budget: int, unit: int) -> list[Segment]:
-        """The segments that the cheapest row for budget k is made of."""
-        by_stop: list[list[Segment]] = [[] for _ in range(self.count + 1)]
-        for segments in self.segments:
-            for segment in segments:
-                by_stop[segment.stop].append(segment)
-        cost, column = (float(value) for value in best[self.count][k].min(0))
-        if cost == float("inf"):
-            return []
-        row: list[Segment] = []
-        stop, saved = self.count, int(column)
-        while stop:
-            for segment in by_stop[stop]:
-                before = saved - _rounded(segment.saves, unit)
-                if 0 <= before <= (budget - segment.needs) // unit:
-                    earlier = float(best[segment.start][k, before])
-                    if earlier + segment.costs == cost:
-                        break
-            row.append(segment)
-            stop, saved, cost = segment.start, before, earlier
-        return row[::-1]
+    def _traced(self, best: torch.Tensor, limits: list[int], by_stop: list[list[_Step]]) -> list[list[Segment]]:
+        """The segments that the cheapest row for each budget is made of. All budgets go from the end step by step."""
+        _, height, width = best.shape
+        flat = best.view(-1)
+        costs, columns = best[self.count].min(1)
+        rows: list[list[Segment]] = [[] for _ in limits]
+        at = [
+            (k, self.count, column, cost)
+            for k, (column, cost) in enumerate(zip(columns.tolist(), costs.tolist(), strict=True))
+            if cost != float("inf")
+        ]
+        while at:
+            offers = [
+                (k, step, column - step.saves, cost)
+                for k, stop, column, cost in at
+                for step in by_stop[stop]
+                if 0 <= column - step.saves <= limits[k] - step.needs
+            ]
+            places = [(step.segment.start * height + k) * width + column for k, step, column, _ in offers]
+            found: dict[int, tuple[int, int, int, float]] = {}
+            for (k, step, column, cost), earlier in zip(offers, flat[torch.tensor(places)].tolist(), strict=True):
+                if k not in found and earlier + step.segment.costs == cost:
+                    found[k] = (k, step.segment.start, column, earlier)
+                    rows[k].append(step.segment)
+            at = [one for one in found.values() if one[1]]
+        return [row[::-1] for row in rows]
+
+
+class _Step(NamedTuple):
+    """A segment with its bytes in steps of a budget."""
+
+    segment: Segment
+    saves: int
+    needs: int
 
 
 def _worthwhile(segments: list[Segment]) -> list[Segment]:

@@ -23,10 +23,10 @@ from ..errors import PartitionError
 from ..graph.meta import TensorSpec
 from .classify import Kind
 from .hosts import Hosts, can_offload
-from .index import JointIndex, is_number, is_tuple, value_of
+from .index import JointIndex, is_number, value_of
 from .replays import Replays
 
-__all__ = ["Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]
+__all__ = ["Excerpt", "Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +37,14 @@ class Split:
     backward: fx.GraphModule
     tensors: tuple[fx.Node, ...]
     numbers: tuple[fx.Node, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Some nodes of a graph, looked at by themselves: `nodes` in order, and those of the backward's own sequence."""
+
+    nodes: Sequence[int]
+    backward_sequence: Sequence[int]
 
 
 def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[int] = ()) -> Split:
@@ -78,26 +86,26 @@ def _numbers(index: JointIndex, residuals: Iterable[fx.Node]) -> Iterator[int]:
 
 
 def _chosen(index: JointIndex, residuals: Iterable[int]) -> bytearray:
-    chosen = bytearray(len(index))
+    chosen, constant = bytearray(len(index)), Kind.CONSTANT
+    kinds, needs_tangent, tuples = index.kinds, index.needs_tangent, index.tuples
     for i in residuals:
-        if index.needs_tangent[i]:
+        if needs_tangent[i]:
             raise PartitionError(f"{index.describe(i)} can't be saved: it needs the tangents")
-        kind = index.kinds[i]
-        if kind is not Kind.INPUT and is_tuple(index.nodes[i]):
+        if tuples[i]:
             raise PartitionError(
                 f"{index.describe(i)} can't be saved: it has several results. Save those the backward needs "
                 f"(its getitem nodes)."
             )
         # A constant is an attribute of both halves.
-        chosen[i] = kind is not Kind.CONSTANT
+        chosen[i] = kinds[i] is not constant
     return chosen
 
 
 def backward_needs(
-    index: JointIndex, residuals: Iterable[int], among: Sequence[int] | None = None
+    index: JointIndex, residuals: Iterable[int], excerpt: Excerpt | None = None
 ) -> tuple[list[int], bytearray]:
-    """(the residuals and inputs that the backward uses, a mask of what it computes), from one sweep over the graph, or
-    over the nodes `among` which alone is looked.
+    """(the residuals and inputs that the backward uses, a mask of what it computes), from one sweep over the graph or
+    an excerpt of it.
 
     Raises `PartitionError` as `check_split` does.
     """
@@ -105,29 +113,29 @@ def backward_needs(
     needed = bytearray(len(index))
     for i in index.gradient_numbers:
         needed[i] = 1
-    if among is not None:
-        for i in among:
+    if excerpt is not None:
+        for i in excerpt.nodes:
             needed[i] |= index.needs_tangent[i] and index.for_backward[i]
     computed = bytearray(len(index))
     used = []
-    kinds, needs_tangent, operands = index.kinds, index.needs_tangent, index.operands
-    for i in reversed(range(len(index)) if among is None else among):
-        kind = kinds[i]
-        if kind is Kind.EFFECT or kind is Kind.RANDOM:
+    kinds, needs_tangent, operands, once = index.kinds, index.needs_tangent, index.operands, set(index.once)
+    is_input = Kind.INPUT
+    for i in reversed(range(len(index)) if excerpt is None else excerpt.nodes):
+        if i in once:
             if not index.in_forward[i]:
                 needed[i] = 1
             elif needed[i] and not chosen[i] and i not in index.replays:
                 raise PartitionError(
                     f"{index.describe(i)} would run a second time in the backward, and it "
-                    f"{'draws random numbers' if kind is Kind.RANDOM else 'has an effect'}. "
+                    f"{'draws random numbers' if kinds[i] is Kind.RANDOM else 'has an effect'}. "
                     f"Save its results, or what the backward computes from them."
                 )
         if not needed[i]:
             continue
-        if not needs_tangent[i] and (chosen[i] or kind is Kind.INPUT):
+        if not needs_tangent[i] and (chosen[i] or kinds[i] is is_input):
             used.append(i)
             continue
-        computed[i] = kind is not Kind.INPUT
+        computed[i] = kinds[i] is not is_input
         for operand in operands[i]:
             needed[operand] = 1
     used.reverse()
@@ -182,24 +190,26 @@ def _symbolic_inputs(index: JointIndex) -> list[tuple[int, Any]]:
 # ------------------------------------------------------------------------------------------------ building the halves
 
 
-def forward_order(index: JointIndex, residuals: list[int], among: Sequence[int] | None = None) -> list[int]:
-    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run;
-    only those `among`, if that is given.
+def forward_order(index: JointIndex, residuals: list[int], excerpt: Excerpt | None = None) -> list[int]:
+    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run; only
+    those of the excerpt, if one is given.
     """
     needed = bytearray(index.in_forward)
-    if among is not None:
-        needed = bytearray(len(index))
-        for i in among:
+    nodes: Sequence[int] = range(len(index))
+    if excerpt is not None:
+        needed, nodes = bytearray(len(index)), excerpt.nodes
+        for i in nodes:
             needed[i] = index.in_forward[i]
     for i in residuals:
         needed[i] = 1
     extra = []
-    for i in range(len(needed) - 1, -1, -1):
+    for i in reversed(nodes):
         if needed[i] and not index.in_forward[i]:
             extra.append(i)
             for operand in index.operands[i]:
                 needed[operand] = 1
-    return _soon(index, needed, extra) if extra else [i for i, bit in enumerate(needed) if bit]
+    order = [i for i in nodes if needed[i]]
+    return _soon(index, order, extra) if extra else order
 
 
 def _forward_half(
@@ -224,7 +234,7 @@ def _forward_half(
     return copier.graph
 
 
-def _soon(index: JointIndex, needed: bytearray, extra: list[int]) -> list[int]:
+def _soon(index: JointIndex, nodes: list[int], extra: list[int]) -> list[int]:
     """The forward's order, with each node that only the backward asked for as early as its operands allow."""
     missing = dict.fromkeys(extra, 0)
     waiting: dict[int, list[int]] = {}
@@ -237,8 +247,8 @@ def _soon(index: JointIndex, needed: bytearray, extra: list[int]) -> list[int]:
         if not operands:
             ready.append(i)
     order: list[int] = []
-    for i, bit in enumerate(needed):
-        if not bit or i in missing:
+    for i in nodes:
+        if i in missing:
             continue
         ready.append(i)
         while ready:
@@ -274,7 +284,11 @@ def _backward_half(
 
 
 def backward_order(
-    index: JointIndex, computed: bytearray, residuals: Iterable[int], away: Collection[int] = ()
+    index: JointIndex,
+    computed: bytearray,
+    residuals: Iterable[int],
+    away: Collection[int] = (),
+    excerpt: Excerpt | None = None,
 ) -> list[int]:
     """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use, the
     residuals that are `away` in host memory as well.
@@ -308,7 +322,7 @@ def backward_order(
             if not done[i]:
                 add(i)
 
-    for i in index.backward_sequence:
+    for i in (index if excerpt is None else excerpt).backward_sequence:
         if computed[i] and not done[i]:
             pull(operands[i])
             add(i)
@@ -319,8 +333,8 @@ def backward_order(
 def _items_of_tuples(index: JointIndex, computed: bytearray) -> dict[int, list[int]]:
     """For each recomputed operator with several results, the items of it that the backward computes."""
     items: dict[int, list[int]] = {}
-    for i, bit in enumerate(computed):
-        if bit and index.classes[i].kind is Kind.ITEM and not index.needs_tangent[i]:
+    for i in index.items:
+        if computed[i]:
             items.setdefault(index.operands[i][0], []).append(i)
     return items
 

@@ -20,7 +20,7 @@ from .index import JointIndex, value_of
 from .liveness import Liveness, Storages
 from .recompute import reading_written
 from .repeats import find_repeats
-from .split import backward_needs
+from .split import Excerpt, backward_needs
 from .tags import Wish, to_offload, wishes
 
 __all__ = ["Measured", "Segment", "Space", "measure"]
@@ -101,6 +101,7 @@ class Space:
             index, storages, blocks, lambda i: (self.save[i], self.redo[i], i in self.required, storages.size[i])
         )
         self._solved: dict[tuple[int, ...], list[int]] = {}
+        self._of_all = {r for r in set(storages.root) if blocks.of[r] == SHARED and self._can_save(r)}
         self.measured: list[Measured] = []  # the plans that segments are of, some on a part of the graph
         self.plans: list[Measured] = []  # those measured on all of it
         self.segments: list[Segment] = []
@@ -124,43 +125,58 @@ class Space:
         everywhere = range(self.blocks.count)
         self.plans.append(self.everything())
         self._add(self.plans[0], 1, everywhere)
-        part = self._telling_blocks()
-        nodes = self._nodes_of(part)
         seen: set[tuple[int, ...]] = set()
+        owned: list[list[int]] = [[] for _ in everywhere]  # the nodes of each block, forward and backward
+        others: list[int] = []
+        for i, b in enumerate(self.place):
+            if b != SHARED:
+                owned[b].append(i)
+            elif self.index.kinds[i] is not Kind.INPUT:
+                others.append(i)
         for length in range(1, min(_LONGEST, self.blocks.count) + 1):
+            part = self._telling_blocks(length)
+            excerpt = self._excerpt([*others, *(i for b in part for i in owned[b])])
             prices = (*_PRICES, *_LIGHT) if length == 1 else _PRICES[-1:]
             for price in prices:
-                residuals = tuple(self._uniform(price, length))
+                residuals = tuple(self._uniform(price, length, part))
                 if residuals in seen:
                     continue
                 seen.add(residuals)
-                if nodes is None or not self._add(measure(self, residuals, among=nodes), length, part):
+                is_part = len(part) < len(everywhere)
+                if not is_part or not self._add(measure(self, residuals, excerpt=excerpt), length, part):
+                    if is_part:
+                        residuals = tuple(self._uniform(price, length, everywhere))
                     self.plans.append(measure(self, residuals))
                     self._add(self.plans[-1], length, everywhere)
 
-    def _telling_blocks(self) -> Collection[int]:
-        """Blocks among which each row of neighbours stands once: what they tell holds for the others."""
-        classes = self.repeats.classes
+    def _telling_blocks(self, length: int) -> set[int]:
+        """Blocks among which each row of `length` blocks stands once with its neighbours: what they tell holds for the
+        others.
+        """
+        classes, count = self.repeats.classes, self.blocks.count
         found: set[int] = set()
         seen: set[tuple[int, ...]] = set()
-        for b in range(self.blocks.count):
-            key = tuple(classes[b : b + 1 + _LONGEST + _AFTER])
+        for start, stop in _cells(count, length):
+            around = range(max(0, start - 1), min(count, stop + _AFTER))
+            key = tuple([classes[b] for b in around])
             if key not in seen:
                 seen.add(key)
-                found.update(range(b, b + len(key)))
-        return sorted(found)
+                found.update(around)
+        return found
 
-    def _nodes_of(self, part: Collection[int]) -> list[int] | None:
-        """The nodes of these blocks, forward and backward, and what is shared; None for all."""
-        if len(part) == self.blocks.count:
-            return None
-        inside, at, index = {SHARED, *part}, self.place, self.index
-        return [i for i in range(len(index)) if at[i] in inside or index.kinds[i] is Kind.INPUT]
+    def _excerpt(self, nodes: list[int]) -> Excerpt:
+        """These nodes, with the arguments that they read."""
+        index, kinds = self.index, self.index.kinds
+        read = {operand for i in nodes for operand in index.operands[i]}
+        inside = {*nodes, *index.backward_inputs, *(operand for operand in read if kinds[operand] is Kind.INPUT)}
+        return Excerpt(sorted(inside), [i for i in index.backward_sequence if i in inside])
 
-    def _uniform(self, price: int, length: int) -> list[int]:
-        """What the same choice in each row of `length` blocks saves."""
-        found = {r for i, r in enumerate(self.storages.root) if self.blocks.of[r] == SHARED and self._can_save(r)}
+    def _uniform(self, price: int, length: int, part: Collection[int]) -> list[int]:
+        """What the same choice in each row of `length` blocks saves, in the rows that have some of `part`."""
+        found = set(self._of_all)
         for start, stop in _cells(self.blocks.count, length):
+            if not any(b in part for b in range(start, stop)):
+                continue
             found |= {r for r in self.blocks.waists[start] if self._can_save(r)}
             found.update(self._local(price, start, stop))
         return sorted(found)
@@ -236,16 +252,17 @@ def measure(
     residuals: Sequence[int],
     moved: Collection[int] = (),
     price: float = 0.0,
-    among: Sequence[int] | None = None,
+    excerpt: Excerpt | None = None,
 ) -> Measured:
-    """What a choice costs. `moved`: of the residuals, those sent to host memory and back, for `price` a byte. `among`:
-    the nodes that are looked at, if not all: what it tells is right where they have their neighbours.
+    """What a choice costs. `moved`: of the residuals, those sent to host memory and back, for `price` a byte. Of an
+    excerpt of the graph it is right where nodes have their neighbours.
     """
     index = space.index
-    used, computed = backward_needs(index, residuals, among)
-    again = tuple([i for i in among or range(len(index)) if computed[i] and index.in_forward[i]])
+    used, computed = backward_needs(index, residuals, excerpt)
+    nodes = range(len(index)) if excerpt is None else excerpt.nodes
+    again = tuple([i for i in nodes if computed[i] and index.in_forward[i]])
     away = space.away.union(moved).intersection(used)
-    liveness = space.storages.of_split(used, computed, away, among)
+    liveness = space.storages.of_split(used, computed, away, excerpt)
     cost = sum([space.cost[i] for i in again]) + round(price * sum(space.storages.size[i] for i in away - space.away))
     return Measured(tuple(residuals), liveness.peak, cost, liveness, tuple(used), again, away)
 

@@ -57,21 +57,36 @@ _CPU = torch.device("cpu")
 
 
 def _measured(node: fx.Node) -> int:
-    specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
-    tensors = [spec for spec in specs.values() if isinstance(spec, TensorSpec)]
-    if len(tensors) != len(specs) or any(spec.device != _CPU for spec in tensors):
-        return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
-    strides = tuple(str(spec.stride) for spec in tensors)
     library = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
-    key = (node.target, repr((args, kwargs)), strides, library)
+    key = (node.target, _key(node.args), _key(node.kwargs), library)
     with _known_lock:
         known = _known.get(key)
     if known is None:
-        known = _measure(node.target, args, kwargs, _results(value_of(node)))
+        specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
+        if all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
+            known = _measure(node.target, args, kwargs, _results(value_of(node)))
+        else:
+            known = 0
         with _known_lock:
             _known[key] = known
     return known
+
+
+def _key(value: Any) -> Any:
+    """An argument as a key: of a tensor its layout, of all else its text."""
+    if isinstance(value, fx.Node):
+        found = value_of(value)
+        token = found.token if isinstance(found, TensorSpec) else None
+        if token is None:
+            found = _layout(found)
+            return (repr(found), repr(found.stride), found.device) if isinstance(found, TensorSpec) else type(found)
+        return token
+    if isinstance(value, (tuple, list)):
+        return tuple([_key(item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(name, _key(item)) for name, item in value.items()])
+    return repr(value)
 
 
 def _measure(target: Any, args: Any, kwargs: Any, results: int) -> int:
@@ -123,6 +138,19 @@ def nbytes(value: Any) -> int:
     """Bytes of the storage behind a value: symbolic sizes are estimated."""
     if not isinstance(value, (TensorSpec, torch.Tensor)):
         return 0
+    token = value.token if isinstance(value, TensorSpec) else None
+    known = _BYTES.get(token) if token is not None else None
+    if known is None:
+        known = _span(value)
+        if token is not None:
+            _BYTES[token] = known
+    return known
+
+
+_BYTES: dict[object, int] = {}  # by the token of a spec
+
+
+def _span(value: Any) -> int:
     span = 1
     strides = value.stride if isinstance(value, TensorSpec) else value.stride()
     for size, stride in zip(value.shape, strides, strict=True):
@@ -130,4 +158,4 @@ def nbytes(value: Any) -> int:
         if count == 0:
             return 0
         span += (count - 1) * size_hint(stride)
-    return span * value.dtype.itemsize
+    return int(span * value.dtype.itemsize)

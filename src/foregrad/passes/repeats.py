@@ -245,11 +245,20 @@ def layout_of(value: Any) -> Any:
     """Shape, strides, dtype and device of a tensor, or of each of several; else the type."""
     if isinstance(value, (tuple, list)):
         return tuple(map(layout_of, value))
+    if isinstance(value, TensorSpec) and (token := value.token) is not None:
+        known = _LAYOUTS.get(token)
+        if known is None:  # a token tells of the offset too
+            layout = value.shape, value.stride, value.dtype, value.device
+            known = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
+        return known
     shape = getattr(value, "shape", None)
     if shape is None:
         return type(value)
     stride = value.stride if isinstance(value, TensorSpec) else value.stride()
     return tuple(map(str, shape)), tuple(map(str, stride)), value.dtype, value.device
+
+
+_LAYOUTS: dict[object, object] = {}  # by token, and by what counts here: comparing one object is cheap
 
 
 def _value(node: fx.Node) -> Any:
