@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 import foregrad
-import foregrad.tracing.capture
+import foregrad.tracing.run
 from tests.golden.functions import FUNCTIONS
 
 HERE = pathlib.Path(__file__).parent
@@ -24,13 +24,13 @@ RUNS = {"recurrent": 2}
 def runs(monkeypatch):
     """How often each capture ran the function."""
     counted = []
-    run = foregrad.tracing.capture._run_function
+    run = foregrad.tracing.run._run_function
 
     def counting(*args):
         counted.append(args[0])
         return run(*args)
 
-    monkeypatch.setattr(foregrad.tracing.capture, "_run_function", counting)
+    monkeypatch.setattr(foregrad.tracing.run, "_run_function", counting)
     return counted
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import foregrad
-import foregrad.tracing.capture as capturing
+import foregrad.tracing.run as capturing
 
 
 def images(channels=168):
@@ -40,7 +40,7 @@ def unsqueezed(x, scale):
 def test_as_in_eager_and_the_pool_bit_for_bit_after_one_run(function, monkeypatch):
     runs = []
     monkeypatch.setattr(
-        capturing._Capture, "run", lambda *args, run=capturing._Capture.run: runs.append(1) or run(*args)
+        capturing.CaptureRun, "run", lambda *args, run=capturing.CaptureRun.run: runs.append(1) or run(*args)
     )
     torch.manual_seed(0)
     x, scale = images(), torch.randn(168, requires_grad=True)

@@ -17,6 +17,7 @@ from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
 from .derivatives.derived_effects import effects_of
+from .derivatives.differentiation import Differentiated
 from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
@@ -80,16 +81,13 @@ class Assembly:
     def joint(
         self,
         analysis: Analysis,
-        differentiable: list[int],
-        rootless: list[int],
-        tangents: list[tuple[torch.Tensor, Entry]],
-        gradients: list[Entry | None],
-        reached: dict[int, GradientPaths],
+        described: Differentiated,
         out_tree: Any,
         results: list[Any],
         settings: tuple[dict[str, Any], dict[str, Any]],
     ) -> tuple[list[InputRecord], JointGraph]:
-        inputs = self.inputs
+        inputs, reached = self.inputs, described.reached
+        differentiable, gradients = described.outputs, described.gradients
         outputs: list[Entry | None] = [*analysis.entries, *gradients]
         records = list(inputs.records)
         live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
@@ -109,7 +107,7 @@ class Assembly:
         module = build_module(
             self.recorder.tape,
             [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],
-            [*(entry for _, entry in tangents), *run.live],
+            [*(entry for _, entry in described.tangents), *run.live],
             outputs,
             self.fake_mode,
             "JointGraph",
@@ -137,10 +135,10 @@ class Assembly:
             graph_outputs=tuple(analysis.slots),
             graph_output_specs=tuple(analysis.specs),
             differentiable=tuple(differentiable),
-            rootless=tuple(rootless),
+            rootless=tuple(described.rootless),
             other_mode=tuple(out for out, made_in in analysis.inference.items() if made_in is not runs_in_inference),
             reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
-            tangent_specs=tuple(e.spec for _, e in tangents),  # type: ignore[misc]
+            tangent_specs=tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
             gradients=tuple(
                 e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
             ),

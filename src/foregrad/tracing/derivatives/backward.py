@@ -243,6 +243,11 @@ class Backward:
         found = reached_from(outputs, [r.leaf if takes_gradient(r) else None for r in records])
         return {id(r): positions for r, positions in zip(records, found, strict=True)}
 
+    def forget_unreached(self, reached: dict[int, GradientPaths]) -> None:
+        """An error that no input's gradient leads to is for nobody to see."""
+        if not any(paths.outputs for paths in reached.values()):
+            self.error = None
+
     def to_nowhere(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
         """Run the backward of outputs, by their numbers, that lead to no input, to see whether it raises."""
         for (number, output), tangent in zip(outputs.items(), tangents, strict=True):

@@ -50,12 +50,11 @@ class Session:
         self.numbering = Numbering(recorder.tape)
         self.lifting = Lifting(
             self._adopt,
-            lambda *_marked: None,
-            lambda _detached: None,
-            recorder.taken_as_data,
-            recorder.replaced_by,
             lambda: f"the backward of `{name}`",
             recorder.decisions.numbers.ours,
+            on_data=recorder.taken_as_data,
+            on_data_assignment=recorder.replaced_by,
+            on_check=recorder.checks.note,
         )
         self.decisions = recorder.decisions = KnownDecisions(recorder.decisions, self.numbering)
         self.hooks = Hooks(
@@ -67,7 +66,6 @@ class Session:
         )
         recorder.adopt = self._adopt
         recorder.late.on_missing = self._refuse_write
-        self.lifting.on_check = recorder.checks.note
         recorder.writes.past_the_edges = lambda _root: None
         recorder.changes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
         recorder.origins.root = run_engine.__code__

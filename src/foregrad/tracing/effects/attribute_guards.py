@@ -75,6 +75,16 @@ class Facts:
             for name in (there.keys() if names is None else names & there.keys()) - _OURS:
                 self.note(record, _ATTRIBUTE, there[name], name)
 
+    def of(self, records: list[InputRecord], names: set[str] | None) -> tuple[tuple[int, str, str | None, Any], ...]:
+        """What was asked of which of `records`, by number: the question, an attribute, the answer; see `attributes`."""
+        self.attributes(names)
+        number = {id(record): index for index, record in enumerate(records)}
+        return tuple(
+            (number[id(record)], question, attribute, value)
+            for (_, question, attribute), (record, value) in self.made.items()
+            if id(record) in number
+        )
+
     def attribute_set(self) -> str | None:
         """An attribute that the function set on an argument, which no compiled call would do."""
         for record in self.inputs.records:

@@ -7,6 +7,7 @@ import torch
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
 from ...errors import UnsupportedAliasError
 from ..heap.clock import now
+from ..heap.event_log import Happened
 from ..heap.records import is_moved, is_no_grad_view
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
@@ -21,7 +22,20 @@ class HistoryChanges:
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder
 
-    def on_mark(self, stand_in: torch.Tensor) -> None:
+    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> None:
+        """`requires_grad_(requires_grad)` is about to be called."""
+        value = self.recorder.values.get(id(tensor))
+        if value is not None:  # no transform's own
+            what = Happened.MARKED if requires_grad else Happened.UNMARKED
+            self.recorder.changes.log.note(what, tensor, value, None, (tensor.requires_grad,))
+        self._check_mark(tensor)
+
+    def on_detach(self, tensor: torch.Tensor) -> None:
+        """`detach_` is about to be called."""
+        self._check_detach(tensor)
+        self.recorder.detached.note(tensor)
+
+    def _check_mark(self, stand_in: torch.Tensor) -> None:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""
         marked = self.inputs.by_stand_in.get(id(stand_in))
         if marked is None:
@@ -38,7 +52,7 @@ class HistoryChanges:
             if is_concerned and is_view(record.real) and not record.real.requires_grad:
                 self.inputs.see_as_views([record])
 
-    def on_detach(self, stand_in: torch.Tensor) -> None:
+    def _check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
         record = self.inputs.by_stand_in.get(id(stand_in))
         if record is not None and is_view(record.real):

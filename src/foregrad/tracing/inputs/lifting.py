@@ -44,47 +44,52 @@ _KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__dir__}
 _GRAD = _TENSOR.grad.__get__
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nobody is to be told."""
+
+
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
-    `adopt(tensor)` returns the stand-in. `on_mark(tensor, requires_grad)` is told before `tensor.requires_grad_()`,
-    or an assignment to `tensor.requires_grad`, `on_detach(tensor)` before `tensor.detach_()`, `on_data(result)` after
-    `tensor.data`, `on_data_assignment(tensor, source)` after `tensor.data = source`; `on_gradient` is given the
-    arguments of `torch.autograd.grad`, `on_check` a look at values and its arguments. `views_by_strides`: autograd is
-    told no more of a view than where it lies in memory.
+    `adopt(tensor)` returns the stand-in, `where()` the user's line. `on_mark(tensor, requires_grad)` is told before
+    `tensor.requires_grad_()`, or an assignment to `tensor.requires_grad`, `on_detach(tensor)` before
+    `tensor.detach_()`, `on_data(result)` after `tensor.data`, `on_data_assignment(tensor, source)` after
+    `tensor.data = source`;
+    `on_check` a look at values and its arguments, `on_hook` see `OwnHooks`; `on_gradient` is given the arguments of
+    `torch.autograd.grad`, `on_numpy` custom Functions that hand tensors to NumPy; `ask`: see `Facts`. `reshape_view`
+    changes sizes of views in place: where it is given, autograd is told no more of a view than where it lies in memory.
     """
 
     def __init__(
         self,
         adopt: Callable[[torch.Tensor], torch.Tensor],
-        on_mark: Callable[[torch.Tensor, bool], None],
-        on_detach: Callable[[torch.Tensor], None],
-        on_data: Callable[[torch.Tensor], None],
-        on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None],
         where: Callable[[], str],
         known_number: Callable[[Any], Any],
+        *,
+        on_mark: Callable[[torch.Tensor, bool], None] = _nothing,
+        on_detach: Callable[[torch.Tensor], None] = _nothing,
+        on_data: Callable[[torch.Tensor], None] = _nothing,
+        on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None] = _nothing,
+        on_check: Callable[[Any, tuple[Any, ...], Any], None] = _nothing,
+        on_hook: Callable[[torch.Tensor, Any, Any], None] = _nothing,
+        on_gradient: Callable[..., None] = _nothing,
+        on_numpy: Callable[[Any], None] = _nothing,
+        ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
+        reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
     ) -> None:
         super().__init__()
-        self.adopt = adopt
-        self.on_mark = on_mark
-        self.on_detach = on_detach
-        self.on_data = on_data
-        self.on_data_assignment = on_data_assignment
-        self.where = where
-        self.known_number = known_number
-        self.ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None  # see `Facts`
-        self.views_by_strides = False
+        self.adopt, self.where, self.known_number = adopt, where, known_number
+        self.on_mark, self.on_detach = on_mark, on_detach
+        self.on_data, self.on_data_assignment = on_data, on_data_assignment
+        self.on_check, self.on_hook, self.on_gradient, self.on_numpy = on_check, on_hook, on_gradient, on_numpy
+        self.ask = ask
+        self.reshape_view = reshape_view
         self.views = ViewTracking(where)
         self.values_asked = ValuesAsked(where)
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
-        self.on_hook: Callable[[torch.Tensor, Any, Any], None] = lambda *_: None  # see `OwnHooks`
         self.storages = Storages()
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
-        self.on_gradient: Callable[..., None] = lambda *_, **__: None
-        self.on_numpy: Callable[[Any], None] = lambda _: None  # told of custom Functions that hand tensors to NumPy
-        self.on_check: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None
-        self.reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] = lambda *_: NotImplemented
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
@@ -105,8 +110,8 @@ class Lifting(TorchFunctionMode):
         if reader is not None:
             result = reader(func, args, kwargs)
             self.views.check_stale(result, args)
-            return self.views.by_strides(result, args) if self.views_by_strides else result
-        if self.views_by_strides:
+            return self.views.by_strides(result, args) if self.reshape_view else result
+        if self.reshape_view is not None:
             if func in RESHAPERS:
                 self.views.check_out_of_bounds(args[0])
                 result = self.reshape_view(self.views.stale, func, args[0], args[1:], kwargs)

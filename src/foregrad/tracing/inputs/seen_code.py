@@ -1,0 +1,83 @@
+"""The code and the modules that a call can reach: what it reads besides tensors, and what it asks of types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._torch.plain_attributes import MADE_UP
+from ..._torch.plain_types import PlainTypes
+from ...frontend.call import FlatCall
+from ...frontend.classes import functions_held_by
+from ...frontend.reads import Reads
+from ...frontend.scan import Scan
+from ..tape.origin import Origins
+from .escaped_tensors import EscapedTensors
+
+__all__ = ["SeenCode"]
+
+
+class SeenCode:
+    """`modules`: those whose code ran, by id. `types`: what code that asks for the type of a stand-in is told."""
+
+    def __init__(self, call: FlatCall, name: str, reads: Reads, types: PlainTypes, origins: Origins) -> None:
+        self.call, self.name, self.reads, self.types, self.origins = call, name, reads, types, origins
+        self.scan = Scan(reads)
+        self.escaped_tensors = EscapedTensors(reads)
+        self.modules: dict[int, torch.nn.Module] = {}
+        self._told_of: dict[int, Any] = {}  # functions that modules hold
+
+    def scan_roots(self) -> None:
+        """Look at what the call hands in, before the function can change it."""
+        self.scan.visit(self.call.function, self.name)
+        for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
+            self.scan.visit(leaf, path)
+        for kind in self.call.tree.types():
+            self.scan.visit(kind, kind.__name__)
+        self.scan.finish()
+        for module, _ in self.scan.modules.values():
+            self.escaped_tensors.enter(module)
+
+    def tell_types(self) -> None:
+        """What was found so far, and asks for the type of a stand-in, is told that of a tensor."""
+        self._tell(self.scan)
+        for module, _ in list(self.scan.modules.values()):
+            self._tell_functions(module)
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """The code of a module runs."""
+        self.modules[id(module)] = module
+        self.escaped_tensors.enter(module)
+        self.types.module(type(module))
+        self._tell_functions(module)
+        self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
+
+    def scan_what_ran(self) -> None:
+        """The code behind the attributes that were read on modules; names for the modules."""
+        reads, scan = self.reads, self.scan
+        for cls, name in list(reads.class_attributes):
+            scan.attribute_of_class(cls, name)
+        reads.name_modules(scan.module_names)
+        for value, name in reads.objects_of_modules():
+            scan.visit(value, name)
+        scan.finish()
+
+    def _tell_functions(self, module: torch.nn.Module) -> None:
+        """The same for functions that a module holds, and for what they call: whether they run is not known."""
+        for function in functions_held_by(module):
+            if id(function) not in self._told_of:
+                self._told_of[id(function)] = function
+                scan = Scan(Reads())
+                scan.function(function, function.__name__)
+                scan.finish()
+                self._tell(scan)
+
+    def _tell(self, scan: Scan) -> None:
+        for namespace, loaded in scan.loads:
+            self.types.loaded(namespace, loaded)
+        if scan.asks_for_class:
+            self.types.asks_for_class()
+        self.types.named(scan.names)
+        if scan.makes_up_names or not scan.names.isdisjoint({"setattr", "delattr"}):
+            self.types.named(MADE_UP)

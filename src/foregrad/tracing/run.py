@@ -1,0 +1,344 @@
+"""One run of a function on fakes, in named stages: called, analyzed, differentiated, captured."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._torch.dispatch import (
+    force_view_tracking,
+    no_saved_tensors_hooks,
+    symbolic_composites,
+)
+from .._torch.generators import MadeGenerators
+from .._torch.patches import Hooks, patched
+from .._torch.plain_types import PlainTypes
+from ..errors import ForegradError, ProgramOutputError
+from ..frontend.call import FlatCall
+from ..frontend.lifted import capturing
+from ..frontend.reads import Reads
+from ..frontend.sources import Source
+from ..frontend.tree import Tree, check_leaves, flatten
+from ..graph.effects import CheckFailed
+from ..graph.joint import JointGraph
+from ..interrupts import is_interrupt, note_escaping, runs_user_code
+from .assembly import Assembly
+from .derivatives.backward import Backward, InnerGradients
+from .derivatives.derived_effects import check_outputs, written_by
+from .derivatives.differentiation import Differentiated, differentiate
+from .derivatives.resumable_trace import ResumableTrace
+from .derivatives.session import fresh_autocast_cache
+from .effects.analysis import Analysis
+from .effects.attribute_guards import Facts
+from .effects.eager_regions import EagerRegions
+from .effects.outputs import analyze
+from .effects.python_state import PythonState
+from .effects.result_hooks import OwnHooks
+from .effects.settings_left import SettingsLeft
+from .effects.side_effects import (
+    check_escaped_tensors,
+    check_generators,
+    check_gradients,
+    check_results,
+    check_run,
+    check_tensors,
+)
+from .effects.storage_swap import check_marked, check_overlapping, check_sizes, views_of_written
+from .inputs.again import CaptureAgain
+from .inputs.history_changes import HistoryChanges
+from .inputs.inplace_views import check_reshaped, reshape_view
+from .inputs.inputs import Inputs
+from .inputs.lifting import Lifting
+from .inputs.seen_code import SeenCode
+from .kernels.dead_checks import dead_checks
+from .options import Learned, Options
+from .recorder.checkpoint_regions import Regions
+from .recorder.recorder import Recorder
+from .tape.origin import Origins, user_line
+from .tape.symbols import fake_mode_of, symbols_of
+from .values.decisions import Decisions
+from .values.draws import Draws, DrawsFound, drawing
+from .values.numbers import Numbers
+from .values.prefix import generators_drawn_from
+from .values.sizes import OpenSizes
+
+__all__ = ["CaptureRun", "Captured"]
+
+_OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
+    modules whose code ran, what the function read besides tensors, what it asked of which input (as an expression of
+    that, with its value), and what it takes to differentiate it again.
+    """
+
+    joint: JointGraph
+    tensors: tuple[torch.Tensor | None, ...]
+    modules: tuple[torch.nn.Module, ...]
+    reads: Reads
+    facts: tuple[tuple[int, str, str | None, Any], ...] = ()
+    resumable: ResumableTrace | None = None
+
+
+class CaptureRun:
+    """One run of the function."""
+
+    def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
+        self.call, self.options, self.learned, self.name = call, options, learned, options.name
+        self.symbols = symbols_of(call)
+        self.fake_mode = fake_mode_of(call, self.symbols)
+        self.inputs = Inputs(
+            call,
+            self.fake_mode,
+            shared_bases=learned.shared_bases,
+            whole=learned.whole,
+            viewed=learned.viewed,
+            symbols=self.symbols,
+        )
+        self.origins = Origins(_run_function.__code__)
+        self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, options.decompositions)
+        self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
+        self.recorder.changes.on_resize = self._on_resize
+        self.history_changes = HistoryChanges(self.inputs, self.recorder)
+        self.reads = self.inputs.reads
+        self.recorder.late.name, self.recorder.late.ids = self.name, learned.late
+        self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
+        self.recorder.decisions.check_before(self.recorder.checks)
+        table = self.symbols.table if self.symbols else None
+        numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
+        self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
+        self.checkpoints = Regions(self.recorder)
+        self.inner = InnerGradients(self.inputs, self.recorder, self.name)
+        self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
+        self.settings = SettingsLeft(self.name, call.function, self.recorder.arithmetic)
+        self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
+        self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
+        self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins)
+        self.lifting = Lifting(
+            self.inputs.adopt,
+            lambda: user_line(self.origins.here()),
+            self.recorder.decisions.numbers.ours,
+            on_mark=self.history_changes.on_mark,
+            on_detach=self.history_changes.on_detach,
+            on_data=self.recorder.taken_as_data,
+            on_data_assignment=self.recorder.replaced_by,
+            on_check=self.recorder.checks.note,
+            on_hook=self.hooks.note,
+            on_gradient=self.inner.note,
+            on_numpy=self._on_numpy,
+            ask=self.facts.ask,
+            reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
+        )
+        self.backward = Backward(self.recorder, self.lifting, self.inputs)
+        self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
+
+    def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
+        """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
+        not replay: it replays the operator that made them, not the changes of their sizes since.
+        """
+        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers)
+        self.draws = Draws(self.name, self.call.function, self.state.before.knows)
+        self.inputs.source_in_state = self.state.before.source_of
+        captured, is_kept = None, False
+        try:
+            captured = self._run(lifted)
+        except BaseException as error:
+            if self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)):
+                raise CaptureAgain from None
+            if isinstance(error, RuntimeError):
+                self.history_changes.look_again_after(error)
+            is_kept = not isinstance(error, _OF_FOREGRAD) and (
+                self.options.keeps_effects_of_errors or is_interrupt(error)
+            )
+            raise
+        finally:
+            if captured is None and not is_kept:
+                self.state.give_up()
+            looked_at, written = self.code.escaped_tensors.take_back(self.inputs.real_of)
+            if looked_at:
+                self.state.give_up()
+        if captured is not None:
+            check_escaped_tensors(self.name, looked_at, written)
+        return captured
+
+    def _run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
+        leaves = self.inputs.add_arguments(self.recorder, lifted)
+        self.code.scan_roots()
+        with (
+            patched(self._hooks()),
+            self.settings.view_replay,
+            force_view_tracking(self.learned.replays_views),
+            no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
+            fresh_autocast_cache(),
+            symbolic_composites(self.recorder.is_symbolic),
+            self.code.types,
+        ):
+            result = self._called(leaves)
+            if result is None:
+                return None
+            out_leaves, paths, out_tree = result
+            analysis = self._analyzed(out_leaves, paths)
+            described = self._differentiated(analysis, out_leaves, paths)
+            if described is None:
+                return None
+        self.lifting.values_asked.raise_failed()  # by a hook, in the backward
+        check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
+        check_sizes(self.recorder, analysis, self.inputs.records, described.gradients)
+        check_marked(self.recorder, analysis, self.inputs.records)
+        return self._captured(analysis, described, out_leaves, out_tree)
+
+    def _hooks(self) -> Hooks:
+        """What PyTorch is to tell while the function runs, and what it is to be given in place of its own."""
+        return Hooks(
+            self.code.enter,
+            self.origins.leave,
+            self.lifting.swap,
+            self.checkpoints,
+            self.reads.note,
+            self.facts.missing,
+            self.lifting.in_engine,
+            self.reads.note_scripted,
+            self.made_generators,
+            self._refuse_output if self.options.refuses_output else None,
+            self.hooks.on_node,
+            self.lifting.storages.as_tensor,
+            self.regions.call if self.options.runs_regions else self.regions.refuse,
+            self.learned.regions.__contains__,
+        )
+
+    def _called(self, leaves: list[Any]) -> tuple[list[Any], list[str], Tree] | None:
+        """Run the function: the leaves of what it returns and of what it writes to Python's state, and their paths."""
+        recorder, inputs, call = self.recorder, self.inputs, self.call
+        args, kwargs = call.arguments(leaves)
+        self.code.tell_types()
+        self.state.put_stand_ins()
+        with self.settings.put_back(), self.lifting, recorder:
+            try:
+                with self.options.around(), capturing(), drawing(self.draws):
+                    result = _run_function(call.function, args, kwargs)
+            except Exception as error:
+                note_escaping(error)
+                if self.learned.replays_views and recorder.changes.resized:
+                    self.learned.replays_views = False
+                    return None
+                recorder.detached.explain(error)
+                raise
+            finally:
+                self.state.take_stand_ins()
+                self.code.types.unbind()
+                self.origins.forget()
+                recorder.decisions.raise_failed()
+                self.lifting.values_asked.raise_failed()
+        if self.state.needs_another_run():
+            return None
+        self.draws.check()
+        check_run(self.name, call, (args, kwargs), leaves, self.reads)
+        self.regions.check()
+        needed = views_of_written(inputs.memory, recorder)
+        if not needed <= inputs.shared_bases:
+            inputs.shared_bases |= needed
+            return None
+        self.history_changes.check_no_grad_views()
+        changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
+        if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
+            self.learned.replays_views = False
+            return None
+        out_leaves, out_tree = flatten(result)
+        paths = out_tree.paths("out")
+        check_leaves(out_leaves, paths, "output")
+        written, written_paths = self.state.outputs(result)
+        return [*out_leaves, *written], [*paths, *written_paths], out_tree
+
+    def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
+        """How each written input and each output is given back."""
+        recorder, inputs = self.recorder, self.inputs
+        check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
+        check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators)
+        if "Generator" in self.code.scan.names:
+            check_generators(self.name, self.made_generators)
+        check_reshaped(recorder)
+        check_overlapping(recorder, inputs.records)
+        analysis = analyze(recorder, inputs, out_leaves, paths)
+        function, live = self.call.function, self.options.live_hooks
+        self.hooks.settle(self.name, function, out_leaves, analysis, inputs.by_stand_in, live=live)
+        self.lifting.has_hooks = bool(self.hooks)
+        return analysis
+
+    def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
+        """The backward, run on fakes; None: capture again, with what it was found to write to."""
+        recorder, records, backward = self.recorder, self.inputs.records, self.backward
+        with_history = [fake for fake in analysis.fakes if fake is not None]
+        self.lifting.views.check_outputs([*with_history, *(alias for _, alias in analysis.aliases)])
+        described = differentiate(recorder, records, backward, analysis, keep=self.options.higher_order)
+        if with_history:
+            self.hooks.check_nodes(self.name)
+        if recorder.late.missing:
+            recorder.late.ids |= written_by(recorder, records)
+            return None
+        check_outputs(recorder, backward.run, out_leaves, paths)
+        if backward.error is not None:
+            reached = described.reached or backward.reached(with_history, least=1)
+            described = dataclasses.replace(described, reached=reached)
+            backward.forget_unreached(reached)
+        described = described.parted(backward, analysis)
+        if self.inner.was_asked and backward.error is None:
+            outputs = {i: analysis.fakes[i] for i in described.outputs}
+            backward.on_dead_ends(outputs, [fake for fake, _ in described.tangents])
+        return described
+
+    def _captured(
+        self, analysis: Analysis, described: Differentiated, out_leaves: list[Any], out_tree: Tree
+    ) -> Captured:
+        """The joint graph, and what goes with it."""
+        recorder, inputs = self.recorder, self.inputs
+        parts = self.inner, self.lifting, self.hooks, self.made_generators.used(), self.state, self.regions.made
+        assembly = Assembly(self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, *parts)
+        assembly.separate_outputs(analysis)
+        recorder.decisions.numbers.decide_fixed()
+        analysis.add_decisions(recorder.decisions.made)
+        dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
+        analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
+        settings = self.settings.after, self.settings.inside
+        records, joint = assembly.joint(analysis, described, out_tree, out_leaves, settings)
+        self.checkpoints.check(
+            {id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates}
+        )
+        tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
+        self.state.settle()
+        self.code.scan_what_ran()
+        self.state.check_taken_over(self.name)
+        resumable = None
+        if described.outputs and self.options.higher_order:
+            resumable = assembly.resumable(analysis, records, joint)
+        facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), self.reads, facts, resumable)
+
+    # ---------------------------------------------------------------- while the function runs
+
+    def _refuse_output(self, what: str) -> None:
+        raise ProgramOutputError(
+            f"`{self.name}` {what}, which a compiled call would not repeat. Do it outside the compiled function."
+        )
+
+    def _on_numpy(self, function: Any) -> None:
+        """A custom Function hands tensors to NumPy: it runs as an eager region from now on."""
+        self.learned.regions.add(function)
+        raise CaptureAgain
+
+    def _on_resize(self) -> None:
+        """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
+        if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
+            self.learned.replays_views = False
+            raise CaptureAgain
+
+
+@runs_user_code
+def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    # The frame of this function ends the user's part of a stack trace.
+    return function(*args, **kwargs)
