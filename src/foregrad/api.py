@@ -185,8 +185,9 @@ def pipeline_for(
 ) -> Pipeline:
     """The stages that the arguments of `compile` mean. `inductor_settings` are in force while Inductor compiles."""
     chosen = get_backend(backend)
-    if inductor_settings and chosen.with_settings is not None:
-        chosen = chosen.with_settings(inductor_settings)
+    settings = {**(chosen.budget_settings if memory_budget is not None else {}), **(inductor_settings or {})}
+    if settings and chosen.with_settings is not None:
+        chosen = chosen.with_settings(settings)
     split = _partition_fn(
         partition if partition is not None or memory_budget is not None else chosen.partition,
         memory_budget,

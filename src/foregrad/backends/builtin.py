@@ -39,6 +39,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         functools.partial(inductor_backend, name=name),
         compiler.prepare_halves,
         compiler.cache_key,
+        budget_settings=inductor.BUDGET_SETTINGS,
     )
 
 

@@ -18,6 +18,7 @@ import difflib
 import functools
 import logging
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,9 +45,13 @@ from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .segments import compile_around
 
-__all__ = ["InductorCompiler", "why_not"]
+__all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
 log = logging.getLogger("foregrad")
+
+# Inductor holds a buffer that nobody reads any more until a later one of its size is made, where its own estimate of the
+# peak, from before results are written into operands, allows that. What is measured is then over the plan.
+BUDGET_SETTINGS = types.MappingProxyType({"allow_buffer_reuse": False})
 
 Boxed = Callable[[list[Any]], Any]
 

@@ -45,6 +45,7 @@ class Backend:
     backend with a compiler's own settings. `cache_key` gives, as JSON, what the results of all of these depend on
     besides the graph they are given: versions, settings. None, or a None that it gives, asks that nothing be kept.
     `keeps_order`: whether operators run one by one in the graph's order; then a budget may have random ones run again.
+    `budget_settings`: of the compiler's, in force under a memory budget where the user's own say nothing else.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Backend:
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
     cache_key: Callable[[], Any] | None = None
     keeps_order: bool = False
+    budget_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""
