@@ -49,8 +49,8 @@ __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
 log = logging.getLogger("foregrad")
 
-# Inductor holds a buffer that nobody reads any more until a later one of its size is made, where its own estimate of the
-# peak, from before results are written into operands, allows that. What is measured is then over the plan.
+# Inductor holds a buffer that nobody reads any more until a later one of its size is made, where its own estimate of
+# the peak, from before results are written into operands, allows that. What is measured is then over the plan.
 BUDGET_SETTINGS = types.MappingProxyType({"allow_buffer_reuse": False})
 
 Boxed = Callable[[list[Any]], Any]
