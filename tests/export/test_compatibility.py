@@ -22,4 +22,7 @@ def test_files_of_earlier_versions(path):
     found = results(foregrad.load(path), known["args"], known["kwargs"])
     assert found.keys() == known["results"].keys()
     for name, expected in known["results"].items():
-        torch.testing.assert_close(found[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+        # The stored results are another processor's, whose matrix products sum in another order.
+        torch.testing.assert_close(
+            found[name], expected, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )

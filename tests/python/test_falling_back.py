@@ -192,6 +192,27 @@ def test_the_answer_to_another_word():
         foregrad.compile(lambda x: x, on_unsupported="loud")
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_an_argument_that_is_none_of_ours_after_calls_that_were_compiled(counts):
+    class Net(nn.Module):
+        calls = 0
+
+        def forward(self, x, options=None):
+            if counts:
+                self.calls += 1
+            return x * 2
+
+    net = Net()
+    compiled = foregrad.compile(net, backend="eager", on_unsupported="eager")
+    x = torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForegradWarning)
+        for options in (None, (n for n in "ab"), None, x.to_sparse(), None):
+            assert torch.equal(compiled(x, options), x * 2)
+    assert net.calls == (5 if counts else 0)
+    assert foregrad.explain_recompiles(compiled).eager_calls == 2
+
+
 class FitsItself(nn.Module):
     """Holds its optimizer and scheduler, as the layers of the forward-forward algorithm do, and trains in a method."""
 

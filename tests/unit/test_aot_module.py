@@ -75,11 +75,14 @@ def test_state_and_attributes_are_the_users(nets):
         compiled.nothing_of_that_name
 
 
-def test_it_trains_as_eager(nets):
+def test_it_trains_as_eager(nets, request):
     _, compiled = nets
     expected = Net()
     expected.load_state_dict(compiled.state_dict())
-    assert all(same(step(expected), step(compiled)) for _ in range(3))
+    # The decompositions of `memory_efficient_fusion` round otherwise, on some processors.
+    tolerance = 1e-4 if "memory_efficient_fusion" in request.node.name else 0.0
+    for _ in range(3):
+        torch.testing.assert_close(step(compiled), step(expected), rtol=tolerance, atol=tolerance)
 
 
 def test_modes_casts_and_hooks(nets):

@@ -37,7 +37,7 @@ from .pipeline import Pipeline, Product, is_of_capture
 from .refusals import Refusals
 from .shapes import SizesSeen, check_marked, floats_read
 from .specialization import Specialization
-from .stateful import check_draws, counters_of, only_written_by, render_stateful
+from .stateful import check_draws, only_written_by, render_stateful, state_that_varies
 from .transformed import Transformed
 
 __all__ = ["Dispatcher"]
@@ -59,9 +59,11 @@ class Dispatcher:
         open_sizes: Mapping[str, frozenset[int]] | None = None,
         levels: bool = True,
         on_unsupported: str | None = None,
+        why_lifted: tuple[Difference, ...] = (),
     ) -> None:
         """`levels`: calls come under torch.func transforms and with dual numbers too. `on_unsupported`: what is done
-        with calls that can't be compiled; None is as `config` says.
+        with calls that can't be compiled; None is as `config` says. `why_lifted`: for each graph of the function that
+        takes less of its state as an argument, why that was not right.
         """
         self.function = function
         self.pipeline = pipeline
@@ -74,6 +76,7 @@ class Dispatcher:
         self._turn = Turn()  # held to make graphs, never while one or the function runs
         self._warned = False
         self.refusals = Refusals(function, self.name, self.config.on_unsupported)
+        self._why_lifted = why_lifted
         self._has_output = False  # a capture was given up as the function prints or logs
         self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
         self._stateful: Callable[..., Any] = self._compile_and_call
@@ -174,7 +177,7 @@ class Dispatcher:
     def _captured_and_called(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...], *, lifts: bool
     ) -> Any:
-        if lifts and self._lift():
+        if lifts and self._lift(args, kwargs):
             return self._stateful(args, kwargs)
         while True:
             with held, self._turn.taken() as is_ours:
@@ -212,13 +215,13 @@ class Dispatcher:
             return self._run_eagerly(args, kwargs, self._unguardable(args, kwargs, second))
         return result
 
-    def _lift(self, draws: tuple[Draw, ...] = ()) -> bool:
+    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Draw, ...] = ()) -> bool:
         """Whether the function takes some of its state as an argument from now on: numbers that differ in each call,
         and numbers that it draws.
         """
         if self.inner is None and may_lift_more(self.function):
             places: tuple[Draw | StatePlace, ...] = numbered(draws)
-            places = places or counters_of(self.function, self.specializations)
+            places = places or state_that_varies(self.function, self.name, self.specializations)
             if places:
                 lifted = Lifted(self.function, places)
                 inner = Dispatcher(
@@ -229,6 +232,7 @@ class Dispatcher:
                     dynamic=self._sizes.dynamic,
                     open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
                     levels=False,
+                    why_lifted=() if draws else self._why(args, kwargs),
                 )
                 inner._only_written = self._only_written
                 inner._sizes.varied = self._sizes.varied | floats_read(self.specializations)
@@ -295,7 +299,7 @@ class Dispatcher:
     def _without_graph(self, error: Exception) -> Exception | None:
         """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""
         if isinstance(error, DrawsFound):
-            return None if self.inner is None and self._lift(error.draws) else self._refused(error)
+            return None if self.inner is None and self._lift((), {}, error.draws) else self._refused(error)
         if isinstance(error, CheckFailed):  # eager raises, or the function catches it
             return None
         if isinstance(error, EscapedTensorError):
@@ -378,12 +382,19 @@ class Dispatcher:
         return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
-        """For each graph, why it is not right for a call."""
-        return tuple(s.fingerprint.difference(self.function, args, kwargs) for s in self.specializations)
+        """For each graph, why it is not right for a call; nothing of a call that can't be compiled."""
+        try:
+            return tuple(s.fingerprint.difference(self.function, args, kwargs) for s in self.specializations)
+        except ForegradError:
+            return ()
 
     def _tell(self, reasons: tuple[Difference, ...]) -> None:
         """Remember why another graph is made, and tell who listens."""
-        entry = Recompile(len(self.compilations) + 1, reasons)
+        lifted: tuple[str, ...] = ()
+        if not self.compilations and isinstance(self.function, Lifted):
+            reasons = self._why_lifted
+            lifted = tuple(place.path for place in self.function.places if isinstance(place, StatePlace))
+        entry = Recompile(len(self.compilations) + 1, reasons, lifted)
         self.compilations.append(entry)
         if reasons:
             _log.info("%s is compiled again, graph %d: %s", self.name, entry.number, reasons[-1])

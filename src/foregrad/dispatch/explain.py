@@ -37,16 +37,23 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recompile:
-    """One compilation: its number, from 1, and for each graph there was, why that was not right for the call."""
+    """One compilation: its number, from 1, and for each graph there was, why that was not right for the call.
+
+    `lifted`: state that is an input from this graph on, as it was found to vary. `earlier`: how many graphs come
+    before those that `reasons` speak of, and are not tried any more.
+    """
 
     number: int
     reasons: tuple[Difference, ...]
+    lifted: tuple[str, ...] = ()
+    earlier: int = 0
 
     def __str__(self) -> str:
+        varies = f" with {', '.join(self.lifted)} as input" if self.lifted else ""
         if not self.reasons:
-            return f"graph {self.number}: the first call"
-        lines = [f"  not graph {i}: {reason}" for i, reason in enumerate(self.reasons, 1)]
-        return "\n".join([f"graph {self.number}:", *lines])
+            return f"graph {self.number}{varies}: the first call"
+        lines = [f"  not graph {self.earlier + i}: {reason}" for i, reason in enumerate(self.reasons, 1)]
+        return "\n".join([f"graph {self.number}{varies}:", *lines])
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,8 +81,13 @@ class Recompiles:
         return sum(entry.count for entry in self.eager)
 
     def then(self, other: Recompiles) -> Recompiles:
-        """These compilations and calls, then those of another form of the function."""
-        later = [dataclasses.replace(entry, number=len(self) + entry.number) for entry in other.entries]
+        """These compilations and calls, then those of another form of the function, the first of which says why these
+        graphs are not right.
+        """
+        later = [
+            dataclasses.replace(entry, number=len(self) + entry.number, earlier=entry.earlier + (len(self) if i else 0))
+            for i, entry in enumerate(other.entries)
+        ]
         return Recompiles(self.name, (*self.entries, *later), (*self.eager, *other.eager))
 
     def __len__(self) -> int:

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_places, place_of
+from ..frontend.user_state import UserState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
 from ..tracing.values.draws import DrawsDiffer
 from .specialization import Specialization
 
-__all__ = ["check_draws", "counters_of", "only_written_by", "render_stateful"]
+__all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_varies"]
 
 
-def counters_of(function: Any, specializations: Iterable[Specialization]) -> tuple[StatePlace, ...]:
-    """The places where a graph leaves another number, or container, than it found, and that are no arguments yet."""
-    known = {place.identity for place in lifted_places(function)}
+def state_that_varies(function: Any, name: str, specializations: Sequence[Specialization]) -> tuple[StatePlace, ...]:
+    """The places in Python's state where the graphs there are find, or leave, another number or container than the one
+    that they were captured for, and that are no arguments yet: counters, and what is set from outside between calls, as
+    a temperature that is annealed or the weight of a loss.
+    """
     found: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:
         for write in specialization.product.captured.joint.signature.python_writes:
             place = place_of(write) if write.counts else None
-            if place is not None and place.identity not in known:
+            if place is not None:
                 found.setdefault(place.identity, place)
-    return tuple(found.values())
+    set_outside = {place.identity: place for s in specializations for place in _numbers_that_differ(s)}
+    if set_outside:
+        held = {id(holder.target) for holder in UserState([(function, name)]).holders}  # what a capture puts back
+        found = {key: place for key, place in set_outside.items() if id(place.target) in held} | found
+    known = {place.identity for place in lifted_places(function)}
+    return tuple(place for identity, place in found.items() if identity not in known)
+
+
+def _numbers_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
+    for site in specialization.watch.places:
+        kind = "item" if site.kind == "dict" else "cell" if isinstance(site.holder, types.CellType) else "attribute"
+        for key in site.other_numbers():
+            yield StatePlace(kind, site.holder, None if kind == "cell" else key, site.path(key))
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:

@@ -64,10 +64,12 @@ def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
     leaves, tree = flatten((args, dict(kwargs)))
     keywords = tree.children[1]
     positional, state = list(tree.children[0].children), []
-    if isinstance(function, Lifted):
+    lifted = function
+    while isinstance(lifted, Lifted):
         values, *positional = positional
-        named = zip(values.children, function.places, strict=True)
-        state = [path for child, place in named for path in child.paths(place.path)]
+        named = zip(values.children, lifted.places, strict=True)
+        state += [path for child, place in named for path in child.paths(place.path)]
+        lifted = lifted.func
     paths = [
         *state,
         *(p for i, child in enumerate(positional) for p in child.paths(f"args[{i}]")),

@@ -14,7 +14,7 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -132,6 +132,16 @@ class ReadSite:
             key = min(new, key=key_text)
             return self.path(key), describe(ABSENT), describe(self.look(key))
         return None
+
+    def other_numbers(self) -> Iterator[Any]:
+        """The keys under which an integer or float was found, and another of its type is now."""
+        if self.kind not in ("dict", "object"):
+            return
+        for key, expected in self.items.items():
+            if expected.kind == "equal" and type(expected.value) in (int, float):
+                now = self.look(key)
+                if type(now) is type(expected.value) and not expected.holds(now):
+                    yield key
 
     def drop_changed(self) -> None:
         """Forget the first item that differs."""
