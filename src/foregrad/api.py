@@ -139,7 +139,8 @@ def compile(
         decompositions: operators to replace while capturing, `{operator: function}`.
         on_unsupported: what is done with calls that can't be compiled. "eager" runs the function as it is, with one
             warning that says why, and counts such calls in `explain_recompiles`; "raise" raises an
-            `Unsupported...Error`. None is what `foregrad.config.on_unsupported` says, "eager" unless it was set.
+            `Unsupported...Error`, or `BackendError` where the backend fails. None is what
+            `foregrad.config.on_unsupported` says, "eager" unless it was set.
 
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
@@ -202,6 +203,7 @@ def pipeline_for(
         prepare_joint=chosen.prepare_joint,
         prepare_halves=chosen.prepare_halves,
         keeper=_keeper(chosen, split, decompositions),
+        may_fail=True,
     )
 
 

@@ -26,9 +26,10 @@ from .._torch import memory
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
 from ..graph.meta import TensorSpec, spec_of
+from ..interrupts import is_interrupt
 from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 
-__all__ = ["Contract", "Result", "differences", "is_other", "promised"]
+__all__ = ["Contract", "Instead", "Result", "differences", "is_other", "promised"]
 
 log = logging.getLogger("foregrad")
 
@@ -77,13 +78,23 @@ def promised(
     return made
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instead:
+    """What takes the place of a graph that failed: `after(error)`, once what `remember(values)` gave was called. The
+    second function that it gives says so, when the first has run.
+    """
+
+    remember: Callable[[list[Any]], Callable[[], None]]
+    after: Callable[[Exception], tuple[Run, Callable[[], None]]]
+
+
 @dataclasses.dataclass
 class Contract:
     """What is asked of one compiled graph: its `results`, and that it writes to no inputs but those in `writes`.
 
     `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds. `is_ours`:
     an alias, or strides, that it gets wrong are mended without a word. `always`: every call is looked at, and aliases
-    of other backends are errors.
+    of other backends are errors. `instead`: what runs where the first call fails; its inputs stay alive for that.
     """
 
     backend: str
@@ -94,10 +105,29 @@ class Contract:
     constants: Sequence[torch.Tensor] = ()
     is_ours: bool = False
     always: bool = False
+    instead: Instead | None = None
     hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next call that is looked at
 
     def first_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
         """`run(values)`, looked at; and what later calls go to, None where the next is to be looked at too."""
+        instead = self.instead
+        if instead is None or self.writes:
+            return self._looked_at_call(run, values)
+        kept, put_back = list(values), instead.remember(values)
+        inputs = _looked_at(kept, (), set())
+        try:
+            return self._looked_at_call(run, values)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._check_untouched(inputs or [])
+            put_back()
+            later, note = instead.after(error)
+            out = later(kept)  # which raises where the error is the program's own
+            note()
+            return out, later
+
+    def _looked_at_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
         inputs = _looked_at(values, self.writes, self.hold)
         self.hold = set()
         out = run(values)

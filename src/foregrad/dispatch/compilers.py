@@ -8,6 +8,7 @@ its outputs is believed, as is what its function says in an attribute `output_st
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,15 @@ from .._torch import engine
 from .._torch.dynamo import compiler_context
 from .._torch.graphs import copied, is_operator, tensor_metadata
 from ..backends.boxed import as_boxed
-from ..backends.results import Contract, promised
+from ..backends.eager import eager_compiler
+from ..backends.failures import Failures, described, random_states_of
+from ..backends.results import Contract, Instead, promised
 from ..errors import BackendError, ForegradError
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta
 from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
+from ..interrupts import is_interrupt
 from ..passes.aliasing import results_of, tensors_in, written_inputs
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
@@ -43,12 +47,51 @@ class Made:
 
 
 def call_compiler(
-    compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, always: bool = False
+    compiler: Compiler,
+    module: fx.GraphModule,
+    joint: JointGraph,
+    role: GraphRole,
+    *,
+    always: bool = False,
+    failures: Failures | None = None,
+    may_retry: bool = False,
 ) -> Made:
     """Compile one half of `joint`. Raises `BackendError` for a result that can't be called.
 
-    What the compiled graph returns is looked at in its first call, or `always`.
+    What the compiled graph returns is looked at in its first call, or `always`. With `failures`, they are errors of
+    foregrad's, or the graph runs on eager's kernels; but for one of symbolic sizes that the caller `may_retry` with
+    plain ones.
     """
+    if failures is None or compiler is eager_compiler:
+        return _called(compiler, module, joint, role, always=always)
+
+    def after(error: Exception) -> tuple[Boxed, Callable[[], None]]:
+        def note() -> None:
+            failures.note(described(compiler, _backend_name(compiler), _title(joint, role), module, error), error)
+
+        return _called(eager_compiler, module, joint, role, always=always).run, note
+
+    instead = Instead(functools.partial(random_states_of, module), after)
+    try:
+        return _called(compiler, module, joint, role, always=always, instead=None if failures.tell is None else instead)
+    except Exception as error:
+        is_said = failures.tell is None and isinstance(error, ForegradError)
+        if is_said or is_interrupt(error) or (may_retry and joint.symbols is not None):
+            raise
+        run, note = after(error)
+        note()
+        return Made(run, None, ())
+
+
+def _called(
+    compiler: Compiler,
+    module: fx.GraphModule,
+    joint: JointGraph,
+    role: GraphRole,
+    *,
+    always: bool,
+    instead: Instead | None = None,
+) -> Made:
     is_ours = str(getattr(compiler, "__module__", "")).startswith("foregrad.")
     given = module if is_ours else _for_others(module, joint, role)
     role.put_on(given)
@@ -78,16 +121,21 @@ def call_compiler(
             return Made(as_boxed(result), strides, writes)  # eager's kernels, one by one
         contract = Contract(
             _backend_name(compiler),
-            f"the {phase} graph of `{name}`",
+            _title(joint, role),
             promised(module, _result_names(module, joint, phase), **_given_out(joint, role)),
             _input_names(module, joint),
             (*writes, *written_inputs(module)),
             tensors_in(module),
             is_ours=is_ours,
             always=always,
+            instead=None if is_ours or strides is not None else instead,
         )
         run = as_boxed(result, backend=contract.backend, graph=f"{phase} graph", first_call=contract.first_call)
         return Made(run, strides, writes)
+
+
+def _title(joint: JointGraph, role: GraphRole) -> str:
+    return f"the {role.phase} graph of `{joint.name}`"
 
 
 def _backend_name(compiler: Any) -> str:

@@ -255,7 +255,7 @@ class Dispatcher:
                 self.refusals.note(args, kwargs, error)
             return self.function(*args, **kwargs)
         result = self.function(*args, **kwargs)  # which raises where the error is the program's own
-        self.refusals.note(args, kwargs, error)
+        self.refusals.stumbled(args, kwargs, error)
         return result
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
@@ -329,10 +329,8 @@ class Dispatcher:
         """Whether calls that lead to this error run eagerly: it says that the function can't be compiled, or the
         capture stumbled over something.
         """
-        if self.refusals.mode == "raise":
-            return False
         if isinstance(error, ForegradError):
-            return isinstance(error, (UnsupportedError, UnknownLeafError))
+            return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
         return not is_interrupt(error) and is_of_capture(error)
 
     def _note_eager(self, found: UnsupportedError) -> None:

@@ -16,6 +16,7 @@ from .._torch.modules import make_graph_module
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
 from ..backends.eager import eager_compiler
+from ..backends.failures import Failures
 from ..config import Config
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
@@ -41,6 +42,7 @@ from ..tracing.tape.collection import paused_collection
 from .compilers import Made, call_compiler
 from .numbers import check_numbers
 from .progress import told_when_slow
+from .refusals import warn_user
 
 if TYPE_CHECKING:
     from ..cache.keeper import Keeper
@@ -81,6 +83,8 @@ class Pipeline:
 
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
     keeper: Keeper | None = None  # the cache on disk
+    may_fail: bool = False  # a compiler's failure is dealt with as `on_unsupported` says; else it is the caller's
+    _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def with_lifted(self, lifted: Sequence[Source]) -> Pipeline:
         return dataclasses.replace(self, lifted=lifted)
@@ -103,7 +107,6 @@ class Pipeline:
             lifted=lifted,
             higher_order=config.higher_order,
             live_hooks=True,
-            keeps_effects_of_errors=config.on_unsupported == "raise",
             refuses_output=config.on_unsupported == "eager",
         )
         captured = capture(call)
@@ -158,9 +161,16 @@ class Pipeline:
         return prepared
 
     def compile(
-        self, partitioned: Partitioned, resumable: ResumableTrace | None = None, config: Config | None = None
+        self,
+        partitioned: Partitioned,
+        resumable: ResumableTrace | None = None,
+        config: Config | None = None,
+        *,
+        may_retry: bool = True,
     ) -> Compiled:
-        """The halves compiled; backward lazily, and so its derivatives where it is `resumable`."""
+        """The halves compiled; backward lazily, and so its derivatives where it is `resumable`. `may_retry`: a failure
+        is raised where sizes are symbolic, for another capture with plain ones.
+        """
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
@@ -168,8 +178,9 @@ class Pipeline:
         num_saved = len(partitioned.saved_nodes)
         roles = _Roles(joint.signature, partitioned.saved_nodes)
         always = config is not None and config.check
+        failures = self._failures_of(config)
         role = roles.inference() if inference else roles.forward()
-        made = self._compiled(compiler, partitioned.forward, joint, role, always=always)
+        made = self._compiled(compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry)
         if made.output_strides is not None:
             _lay_out_saved(partitioned, made.output_strides)
 
@@ -179,7 +190,7 @@ class Pipeline:
         def make_backward(values: list[Any] | None = None) -> Boxed:
             if not found:
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
-                found.append(self._compile_late(backward, joint, roles.backward(donated), always))
+                found.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
             return found[0]
 
         @functools.cache
@@ -190,7 +201,7 @@ class Pipeline:
             if needs_input_grad is not None:
                 module = only_gradients(module, needs_input_grad)
             read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
-            return Partial(self._compile_late(module, joint, roles.backward(), always), read)
+            return Partial(self._compile_late(module, joint, roles.backward(), failures, always), read)
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
@@ -222,20 +233,24 @@ class Pipeline:
             hooked=resumable is not None and resumable.session.has_hooks,
         )
 
-    def _compile_late(self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, always: bool) -> Boxed:
+    def _compile_late(
+        self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, failures: Failures | None, always: bool
+    ) -> Boxed:
         """Compile a backward, when the check of the arguments is written: it can't take conditions on sizes any more.
 
         A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
         """
         compiler, known = self.bw_compiler, joint.num_guards()
         with told_when_slow(f"the backward of {joint.name}"):
-            made = self._compiled(compiler, module, joint, role, always=always)
+            made = self._compiled(compiler, module, joint, role, failures, always=always)
         compiled = made.run
         if compiler is eager_compiler:
             return compiled
         if made.writes_into:
             careful = dataclasses.replace(role, donated=())
-            make_careful = functools.cache(lambda: self._compiled(compiler, module, joint, careful, always=always).run)
+            make_careful = functools.cache(
+                lambda: self._compiled(compiler, module, joint, careful, failures, always=always).run
+            )
             compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
 
         @functools.cache
@@ -246,11 +261,25 @@ class Pipeline:
             return in_operators()
         return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
 
+    def _failures_of(self, config: Config | None) -> Failures | None:
+        if not self.may_fail or config is None:
+            return None
+        mode = config.on_unsupported
+        return self._failures.setdefault(mode, Failures(warn_user if mode == "eager" else None))
+
     def _compiled(
-        self, compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, always: bool
+        self,
+        compiler: Compiler,
+        module: fx.GraphModule,
+        joint: JointGraph,
+        role: GraphRole,
+        failures: Failures | None,
+        *,
+        always: bool,
+        may_retry: bool = False,
     ) -> Made:
         def compile_as(role: GraphRole) -> Made:
-            return call_compiler(compiler, module, joint, role, always=always)
+            return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
         return compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
 
@@ -291,7 +320,7 @@ class Pipeline:
             split: Partitioned = self.split(derivative.joint)
             if not derivative.joint.signature.is_inference:
                 split = also_saved(split, self._kept_by_derived(derivative))
-            compiled = self.compile(split, derivative.resumable, config)
+            compiled = self.compile(split, derivative.resumable, config, may_retry=False)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
     def _kept_by_derived(self, derivative: Derivative) -> set[str]:

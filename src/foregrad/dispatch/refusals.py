@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ForegradError, ForegradWarning
+from ..errors import ForegradError, ForegradWarning, UnsupportedError
 from .explain import EagerCalls
 
 __all__ = ["Refusals", "warn_user"]
@@ -75,6 +75,12 @@ class Refusals:
                 '(foregrad.compile(..., on_unsupported="raise") makes this an error, explain_recompiles() counts '
                 "the calls.)"
             )
+
+    def stumbled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
+        """A capture raised `error`, and the call has run eagerly since. Raises where no call is to run eagerly."""
+        if self.mode == "raise":
+            raise UnsupportedError(_reason(self.function, self.name, error)) from error
+        self.note(args, kwargs, error)
 
     def count_only(self, reason: str) -> None:
         """One more call runs eagerly for this reason, which was said elsewhere."""

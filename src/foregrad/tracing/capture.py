@@ -33,7 +33,6 @@ def capture_call(
     higher_order: bool = True,
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     live_hooks: bool = False,
-    keeps_effects_of_errors: bool = False,
     refuses_output: bool = False,
     runs_regions: bool = True,
 ) -> Captured:
@@ -42,13 +41,12 @@ def capture_call(
     `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
     the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
     `refuses_output`: raise before the function prints or logs; `runs_regions`: not before it calls an eager region.
-    `keeps_effects_of_errors`: what the function changed before it raised an error of its own stays, as in eager; else
-    everything is as it was.
+    Where it raises, everything is as it was before.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     lifted, learned = list(lifted), Learned()
-    flags = live_hooks, keeps_effects_of_errors, refuses_output, runs_regions
+    flags = live_hooks, refuses_output, runs_regions
     options = Options(name, decompositions or {}, higher_order, around, *flags)
     with in_one_call():
         for _ in range(_MOST_RUNS):

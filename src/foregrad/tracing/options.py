@@ -19,7 +19,6 @@ class Options:
     higher_order: bool
     around: Callable[[], AbstractContextManager[Any]]
     live_hooks: bool
-    keeps_effects_of_errors: bool
     refuses_output: bool
     runs_regions: bool
 

@@ -153,9 +153,7 @@ class CaptureRun:
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.history_changes.look_again_after(error)
-            is_kept = not isinstance(error, _OF_FOREGRAD) and (
-                self.options.keeps_effects_of_errors or is_interrupt(error)
-            )
+            is_kept = is_interrupt(error)
             raise
         finally:
             if captured is None and not is_kept:
