@@ -15,7 +15,7 @@ from .config import config
 from .dispatch.module import Recipe
 from .dispatch.pipeline import Pipeline, Product
 from .dispatch.shapes import size_reads
-from .errors import UnsupportedError, UnsupportedSideEffectError
+from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources
 from .graph.effects import CheckFailed
@@ -211,6 +211,11 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     except CheckFailed as found:
         raise found.error from None
     signature = product.captured.joint.signature
+    if signature.wrapper_inputs:
+        raise UnsupportedTensorError(
+            f"`{name}` is given wrapper subclasses of tensors, which a function without guards can't be. Compile it "
+            "with aot_function or aot_module."
+        )
     _check_counters(signature, name)
     names = Names(["args", "call_module", "error", "forward"])
     variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))

@@ -154,6 +154,7 @@ def _capture(
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("is written to, and shares memory with another argument", s.shared_memory),
         ("branches on values of tensors", s.decisions),
+        ("takes or returns wrapper subclasses of tensors", s.has_wrappers),
         ("checks values of tensors", s.checks),
         ("writes to tensors in its backward", s.in_backward),
         (f"writes {', '.join(dict.fromkeys(write.path for write in s.python_writes))}", s.python_writes),

@@ -35,6 +35,7 @@ from .partitioners.pareto import Pareto, pareto_of
 from .partitioners.policies import Policy
 from .partitioners.replays import can_replay
 from .partitioners.report import Parts
+from .subclasses.spec import GradientKindError
 
 if TYPE_CHECKING:
     from .cache.keeper import Keeper
@@ -296,7 +297,10 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        return capture_call(flatten_call(function, args, kwargs), name=name).joint
+        try:
+            return capture_call(flatten_call(function, args, kwargs), name=name).joint
+        except GradientKindError:  # now it is known of the class
+            return capture_call(flatten_call(function, args, kwargs), name=name).joint
     except CheckFailed as found:
         raise found.error from None
 

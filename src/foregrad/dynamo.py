@@ -38,6 +38,7 @@ from .errors import BackendError, UnsupportedError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
+from .subclasses.spec import is_wrapper
 from .tracing.tape.origin import stands_for
 
 __all__ = [
@@ -146,6 +147,9 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     lines = dynamo.source_lines(gm)
     if lines is not None:
         stands_for(*lines)
+    if any(map(is_wrapper, example_inputs)):  # guards say what wrappers are like
+        varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
+        return Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
     call = flatten_call(function, tuple(example_inputs), {})
     open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
     dynamic = None if open_sizes else False
@@ -225,6 +229,10 @@ def _open_sizes(paths: Sequence[str], inputs: Sequence[Any]) -> Iterator[tuple[s
                 yield path, dims
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             yield path, frozenset()
+
+
+def _has_open_sizes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
 def _unless_memory_is_shared(

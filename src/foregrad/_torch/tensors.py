@@ -22,6 +22,7 @@ __all__ = [
     "is_inside_transform",
     "is_marked",
     "is_symbolic_zero",
+    "is_traceable_wrapper_subclass",
     "is_usable",
     "is_view",
     "is_wrapper_subclass",

@@ -134,6 +134,11 @@ class Exporter:
         table = table() if callable(table) else table
         around = contextlib.nullcontext if self.module is None else self._strictly
         captured = capture_call(call, name=self.name, decompositions=table, higher_order=higher, around=around)
+        if captured.joint.signature.has_wrappers:
+            raise UnsupportedError(
+                f"`{self.name}` takes or returns wrapper subclasses of tensors, of which an artifact can't hold the "
+                "classes. Export a function of the tensors inside them."
+            )
         for region in captured.joint.signature.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "

@@ -28,6 +28,7 @@ from ..graph.source import Names, compile_source, source_of
 from ..interrupts import held, is_interrupt
 from ..locks import Turn, make_lock
 from ..runtime.render import render_run
+from ..subclasses.spec import GradientKindError
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
@@ -284,10 +285,7 @@ class Dispatcher:
         tensor, or a check fails; the error for which it can't be compiled where such calls run eagerly.
         """
         try:
-            fills = self._fills_in_a_row < _MOST_FILLS
-            call = flatten_call(self.function, args, kwargs)
-            call = dataclasses.replace(call, fills_caches=fills, only_written=frozenset(self._only_written))
-            specialization = self.specialize(call)
+            specialization = self._specialized(args, kwargs)
         except Exception as error:
             self.compilations.pop()  # no graph
             return self._without_graph(error)
@@ -295,6 +293,17 @@ class Dispatcher:
         self._only_written |= only_written_by(specialization)
         self._add(specialization)
         return specialization
+
+    def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
+        fills = self._fills_in_a_row < _MOST_FILLS
+        call = flatten_call(self.function, args, kwargs)
+        call = dataclasses.replace(call, fills_caches=fills, only_written=frozenset(self._only_written))
+        try:
+            return self.specialize(call)
+        except GradientKindError:  # now it is known of the class
+            if not tries:
+                raise
+        return self._specialized(args, kwargs, tries - 1)
 
     def _without_graph(self, error: Exception) -> Exception | None:
         """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""
@@ -367,7 +376,10 @@ class Dispatcher:
             guards = render_guards(call, captured, names, native=self.config.native)
             known = captured.joint.num_guards()
             eagerly = "return eagerly(*args, **kwargs)"
-            run = render_run(product.compiled, guards.inputs, names, symbols=guards.symbols, eagerly=eagerly)
+            symbols, wrappers = guards.symbols, guards.wrappers
+            run = render_run(
+                product.compiled, guards.inputs, names, symbols=symbols, eagerly=eagerly, wrappers=wrappers
+            )
             if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
                 break
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))

@@ -23,10 +23,13 @@ from ..frontend.expected import Expected
 from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
+from ..frontend.wrappers import FoundWrappers
 from ..graph.joint import JointGraph
-from ..graph.signature import BaseOf, InputInfo, MemoryOf
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import Names, unpacked
 from ..graph.spelling import attribute, item
+from ..subclasses.conversion import unwrapping
+from ..subclasses.spec import WrapperSpec
 from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
 from .shapes import size_lines, static_or_none
 from .state import state_conditions
@@ -54,7 +57,7 @@ _FEW_PAIRS = (
 class GuardLines:
     """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i.
 
-    `symbols` has the variable of each symbolic size.
+    `symbols` has the variable of each symbolic size, `wrappers` those of the wrapper subclasses that were taken apart.
     """
 
     lines: list[str]
@@ -62,6 +65,7 @@ class GuardLines:
     inputs: list[str]
     watch: Watch
     symbols: dict[Any, str]
+    wrappers: list[str]
 
 
 def render_guards(
@@ -89,6 +93,9 @@ class _Renderer:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {"MISS": MISS}
         self.leaves: list[str] = []
+        self.found = captured.wrappers or FoundWrappers((), {})
+        self.wrappers: list[str] = []
+        self.with_gradients: dict[tuple[int, ...], str] = {}  # those that require grad, by their first equal leaves
         self.symbols: dict[Any, str] = {}
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
 
@@ -131,7 +138,7 @@ class _Renderer:
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
                 lines.append(f"{name} = {self._bind('whole_memory', whole_memory)}({of}, {dtype})")
-        return GuardLines(lines, self.globals, inputs, watch, self.symbols)
+        return GuardLines(lines, self.globals, inputs, watch, self.symbols, self.wrappers)
 
     def _bind(self, wanted: str, value: Any) -> str:
         name = self.names.fresh(wanted)
@@ -173,6 +180,9 @@ class _Renderer:
         if tree.kind == "leaf":
             self._leaf(name)
             return
+        if tree.kind == "wrapper":
+            self._wrapper(name, tree.context)
+            return
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
         unpack = unpacked(children)
         cls = tree.type.__name__ if tree.type in (tuple, list, dict) else self._bind("cls", tree.type)
@@ -198,6 +208,31 @@ class _Renderer:
                 self.lines.append(f"{unpack}{items}")
         for child, subtree in zip(children, tree.children, strict=True):
             self._open(child, subtree)
+
+    def _wrapper(self, name: str, spec: WrapperSpec) -> None:
+        """A wrapper subclass: what stands for it in the graphs are its plain tensors."""
+        at = len(self.leaves)
+        known = tuple(self.call.first_of[at : at + spec.count])
+        self.wrappers.append(name)
+        if known in self.with_gradients:
+            self._require(f"{name} is {self.with_gradients[known]}")
+            self.leaves += [self.leaves[i] for i in known]
+            return
+        parts = self._parts(name, spec, self.found.gradients.get(at))
+        if spec.requires_grad:
+            self.with_gradients[known] = name
+        for part in parts:
+            self._leaf(part)
+
+    def _parts(self, name: str, spec: WrapperSpec, gradient: WrapperSpec | None) -> list[str]:
+        """The variables of the plain tensors of a wrapper, whose metadata are checked."""
+        self._require(f"{self._bind('fits', spec.fits)}({name})")
+        if spec.requires_grad:
+            for other in self.with_gradients.values():
+                self._require(f"{name} is not {other}")
+        parts = [self.names.fresh(f"{name}{_as_name(path)}") for path in spec.paths()]
+        self.lines.append(f"{unpacked(parts)}{self._bind('unwrap', unwrapping(spec, gradient))}({name})")
+        return parts
 
     def _leaf(self, name: str) -> None:
         index = len(self.leaves)
@@ -232,15 +267,27 @@ class _Renderer:
         """Tensors that the function reached by itself elsewhere: each read along its way from what stays the same."""
         roots: dict[int, str] = {}
         for index, info in enumerate(self.signature.inputs):
-            if index in static or not isinstance(info.source, Source):
-                continue
-            start = info.source.root
-            root = roots.get(id(start))
-            if root is None and isinstance(start, torch.nn.Module):
-                root = roots[id(start)] = self._bind("root", weakref.ref(start)) + "()"
-            elif root is None:
-                root = roots[id(start)] = self._bind("root", start)
-            self.lines.append(f"{inputs[index]} = {info.source.expression(root, self._bind)}")
+            if index not in static and isinstance(info.source, Source):
+                self._read(inputs[index], info.source, roots)
+        for number, wrapper in enumerate(self.found.reached):
+            name = self.names.fresh("wrapper")
+            self._read(name, wrapper.source, roots)
+            parts = self._parts(name, wrapper.spec, wrapper.gradient)
+            self.wrappers.append(name)
+            if wrapper.spec.requires_grad:
+                self.with_gradients[-1 - number,] = name
+            for index, info in enumerate(self.signature.inputs):
+                if isinstance(info.source, PartOf) and info.source.wrapper == number:
+                    inputs[index] = parts[info.source.part]
+
+    def _read(self, name: str, source: Source, roots: dict[int, str]) -> None:
+        start = source.root
+        root = roots.get(id(start))
+        if root is None and isinstance(start, torch.nn.Module):
+            root = roots[id(start)] = self._bind("root", weakref.ref(start)) + "()"
+        elif root is None:
+            root = roots[id(start)] = self._bind("root", start)
+        self.lines.append(f"{name} = {source.expression(root, self._bind)}")
 
     def _bases(self, inputs: list[str]) -> None:
         for name, info in zip(inputs, self.signature.inputs, strict=True):
@@ -416,7 +463,11 @@ def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], 
 
 
 def _identifier(info: InputInfo) -> str:
-    return "".join(c if c.isalnum() else "_" for c in str(getattr(info.slot, "name", "lifted")))
+    return _as_name(str(getattr(info.slot, "name", "lifted")))
+
+
+def _as_name(path: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in path)
 
 
 def _tensor_of(number: float) -> torch.Tensor:

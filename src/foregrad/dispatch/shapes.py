@@ -100,8 +100,9 @@ class SizesSeen:
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
         found: dict[int, dict[int, Limits]] = {}
+        inside = call.inside_wrappers()  # their sizes are in what makes the wrappers
         for index, leaf in enumerate(call.leaves):
-            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
+            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or index in inside:
                 continue
             seen = self._seen.setdefault((call.paths[index], leaf.dim()), [set() for _ in leaf.shape])
             dims: dict[int, Limits] = {}

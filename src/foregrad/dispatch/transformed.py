@@ -101,7 +101,7 @@ class Transformed:
             return None
         self._writes = 0
         inputs = captured.joint.signature.inputs
-        if not inputs or not all(_can_be_read_again(info) for info in inputs):
+        if captured.joint.signature.has_wrappers or not inputs or not all(_can_be_read_again(info) for info in inputs):
             return None
         names = Names(["args", "kwargs", "MISS", "call", "error"])
         guards = render_guards(call, captured, names, transformed=True)

@@ -14,8 +14,9 @@ from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
+from ..subclasses.conversion import wrap
 from .lifted import Lifted
-from .tree import Tree, check_leaves, flatten
+from .tree import Tree, Wrap, check_leaves, flatten
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
 
@@ -53,10 +54,14 @@ class FlatCall:
         """Whether some size that depends on values may become symbolic."""
         return self.sizes is not None and (self.every_size or bool(self.sizes))
 
-    def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, leaves: Sequence[Any], wrap: Wrap = wrap) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with these leaves."""
-        args, kwargs = self.tree.unflatten(list(leaves))
+        args, kwargs = self.tree.unflatten(list(leaves), wrap)
         return args, kwargs
+
+    def inside_wrappers(self) -> set[int]:
+        """The leaves that are tensors inside wrapper subclasses."""
+        return {first + i for first, spec in self.tree.wrappers() for i in range(spec.count)}
 
 
 def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import enum
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,14 @@ from .._torch.pytree import registered_functions
 from ..errors import UnknownLeafError
 from ..graph.python_effects import Made
 from ..graph.spelling import key_text, key_texts
+from ..subclasses.conversion import Samples, wrap
+from ..subclasses.spec import WrapperSpec, is_wrapper
 from .opaque import is_number_of_numpy
 
-__all__ = ["LEAF", "Tree", "check_leaves", "flatten"]
+__all__ = ["LEAF", "Tree", "Unwrap", "Wrap", "check_leaves", "flatten"]
 
+Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
+Wrap = Callable[[WrapperSpec, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 _CONSTANTS = (
     torch.dtype,
@@ -49,20 +53,22 @@ _CONSTANTS = (
 class Tree:
     """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children."""
 
-    kind: str  # leaf, tuple, list, dict, namedtuple, dataclass, registered
+    kind: str  # leaf, tuple, list, dict, namedtuple, dataclass, registered, wrapper
     type: Any = None
     context: Any = None
     children: tuple[Tree, ...] = ()
     size: int = 1
 
-    def unflatten(self, leaves: list[Any]) -> Any:
-        """The container with these leaves in it."""
-        return self._build(iter(leaves))
+    def unflatten(self, leaves: list[Any], wrap: Wrap = wrap) -> Any:
+        """The container with these leaves in it; `wrap` makes wrapper subclasses."""
+        return self._build(iter(leaves), wrap)
 
-    def _build(self, leaves: Iterator[Any]) -> Any:
+    def _build(self, leaves: Iterator[Any], wrap: Wrap) -> Any:
         if self.kind == "leaf":
             return next(leaves)
-        items = [child._build(leaves) for child in self.children]
+        items = [child._build(leaves, wrap) for child in self.children]
+        if self.kind == "wrapper":
+            return wrap(self.context, items)
         if self.kind == "list":
             return items
         if self.kind == "tuple":
@@ -84,11 +90,22 @@ class Tree:
         found = set() if self.type is None else {self.type}
         return found.union(*(child.types() for child in self.children))
 
+    def wrappers(self, first: int = 0) -> Iterator[tuple[int, WrapperSpec]]:
+        """The wrapper subclasses, each with the number of its first leaf, where that of the first of all is `first`."""
+        if self.kind == "wrapper":
+            yield first, self.context
+            return
+        for child in self.children:
+            yield from child.wrappers(first)
+            first += child.size
+
     def paths(self, prefix: str) -> list[str]:
         """For each leaf, the expression that reaches it from a variable called `prefix`."""
         if self.kind == "leaf":
             return [prefix]
-        if self.kind == "dict":
+        if self.kind == "wrapper":
+            steps = self.context.paths()
+        elif self.kind == "dict":
             steps = [f"[{text}]" for text in key_texts(self.context)]
         elif self.kind in ("namedtuple", "dataclass"):
             steps = [f".{name if name.isidentifier() else key_text(name)}" for name in self.context]
@@ -135,19 +152,27 @@ def _open(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
     return None
 
 
-def flatten(value: Any) -> tuple[list[Any], Tree]:
-    """The leaves of a nested container, in order, and its structure."""
+def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
+    """The leaves of a nested container, in order, and its structure.
+
+    `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `Samples`.
+    """
     leaves: list[Any] = []
-    return leaves, _flatten(value, leaves)
+    return leaves, _flatten(value, leaves, unwrap or Samples())
 
 
-def _flatten(value: Any, leaves: list[Any]) -> Tree:
+def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
     opened = _open(value)
     if opened is None:
+        unwrapped = unwrap(value) if is_wrapper(value) else None
+        if unwrapped is not None:
+            spec, parts = unwrapped
+            leaves += parts
+            return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)
         leaves.append(value)
         return LEAF
     kind, cls, context, items = opened
-    children = tuple(_flatten(item, leaves) for item in items)
+    children = tuple(_flatten(item, leaves, unwrap) for item in items)
     return Tree(kind, cls, context, children, sum(child.size for child in children))
 
 

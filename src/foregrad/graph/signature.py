@@ -26,8 +26,10 @@ __all__ = [
     "InputOutput",
     "MemoryOf",
     "OutputInfo",
+    "PartOf",
     "Signature",
     "SizeSymbol",
+    "WrapperOutput",
 ]
 
 
@@ -43,6 +45,18 @@ class MemoryOf:
     """Source of an input that is the whole memory another input lives in, as a flat tensor."""
 
     input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartOf:
+    """Source of an input that is a plain tensor in a wrapper subclass: plain tensor `part` of `wrapper`.
+
+    `wrapper` counts those that the function reached by itself.
+    """
+
+    wrapper: int
+    part: int
+    slot: Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +124,13 @@ class InputOutput(OutputInfo):
     """An output that is an input, as an object."""
 
     input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrapperOutput(OutputInfo):
+    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those."""
+
+    wrapper: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,6 +238,8 @@ class Signature:
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
       of the values that are written to Python's state, in the order of `written_spec`.
     * `python_writes`: these writes, in their order.
+    * `wrapper_inputs`: how many wrapper subclasses inputs are parts of.
+    * `wrapper_writes`: (wrapper subclass among the inputs, how often its version counter moves).
     * `eager_regions`: the calls of eager regions in the graph, which keeps them by their keys only.
     """
 
@@ -257,6 +280,8 @@ class Signature:
     python_writes: tuple[PythonWrite, ...] = ()
     eager_regions: tuple[Any, ...] = ()
     written_spec: Any = None
+    wrapper_inputs: int = 0
+    wrapper_writes: tuple[tuple[int, int], ...] = ()
 
     @property
     def updates(self) -> tuple[Write, ...]:
@@ -288,6 +313,11 @@ class Signature:
         """Inputs that `requires_grad_()` is called on."""
         marks = (effect for effect in self.log if isinstance(effect, MarkRequiresGrad) and not effect.steps)
         return frozenset(effect.input for effect in marks)
+
+    @property
+    def has_wrappers(self) -> bool:
+        """Whether wrapper subclasses are taken apart, or made, around the graph."""
+        return bool(self.wrapper_inputs) or any(True for _ in self.output_spec.wrappers())
 
     @property
     def may_stop(self) -> bool:

@@ -8,7 +8,7 @@ mutations back, taking views. `RunLines` is put by dispatch behind the guards in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from ..graph.signature import (
     InputOutput,
     OutputInfo,
     Signature,
+    WrapperOutput,
 )
 from ..graph.source import Names, unpacked
 from .checks import check_lines
@@ -75,13 +76,16 @@ def render_run(
     diverged: str = "return MISS",
     symbols: Mapping[Any, str] | None = None,
     eagerly: str | None = None,
+    wrappers: Sequence[str] = (),
 ) -> RunLines:
     """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
+
+    `wrappers` are the variables of the wrapper subclasses that inputs are parts of.
 
     `symbols` has the variable of each symbolic size. `diverged` is the statement for a call in which a decision
     comes out otherwise than when it was captured, `eagerly` that for a call in which a check fails.
     """
-    return _Renderer(compiled, inputs, names, diverged, symbols or {}, eagerly or diverged).render()
+    return _Renderer(compiled, inputs, names, diverged, symbols or {}, eagerly or diverged, wrappers).render()
 
 
 class _Renderer(LineWriter):
@@ -93,6 +97,7 @@ class _Renderer(LineWriter):
         diverged: str,
         symbols: Mapping[Any, str],
         eagerly: str,
+        wrappers: Sequence[str],
     ) -> None:
         super().__init__(names)
         self.compiled = compiled
@@ -101,6 +106,7 @@ class _Renderer(LineWriter):
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
+        self.wrappers = wrappers
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
@@ -135,6 +141,8 @@ class _Renderer(LineWriter):
                 self._run_graph(taken)
             else:
                 self._effect(effect)
+        for wrapper, times in signature.wrapper_writes:
+            self.lines += [f"{self._increment_version()}({self.wrappers[wrapper]})"] * times
         self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
@@ -172,7 +180,10 @@ class _Renderer(LineWriter):
             self.lines.append(f"{self.view(name, effect.steps, '')}.grad_fn")
         else:
             assert isinstance(effect, BumpVersion)
-            self.lines.append(f"{self.bind('increment_version', torch.autograd.graph.increment_version)}({name})")
+            self.lines.append(f"{self._increment_version()}({name})")
+
+    def _increment_version(self) -> str:
+        return self.bind("increment_version", torch.autograd.graph.increment_version)
 
     def _may_stop(self) -> None:
         signature = self.signature
@@ -411,6 +422,8 @@ class _Renderer(LineWriter):
             return self.bind("kept", value.value) if type(value) is Kept else self.literal(value)
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
+        if isinstance(info, WrapperOutput):
+            return self.wrappers[info.wrapper]
         if isinstance(info, GraphOutput):
             name = self._result(info.output)
             if info.leaf:

@@ -178,6 +178,8 @@ class Assembly:
             ),
             checks=tuple(analysis.checks),
             eager_regions=tuple(self.regions),
+            wrapper_inputs=len(inputs.wrappers.inputs),
+            wrapper_writes=inputs.wrappers.writes(),
             in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising

@@ -61,8 +61,7 @@ def capture_call(
                 captured = None
             if captured is None:
                 continue
-            vars(
-                run
-            ).clear()  # its parts refer to it: they go now, and the arguments with them, not when next looked for
+            # Its parts refer to it: they go now, and the arguments with them, not when next looked for.
+            vars(run).clear()
             return captured
     raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..subclasses.conversion import Samples
+
 __all__ = ["Learned", "Options"]
 
 
@@ -30,7 +32,7 @@ class Learned:
     `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the places of those
     that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
     replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
-    `regions`: custom Functions that use NumPy, which run as eager regions.
+    `regions`: custom Functions that use NumPy, which run as eager regions. `samples`: see `Wrappers`.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -40,3 +42,4 @@ class Learned:
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     replays_views: bool = True
     regions: set[Any] = dataclasses.field(default_factory=set)
+    samples: Samples = dataclasses.field(default_factory=Samples)

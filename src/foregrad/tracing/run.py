@@ -23,6 +23,7 @@ from ..frontend.lifted import capturing
 from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree, check_leaves, flatten
+from ..frontend.wrappers import FoundWrappers
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
 from ..interrupts import is_interrupt, note_escaping, runs_user_code
@@ -75,7 +76,7 @@ _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 class Captured:
     """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
     modules whose code ran, what the function read besides tensors, what it asked of which input (as an expression of
-    that, with its value), and what it takes to differentiate it again.
+    that, with its value), what it takes to differentiate it again, and the wrapper subclasses that it was given.
     """
 
     joint: JointGraph
@@ -84,6 +85,7 @@ class Captured:
     reads: Reads
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     resumable: ResumableTrace | None = None
+    wrappers: FoundWrappers | None = None
 
 
 class CaptureRun:
@@ -99,6 +101,7 @@ class CaptureRun:
             shared_bases=learned.shared_bases,
             whole=learned.whole,
             viewed=learned.viewed,
+            samples=learned.samples,
             symbols=self.symbols,
         )
         self.origins = Origins(_run_function.__code__)
@@ -213,7 +216,7 @@ class CaptureRun:
     def _called(self, leaves: list[Any]) -> tuple[list[Any], list[str], Tree] | None:
         """Run the function: the leaves of what it returns and of what it writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
-        args, kwargs = call.arguments(leaves)
+        args, kwargs = inputs.arguments(leaves)
         self.code.tell_types()
         self.state.put_stand_ins()
         with self.settings.put_back(), self.lifting, recorder:
@@ -236,7 +239,7 @@ class CaptureRun:
         if self.state.needs_another_run():
             return None
         self.draws.check()
-        check_run(self.name, call, (args, kwargs), leaves, self.reads)
+        check_run(self.name, call, (args, kwargs), leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
@@ -247,7 +250,7 @@ class CaptureRun:
         if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
             self.learned.replays_views = False
             return None
-        out_leaves, out_tree = flatten(result)
+        out_leaves, out_tree = flatten(result, inputs.wrappers.taken_apart)
         paths = out_tree.paths("out")
         check_leaves(out_leaves, paths, "output")
         written, written_paths = self.state.outputs(result)
@@ -315,7 +318,8 @@ class CaptureRun:
         if described.outputs and self.options.higher_order:
             resumable = assembly.resumable(analysis, records, joint)
         facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
-        return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), self.reads, facts, resumable)
+        found = self.reads, facts, resumable, inputs.wrappers.found(self.call.tree)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
 
     # ---------------------------------------------------------------- while the function runs
 

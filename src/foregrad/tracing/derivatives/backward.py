@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch.dispatch import disable_autocast, without_anomaly_mode
+from ..._torch.fakes import FakeTensor
 from ..._torch.histories import have_hooks, lead_to
 from ..._torch.tensors import base_of, is_usable, is_view
-from ...errors import ForegradError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
+from ...errors import (
+    ForegradError,
+    UnsupportedAliasError,
+    UnsupportedError,
+    UnsupportedMutationError,
+    UnsupportedTensorError,
+)
 from ...graph.signature import GradientPaths
+from ...subclasses.spec import is_wrapper
 from ..heap.inplace_detach import keeps_history
 from ..heap.records import is_no_grad_view
 from ..recorder.backward_writes import Run
@@ -125,6 +133,11 @@ class Backward:
                     outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
                 )
                 for record, gradient in zip(sinks, results, strict=False):
+                    if type(gradient) is not FakeTensor and is_wrapper(gradient):
+                        raise UnsupportedTensorError(
+                            f"the gradient of {record.slot}, a plain tensor, is a {type(gradient).__qualname__}, which "
+                            "can't be compiled yet. Detach it, or keep that part outside the compiled function."
+                        )
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
                 self.run = self.recorder.late.finish()

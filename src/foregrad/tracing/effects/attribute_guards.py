@@ -44,7 +44,9 @@ class Facts:
         if rule is None or not args or not isinstance(args[0], torch.Tensor):
             return NotImplemented
         record = self._record(args[0])
-        return NotImplemented if record is None else rule(self, record, func)
+        if record is None:
+            return self.inputs.wrappers.answer(args[0], func, self.where)
+        return rule(self, record, func)
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """The program, or PyTorch's C++ in its place, asked for an attribute that the tensor does not have.

@@ -24,6 +24,7 @@ from ...graph.signature import (
     GraphOutput,
     InputOutput,
     OutputInfo,
+    WrapperOutput,
 )
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
@@ -71,6 +72,7 @@ _OF_ANOTHER_KIND = {
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
     analysis = Analysis()
+    inputs.wrappers.check()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
     recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = written_through_bases(inputs)
@@ -136,6 +138,9 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
+    wrapper = inputs.wrappers.number_of(leaf)
+    if wrapper is not None:
+        return WrapperOutput(path, wrapper)
     record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
     if record is None and not isinstance(leaf, FakeTensor):
         inputs.adopt(leaf)

@@ -14,7 +14,7 @@ from ..._torch.tensors import gradient_of, is_usable
 from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.reads import Reads
-from ...frontend.tree import flatten
+from ...frontend.tree import Unwrap, flatten
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
 
@@ -27,15 +27,16 @@ def check_run(
     arguments: tuple[Any, Any],
     leaves: list[Any],
     reads: Reads,
+    unwrap: Unwrap,
 ) -> None:
     """A run left the containers among its arguments and what can be used up as they were."""
-    _check_containers(name, call, arguments, leaves)
+    _check_containers(name, call, arguments, leaves, unwrap)
     _check_used_up(name, reads)
 
 
-def _check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any]) -> None:
+def _check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any], unwrap: Unwrap) -> None:
     """The containers among the arguments are as they were."""
-    after, tree = flatten(arguments)
+    after, tree = flatten(arguments, unwrap)
     if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
         raise UnsupportedSideEffectError(
             f"`{name}` changed a container among its arguments (added, removed or replaced an item), which a "

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
 from ...frontend.expected import ABSENT
 from ...frontend.opaque import is_cached_function
 from ...frontend.reads import Reads, ReadSite, items_in
+from ...subclasses.spec import is_of_capture
 
 __all__ = ["EscapedTensors"]
 
@@ -105,7 +105,7 @@ def _put_attribute(holder: Any, name: str, value: Any) -> None:
 def _is_ours(value: Any, depth: int = 3) -> bool:
     """Whether it is a tensor of a capture, or a container made in one."""
     if isinstance(value, torch.Tensor):
-        return isinstance(value, FakeTensor)
+        return is_of_capture(value)
     if depth and type(value) in (tuple, list, dict):
         return any(_is_ours(item, depth - 1) for item in (value.values() if type(value) is dict else value))
     return False

@@ -27,7 +27,10 @@ from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.reads import Reads
 from ...frontend.sources import Source, find_sources
 from ...graph.meta import TensorSpec
+from ...graph.signature import PartOf
 from ...graph.slots import Closure, Input, Slot
+from ...subclasses.conversion import Samples
+from ...subclasses.spec import is_wrapper
 from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord
 from ..recorder.recorder import Recorder
@@ -37,6 +40,7 @@ from ..tape.tape import Entry
 from .again import SharedClosureFound
 from .shared_memory import MemoryGroup
 from .stand_ins import StandIns
+from .wrappers import Wrappers
 
 __all__ = ["Inputs"]
 
@@ -55,6 +59,7 @@ class Inputs:
         shared_bases: set[int],
         whole: set[int],
         viewed: set[int],
+        samples: Samples,
         symbols: SizeSymbols | None = None,
     ) -> None:
         self.call = call
@@ -71,6 +76,8 @@ class Inputs:
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
         self.stand_ins: StandIns
+        self.wrappers: Wrappers
+        self._samples = samples
         self._sources: dict[int, Source] | None = None
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
@@ -82,8 +89,10 @@ class Inputs:
     def add_arguments(self, recorder: Recorder, lifted: list[tuple[torch.Tensor, Source]]) -> list[Any]:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
         self.recorder, self.stand_ins = recorder, StandIns(self.fake_mode, recorder)
+        self.wrappers = Wrappers(self._adopt, self._source_of, self._samples, recorder)
         call = self.call
-        new = [InputRecord(tensor, source.slot, None, source) for tensor, source in _unique(lifted)]
+        plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
+        new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
         known = {id(record.real): record for record in new}
         for index, leaf in enumerate(call.leaves):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
@@ -120,6 +129,11 @@ class Inputs:
             if index in call.numbers or (self.symbols is not None and type(leaf) is torch.SymInt):
                 leaves[index] = self._number(index)
         return leaves
+
+    def arguments(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The containers that the function is called with, with these leaves in them."""
+        with self.recorder:
+            return self.call.arguments(leaves, self.wrappers.of_argument)
 
     def _number(self, index: int) -> Any:
         """A number that stands for an argument which is another number in other calls."""
@@ -173,8 +187,17 @@ class Inputs:
             return record.stand_in
         if isinstance(real, FakeTensor):
             return real
+        if is_wrapper(real):
+            found: torch.Tensor = self.wrappers.adopt(real)
+            return found
         source = self._source_of(real)
         check_tensor(real, str(source.slot))
+        return self._adopt(real, source)
+
+    def _adopt(self, real: torch.Tensor, source: Source | PartOf) -> torch.Tensor:
+        known = self.by_real.get(id(real))
+        if known is not None:
+            return known.stand_in
         record = InputRecord(real, source.slot, None, source)
         shared = self._add(record)
         if shared is not None or id(real) in self.whole | self.viewed:  # capture again, told so at the start

@@ -28,6 +28,7 @@ from ..._torch.tensors import (
 from ..._torch.transforms import bottom_of
 from ...errors import UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
+from ...subclasses.spec import is_of_capture
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.determinant import DETERMINANTS, watch_determinant
 from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
@@ -149,7 +150,7 @@ class Lifting(TorchFunctionMode):
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             # A fake, and what a transform inside the function wraps around one, is the capture's own.
-            is_ours = isinstance(bottom_of(value) if is_inside_transform(value) else value, FakeTensor)
+            is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)
             return value if is_ours else self.adopt(value)
         cls = type(value)
         if cls is list or cls is tuple:

@@ -33,6 +33,7 @@ from ..._torch.tensors import is_symbolic_zero
 from ...errors import (
     UnsupportedOpError,
 )
+from ...subclasses.spec import dispatched
 from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
@@ -59,6 +60,7 @@ aten = torch.ops.aten
 prim = torch.ops.prim
 
 _DEVICE = prim.device.default
+_FAKES = (FakeTensor,)
 
 
 class Recorder(Trace, ThreadDispatchMode):
@@ -101,6 +103,10 @@ class Recorder(Trace, ThreadDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:  # more often asked than all else is done
             return args[0].fake_device
+        if types != _FAKES and types:
+            result = dispatched(self, func, types, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
         if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
             with without_torch_functions():
                 return self._dispatch(func, args, kwargs or {})

@@ -1,0 +1,1 @@
+"""Traceable wrapper subclasses: taken apart into plain tensors for the graphs, and made again from their results."""

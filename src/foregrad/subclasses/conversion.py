@@ -1,0 +1,194 @@
+"""The two differentiable steps at the ends of compiled graphs: a wrapper to its plain tensors, and back.
+
+Autograd sees the wrapper outside and plain tensors inside. A gradient goes through these steps as its class has it: a
+wrapper's gradient is a wrapper like it, of other metadata perhaps, or a plain tensor (see `WrapperSpec.is_whole`).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch import engine
+from .._torch.dispatch import plain_execution
+from ..errors import UnsupportedTensorError
+from .spec import WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
+
+__all__ = ["Samples", "learn_gradient", "predicted_spec", "taken_apart", "unwrap", "unwrapping", "wrap"]
+
+Parts = Sequence["torch.Tensor | None"]
+Take = Callable[[Any], Parts]  # the gradient of a wrapper, as one of each plain tensor
+
+
+class _Unwrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None) -> Any:
+        ctx.set_materialize_grads(False)
+        parts = [part.detach() for part in parts_of(wrapper)]
+        ctx.gradient = gradient
+        ctx.kept = [None if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
+        ctx.layouts = [(part.shape, part.dtype, part.device) for part in parts]
+        ctx.mark_non_differentiable(*(p for p, c in zip(parts, spec.carries, strict=True) if spec.is_whole or not c))
+        return (*parts, _without_elements(spec)) if spec.is_whole else tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if all(gradient is None for gradient in gradients):
+            return None, None, None
+        if len(gradients) > len(ctx.kept):
+            return gradients[-1], None, None
+        parts = []
+        for gradient, kept, (shape, dtype, device) in zip(gradients, ctx.kept, ctx.layouts, strict=True):
+            given = gradient if kept is None else kept
+            parts.append(torch.zeros(shape, dtype=dtype, device=device) if given is None else given)
+        return wrap(ctx.gradient, parts), None, None
+
+
+class _Wrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, spec: WrapperSpec, take: Take, *parts: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.take = take
+        return rebuilt(spec, [part.detach() for part in parts[: len(spec.carries)]])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if gradient is None:
+            return (None,) * len(ctx.needs_input_grad)
+        return None, None, *ctx.take(gradient)
+
+
+_unwrap, _wrap = engine.direct_apply(_Unwrap), engine.direct_apply(_Wrap)
+
+
+def unwrap(wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None = None) -> Sequence[torch.Tensor]:
+    """The plain tensors that stand for a wrapper. `gradient`: what its gradient is like, as the wrapper if None."""
+    if not spec.requires_grad or torch.is_inference_mode_enabled():
+        return _plain(wrapper, spec)
+    with torch.enable_grad():
+        parts: Sequence[torch.Tensor] = _unwrap(wrapper, spec, gradient or spec)
+    return parts
+
+
+def unwrapping(spec: WrapperSpec, gradient: WrapperSpec | None) -> Callable[[Any], Sequence[torch.Tensor]]:
+    """`unwrap` for rendered code."""
+    return functools.partial(unwrap, spec=spec, gradient=gradient)
+
+
+def wrap(spec: WrapperSpec, parts: Sequence[torch.Tensor], take: Take | None = None) -> Any:
+    """The wrapper with these plain tensors in it, and their history. `take`: what takes its gradient apart."""
+    if not (torch.is_grad_enabled() and any(part.requires_grad for part in parts)):
+        return rebuilt(spec, parts[: len(spec.carries)])
+    return _wrap(spec, take or functools.partial(_taken, spec), *parts)
+
+
+def _taken(spec: WrapperSpec, gradient: Any) -> Parts:
+    """A gradient that comes in for a result of a compiled function, by plain tensor.
+
+    Raises `UnsupportedTensorError` for one of another class or metadata, unless its class can convert it.
+    """
+    if spec.is_whole:
+        if is_wrapper(gradient):
+            raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), "a plain tensor"))
+        return [*[None] * len(spec.carries), gradient]
+    given = gradient
+    if not _is_like(gradient, spec):
+        convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
+        given = convert(spec.metadata, spec.cls) if convert is not None else None
+        if given is None or not _is_like(given, spec):
+            raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), _expected(spec)))
+    parts = taken_apart(given)
+    return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
+
+
+def taken_apart(gradient: Any) -> Sequence[torch.Tensor]:
+    """The plain tensors of a gradient, differentiable where derivatives of the backward are wanted."""
+    if gradient.requires_grad and torch.is_grad_enabled():
+        return unwrap(gradient, spec_of(gradient))
+    return parts_of(gradient)
+
+
+def _is_like(gradient: Any, spec: WrapperSpec) -> bool:
+    return type(gradient) is spec.cls and spec.has_structure_of(gradient)
+
+
+_UNEXPECTED = (
+    "the gradient that comes in for a {0}, a result of a compiled function, is {1}; its backward was compiled for {2}. "
+    "Give one like that, or run this part uncompiled."
+)
+
+
+def _said(gradient: Any) -> str:
+    cls = type(gradient)
+    return (
+        f"a {cls.__qualname__} with metadata {gradient.__tensor_flatten__()[1]}"
+        if is_wrapper(gradient)
+        else ("a plain tensor" if cls in (torch.Tensor, torch.nn.Parameter) else f"a {cls.__qualname__}")
+    )
+
+
+def _expected(spec: WrapperSpec) -> str:
+    return f"a {spec.cls.__qualname__} with metadata {spec.metadata}"
+
+
+def _plain(wrapper: Any, spec: WrapperSpec) -> list[torch.Tensor]:
+    parts = parts_of(wrapper)
+    return [*parts, _without_elements(spec)] if spec.is_whole else parts
+
+
+def _without_elements(spec: WrapperSpec) -> torch.Tensor:
+    """A tensor of the wrapper's shape in the memory of one element."""
+    return torch.zeros((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+
+
+# -------------------------------------------------------------------------------------------------- for captures
+
+
+_plain_gradients: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def learn_gradient(cls: type, *, is_plain: bool) -> None:
+    """Of a class of wrappers: gradients were found to be plain tensors, or wrappers."""
+    _plain_gradients[cls] = is_plain
+
+
+def predicted_spec(wrapper: Any) -> WrapperSpec:
+    """The spec of a wrapper that is to be an input or output of graphs.
+
+    Whether its gradient is a plain tensor is known from earlier captures, else taken to be so where an inner tensor has
+    no gradients.
+    """
+    spec = spec_of(wrapper)
+    is_whole = spec.requires_grad and _plain_gradients.get(spec.cls, not all(spec.carries))
+    return spec_of(wrapper, is_whole=True) if is_whole else spec
+
+
+class Samples:
+    """For wrappers among the inputs of a call, plain tensors like those that `unwrap` gives, but without history."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, WrapperSpec, Sequence[torch.Tensor]]] = {}
+
+    def __call__(self, wrapper: Any) -> tuple[WrapperSpec, Sequence[torch.Tensor]]:
+        """The spec of a wrapper, and the plain tensors: the same ones each time."""
+        found = self._known.get(id(wrapper))
+        if found is None:
+            spec = predicted_spec(wrapper)
+            found = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
+        return found[1:]
+
+
+def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
+    with plain_execution():
+        parts = _plain(wrapper, spec)
+        if not spec.requires_grad or torch.is_inference_mode_enabled():
+            return parts
+        parts = [part.detach() for part in parts]
+        carrying = parts[-1:] if spec.is_whole else [p for p, c in zip(parts, spec.carries, strict=True) if c]
+        for part in carrying:
+            part.requires_grad_()
+    return parts

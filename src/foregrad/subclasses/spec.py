@@ -1,0 +1,193 @@
+"""What a wrapper subclass is made of: `WrapperSpec`, and the way from a wrapper to its plain tensors and back.
+
+A traceable wrapper subclass says by `__tensor_flatten__` which attributes hold its inner tensors, which may be wrappers
+themselves, and is made again by `__tensor_unflatten__`. Graphs take and give the plain tensors at the ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.dispatch import without_torch_functions
+from .._torch.fakes import FakeTensor
+from .._torch.symbols import has_symbolic
+from .._torch.tensors import is_traceable_wrapper_subclass
+from ..errors import UnsupportedTensorError
+
+__all__ = [
+    "GradientKindError",
+    "WrapperSpec",
+    "dispatched",
+    "is_of_capture",
+    "is_parameter",
+    "is_wrapper",
+    "parts_of",
+    "rebuilt",
+    "spec_of",
+]
+
+
+class GradientKindError(UnsupportedTensorError):
+    """The gradient of a wrapper is no wrapper, or is one: captures to come know."""
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+@dataclasses.dataclass(frozen=True)
+class WrapperSpec:
+    """One wrapper: its class, the attributes that hold inner tensors, and what else `__tensor_unflatten__` takes.
+
+    `inner[i]` is the spec of the tensor in `names[i]` where that is a wrapper too, None where it is plain.
+    `carries[i]`: plain tensor i, of all in order, is of a dtype that has gradients. `requires_grad`: of the wrapper.
+    `is_whole`: its gradient is a plain tensor of its own shape, not a wrapper like it: an input without elements, one
+    more after the plain tensors, stands for the wrapper where gradients are concerned.
+    """
+
+    cls: type
+    names: tuple[str, ...]
+    metadata: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    inner: tuple[WrapperSpec | None, ...]
+    carries: tuple[bool, ...]
+    requires_grad: bool = False
+    is_leaf: bool = True
+    is_parameter: bool = False
+    is_whole: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many inputs of a graph stand for it."""
+        return len(self.carries) + self.is_whole
+
+    def paths(self) -> list[str]:
+        """How each of these is reached from the wrapper: `.a`, or `.a.data`."""
+        return [*self._inner_paths(), *([""] if self.is_whole else [])]
+
+    def _inner_paths(self) -> Iterator[str]:
+        for name, spec in zip(self.names, self.inner, strict=True):
+            if spec is None:
+                yield f".{name}"
+            else:
+                yield from (f".{name}{rest}" for rest in spec._inner_paths())
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is a wrapper like this one, but for the sizes of its plain tensors."""
+        tensor: Any = value
+        return (
+            type(value) is self.cls
+            and tensor.requires_grad is self.requires_grad
+            and tensor.is_leaf is self.is_leaf
+            and is_parameter(tensor) is self.is_parameter
+            and tensor.stride() == self.stride
+            and self.has_structure_of(tensor)
+        )
+
+    def has_structure_of(self, tensor: Any) -> bool:
+        """Whether a wrapper of the same class has the same metadata, sizes and inner classes."""
+        names, metadata = tensor.__tensor_flatten__()
+        if tuple(names) != self.names or tensor.shape != self.shape or not self.has_metadata(metadata):
+            return False
+        for name, spec in zip(self.names, self.inner, strict=True):
+            part = getattr(tensor, name)
+            if spec is None:
+                if type(part) not in _PLAIN and is_traceable_wrapper_subclass(part):
+                    return False
+            elif type(part) is not spec.cls or not spec.has_structure_of(part):
+                return False
+        return True
+
+    def has_metadata(self, metadata: Any) -> bool:
+        """Whether metadata of another wrapper mean the same, as its class says."""
+        guard = getattr(self.cls, "__metadata_guard__", None)
+        try:
+            return bool(guard(self.metadata, metadata) if guard is not None else self.metadata == metadata)
+        except Exception:  # of what is compared: then nothing is known of it
+            return False
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a value is a tensor that can be taken apart."""
+    return isinstance(value, torch.Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
+
+
+def is_parameter(wrapper: Any) -> bool:
+    """Whether `torch.nn.Parameter` was called on it: it is of its own class still."""
+    return bool(getattr(wrapper, "_is_param", False))
+
+
+def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
+    """The spec of a wrapper; `UnsupportedTensorError` where its sizes are symbolic, or what it holds is no tensor."""
+    names, metadata = wrapper.__tensor_flatten__()
+    inner: list[WrapperSpec | None] = []
+    carries: list[bool] = []
+    for name in names:
+        part = getattr(wrapper, name)
+        if not isinstance(part, torch.Tensor):
+            raise UnsupportedTensorError(
+                f"a {type(wrapper).__qualname__} holds a {type(part).__qualname__} in `.{name}`, which is no tensor."
+            )
+        spec = spec_of(part) if is_wrapper(part) else None
+        inner.append(spec)
+        carries += [_has_gradients(part.dtype)] if spec is None else spec.carries
+    if has_symbolic(wrapper.shape) or has_symbolic(wrapper.stride()):
+        raise UnsupportedTensorError(
+            f"a {type(wrapper).__qualname__} has sizes that vary from call to call, which is not supported yet."
+        )
+    layout = tuple(wrapper.shape), tuple(wrapper.stride()), wrapper.dtype, wrapper.device
+    flags = wrapper.requires_grad, wrapper.is_leaf, is_parameter(wrapper), is_whole
+    return WrapperSpec(type(wrapper), tuple(names), metadata, *layout, tuple(inner), tuple(carries), *flags)
+
+
+def parts_of(wrapper: Any) -> list[torch.Tensor]:
+    """The plain tensors inside, in order."""
+    found: list[torch.Tensor] = []
+    for name in wrapper.__tensor_flatten__()[0]:
+        part = getattr(wrapper, name)
+        found += parts_of(part) if is_wrapper(part) else [part]
+    return found
+
+
+def is_of_capture(value: Any) -> bool:
+    """Whether a tensor is a fake, or a wrapper around fakes only."""
+    if isinstance(value, FakeTensor):
+        return True
+    return is_wrapper(value) and all(isinstance(part, FakeTensor) for part in parts_of(value))
+
+
+def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:
+    """The wrapper that these plain tensors are in, without history."""
+    return _rebuilt(spec, iter(parts))
+
+
+def _rebuilt(spec: WrapperSpec, parts: Iterator[torch.Tensor]) -> Any:
+    inner = {
+        name: next(parts) if part is None else _rebuilt(part, parts)
+        for name, part in zip(spec.names, spec.inner, strict=True)
+    }
+    return spec.cls.__tensor_unflatten__(inner, spec.metadata, torch.Size(spec.shape), spec.stride)  # type: ignore[attr-defined]
+
+
+def _has_gradients(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def dispatched(mode: Any, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
+    """What the class of a wrapper among the arguments makes of an operator, while `mode` sees those on plain tensors.
+
+    `NotImplemented` where there is no wrapper among these classes.
+    """
+    for cls in types:
+        if hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__"):
+            with mode, without_torch_functions():
+                result = cls.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[attr-defined]
+            if result is not NotImplemented:
+                return result
+    return NotImplemented

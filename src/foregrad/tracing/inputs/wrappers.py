@@ -1,0 +1,228 @@
+"""Wrapper subclasses in a capture: what stands for them, made over the stand-ins of their plain tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.tensors import version_of
+from ...errors import UnsupportedMutationError, UnsupportedTensorError
+from ...frontend.sources import Source
+from ...frontend.tree import Tree
+from ...frontend.wrappers import FoundWrappers, ReachedWrapper
+from ...graph.signature import PartOf
+from ...graph.slots import Buffer, Closure, Param, Slot
+from ...subclasses.conversion import (
+    Samples,
+    learn_gradient,
+    predicted_spec,
+    taken_apart,
+    unwrap,
+    wrap,
+)
+from ...subclasses.spec import GradientKindError, WrapperSpec, is_of_capture, is_wrapper, parts_of, spec_of
+from ..recorder.recorder import Recorder
+
+__all__ = ["Wrappers"]
+
+_TENSOR: Any = torch.Tensor
+
+
+class _Input:
+    """A wrapper among the inputs: its stand-in over the stand-ins of its plain tensors.
+
+    `gradient`: the spec that its gradient was found to have.
+    """
+
+    def __init__(self, spec: WrapperSpec, parts: Sequence[Any], source: Source | None) -> None:
+        self.spec, self.parts, self.source = spec, tuple(parts), source
+        self.gradient: WrapperSpec | None = None
+        with torch.enable_grad():
+            self.stand_in = wrap(spec, parts, self._taken)
+        if spec.is_parameter:
+            self.stand_in._is_param = True
+        self.inside = parts_of(self.stand_in)
+        self.spec_inside = _without_history(self.stand_in)
+        self.history = self.stand_in.requires_grad, self.stand_in.grad_fn
+        self.start_version = _version(self.stand_in)
+
+    def _taken(self, gradient: Any) -> list[Any]:
+        """The gradient by plain tensor."""
+        spec = self.spec
+        if spec.is_whole is is_wrapper(gradient):
+            learn_gradient(spec.cls, is_plain=not spec.is_whole)
+            kind = "a wrapper" if spec.is_whole else "no wrapper"
+            raise GradientKindError(f"the gradient of a {spec.cls.__qualname__} is {kind} here.")
+        if spec.is_whole:
+            return [*[None] * len(spec.carries), gradient]
+        found = _without_history(gradient)
+        if found.carries != spec.carries or self.gradient not in (None, found):
+            raise UnsupportedTensorError(
+                f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} of another structure, which "
+                "can't be compiled yet. Detach it, or keep that part outside the compiled function."
+            )
+        self.gradient = found
+        parts = taken_apart(gradient)
+        return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
+
+    @property
+    def writes(self) -> int:
+        """How often it was written to."""
+        return _version(self.stand_in) - self.start_version
+
+    def check(self) -> None:
+        """Raise where more happened to it than that plain tensors in it were written."""
+        spec, stand_in = self.spec, self.stand_in
+        said = f"the function changes an argument or parameter that is a {spec.cls.__qualname__}"
+        if self.writes and spec.requires_grad:
+            raise UnsupportedMutationError(
+                f"{said} and requires grad, in place. Return the new value, or do it outside the compiled function."
+            )
+        is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
+        is_same = is_same and (stand_in.requires_grad, stand_in.grad_fn) == self.history
+        if not is_same or _without_history(stand_in) != self.spec_inside:
+            raise UnsupportedMutationError(
+                f"{said}: its history, its sizes, its metadata or the tensors in it are others now. Do that outside "
+                "the compiled function."
+            )
+
+
+class Wrappers:
+    """The wrappers of one capture. `adopt_part(tensor, source)` makes an input of a plain tensor in a wrapper.
+
+    `samples` are the plain tensors of those that the function reaches by itself, the same ones in each run.
+    """
+
+    def __init__(
+        self,
+        adopt_part: Callable[[torch.Tensor, PartOf], torch.Tensor],
+        source_of: Callable[[torch.Tensor], Source],
+        samples: Samples,
+        recorder: Recorder,
+    ) -> None:
+        self.adopt_part = adopt_part
+        self.source_of = source_of
+        self.samples, self.recorder = samples, recorder
+        self.inputs: list[_Input] = []  # arguments, one that comes twice twice, then those that it reached by itself
+        self.by_stand_in: dict[int, _Input] = {}
+        self.by_parts: dict[tuple[int, ...], _Input] = {}
+        self.reached: dict[int, tuple[Any, _Input]] = {}  # by the id of the real wrapper, which is kept alive
+
+    # ---------------------------------------------------------------- inputs
+
+    def of_argument(self, spec: WrapperSpec, parts: Sequence[Any]) -> Any:
+        """The stand-in of an argument, over the stand-ins of its plain tensors."""
+        key = tuple(map(id, parts))
+        known = self.by_parts.get(key)
+        if known is None or known.spec != spec:
+            known = self.by_parts[key] = _Input(spec, parts, None)
+        self.inputs.append(known)
+        self.by_stand_in[id(known.stand_in)] = known
+        return known.stand_in
+
+    def adopt(self, real: Any) -> Any:
+        """The stand-in of a wrapper that the function reaches by itself; one that it made is none of those."""
+        if id(real) in self.by_stand_in:
+            return real
+        known = self.reached.get(id(real))
+        if known is None:
+            if is_of_capture(real):
+                return real
+            source = self.source_of(real)
+            spec, samples = self.samples(real)
+            number = len(self.reached)
+            parts = [
+                self.adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path)))
+                for i, (sample, path) in enumerate(zip(samples, spec.paths(), strict=True))
+            ]
+            known = self.reached[id(real)] = real, _Input(spec, parts, source)
+            self.inputs.append(known[1])
+            self.by_stand_in[id(known[1].stand_in)] = known[1]
+        return known[1].stand_in
+
+    def answer(self, stand_in: Any, func: Any, where: Callable[[], str]) -> Any:
+        """What a program asks an input for besides its values."""
+        known = self.by_stand_in.get(id(stand_in))
+        if known is None or func in _ANSWERED:
+            return NotImplemented
+        if func == _TENSOR.is_leaf.__get__:
+            return known.spec.is_leaf
+        if func == _TENSOR.grad_fn.__get__ and known.spec.is_leaf:
+            return None
+        raise UnsupportedTensorError(
+            f"`{getattr(func, '__self__', func).__name__}` of an input that is a {known.spec.cls.__qualname__} is used "
+            f"at {where()}, which can't be compiled yet. Do that outside the compiled function."
+        )
+
+    # ---------------------------------------------------------------- results
+
+    def unwrap(self, stand_in: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
+        """The plain stand-ins of an argument; None for another wrapper."""
+        known = self.by_stand_in.get(id(stand_in))
+        return None if known is None else (known.spec, known.parts)
+
+    def taken_apart(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
+        """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
+        if id(self.adopt(result)) in self.by_stand_in:
+            return None
+        if any(part.requires_grad for part in parts_of(result)):
+            raise UnsupportedTensorError(
+                f"a {type(result).__qualname__} that the function returns was made of tensors with a history: in eager "
+                "its gradient would not go on there. Detach them, or make it in a torch.autograd.Function."
+            )
+        spec = predicted_spec(result)
+        with self.recorder:
+            return spec, unwrap(result, spec)
+
+    def number_of(self, value: Any) -> int | None:
+        """Which input a result is."""
+        if not (self.inputs and is_wrapper(value)):
+            return None
+        known = self.by_stand_in.get(id(self.adopt(value)))
+        return None if known is None else self.inputs.index(known)
+
+    # ---------------------------------------------------------------- afterwards
+
+    def check(self) -> None:
+        """Raise where the function did to a wrapper among the inputs what no compiled call would do."""
+        for known in self.by_stand_in.values():
+            known.check()
+
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """For the inputs that were written to, how often."""
+        inputs = {id(known): known for known in self.inputs}.values()
+        return tuple((self.inputs.index(known), known.writes) for known in inputs if known.writes)
+
+    def found(self, tree: Tree) -> FoundWrappers | None:
+        """All of them; None where there is none. `tree` is that of the arguments."""
+        if not self.inputs:
+            return None
+        arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
+        gradients = {first: known.gradient for (first, _), known in arguments}
+        inputs = [known for _, known in self.reached.values()]
+        reached = [ReachedWrapper(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
+        return FoundWrappers(tuple(reached), gradients)
+
+
+# What the stand-in itself can tell.
+_ANSWERED = {_TENSOR.storage_offset, _TENSOR.untyped_storage, _TENSOR.is_shared, _TENSOR.is_pinned}
+
+
+def _without_history(wrapper: Any) -> WrapperSpec:
+    """Its spec, whatever history it has."""
+    return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else version_of(tensor)
+
+
+def _inner_slot(slot: Slot, path: str) -> Slot:
+    """The slot of a plain tensor in a wrapper."""
+    if isinstance(slot, (Param, Buffer)):
+        return type(slot)(slot.name + path)
+    assert isinstance(slot, Closure)
+    return Closure(slot.path + path)

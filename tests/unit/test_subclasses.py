@@ -1,0 +1,274 @@
+"""Traceable wrapper subclasses: graphs hold plain tensors, and outside everything is as in eager."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+import foregrad
+from foregrad.errors import ForegradWarning, UnsupportedError, UnsupportedTensorError
+
+from .wrappers import Converting, Logging, Quantised, Unit, described, nested, quantised, two
+
+
+def compiled(f, **settings):
+    return foregrad.compile(f, backend="eager", on_unsupported="raise", **settings)
+
+
+def twice(f, make_args, call):
+    """What two calls and their backwards give and leave behind."""
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        args = make_args()
+        versions = [arg._version for arg in args]
+        result = call(*args)
+        results = result if isinstance(result, tuple) else (result,)
+        found += [described(r) for r in results]
+        found += [[r is arg for arg in args] for r in results]
+        losses = [r.float().sum() for r in results if r.requires_grad]
+        if losses:
+            sum(losses[1:], losses[0]).backward(
+                torch.ones_like(losses[0].detach()) if type(losses[0]) is not torch.Tensor else None
+            )
+        found += [described(arg.grad) for arg in args if arg.is_leaf]
+        found += [described(arg) for arg in args] + [arg._version - v for arg, v in zip(args, versions, strict=True)]
+    return found
+
+
+def same(f, *makers, graphs=1):
+    def make_args():
+        return [make() for make in makers]
+
+    fast = compiled(f)
+    assert twice(f, make_args, fast) == twice(f, make_args, f)
+    assert len(fast.foregrad.specializations) == graphs
+    return fast
+
+
+PROGRAMS = {
+    "forward_only": (lambda a, b: (a @ b, a + 1), lambda: two(3, 3), lambda: torch.randn(3, 3)),
+    "two_results": (lambda a, b: ((a @ b).relu(), a * 2), lambda: two(3, 3, grad=True), lambda: torch.randn(3, 3)),
+    "two_wrappers": (lambda a, b: ((a @ b).sin(), b.sum()), lambda: two(3, 3, grad=True), lambda: two(3, 3, grad=True)),
+    "nested": (lambda a, b: (a @ b).relu(), lambda: nested(3, 3, grad=True), lambda: torch.randn(3, 3)),
+    "units": (lambda a, b: a * b, lambda: Unit(torch.randn(3), 1).requires_grad_(), lambda: Unit(torch.ones(3), 2)),
+    "quantised_weight": (F.linear, lambda: torch.randn(2, 3, requires_grad=True), lambda: quantised(4, 3)),
+    "gradient_that_is_plain": (
+        lambda w, x: F.linear(x, w).relu(),
+        lambda: quantised(3, 3, grad=True),
+        lambda: torch.randn(2, 3, requires_grad=True),
+    ),
+    "the_input_itself": (lambda a: (a, a * 2), lambda: two(3, grad=True)),
+    "views": (lambda a: (a.view(9), a.t(), a[0]), lambda: two(3, 3, grad=True)),
+    "parts": (lambda a: a.split(2), lambda: two(4, 3, grad=True)),
+    "views_of_one_result": (lambda a: ((a * 2)[0], (a * 2).t()), lambda: two(3, 3, grad=True)),
+    "made_inside": (lambda a, b: TwoTensor(a, b) * 2, lambda: torch.randn(3), lambda: torch.randn(3)),
+    "tensor_inside": (lambda a: a.a * 2, lambda: two(3, grad=True)),
+    "asked_for_its_class": (lambda a: a * 2 if type(a) is TwoTensor else a, lambda: two(3)),
+    "asked_for_being_a_leaf": (lambda a: a * 2 if a.is_leaf else a * 3, lambda: two(3, grad=True)),
+    "no_leaf": (lambda a: a * 2 if a.is_leaf else a * 3, lambda: two(3, grad=True) * 1),
+    "detached": (lambda a: (a.detach() * 2, a * 2), lambda: two(3, grad=True)),
+    "dropout": (lambda a: F.dropout(a, 0.5), lambda: two(9, grad=True)),
+    "written_in_the_middle": (lambda a: (a * 2).add_(1), lambda: two(3, grad=True)),
+    "gradient_inside": (
+        lambda a: torch.autograd.grad((a * a).sum(), a, create_graph=True)[0] * 2,
+        lambda: two(3, grad=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_same_as_eager(name):
+    f, *makers = PROGRAMS[name]
+    same(f, *makers)
+
+
+def test_a_graph_holds_plain_tensors_only():
+    text = str(foregrad.capture(lambda w, x: F.linear(x, w).sum(), two(3, 2, grad=True), torch.randn(4, 2)))
+    assert "args[0].a" in text
+    assert "tangent of out.b" in text
+    assert "TwoTensor" not in text
+
+
+def test_a_nested_one_is_taken_apart_to_the_ground():
+    joint = foregrad.capture(lambda a: a * 2, nested(3))
+    assert [str(i.slot) for i in joint.signature.inputs] == [f"args[0].{a}.{b}" for a in "ab" for b in "ab"]
+
+
+def test_a_write_reaches_the_tensors_inside():
+    def f(a):
+        a.mul_(2)
+        return a + 1
+
+    same(f, lambda: two(3))
+
+
+def test_one_that_requires_grad_is_not_written():
+    def f(a):
+        with torch.no_grad():
+            a.mul_(2)
+        return a + 1
+
+    with pytest.raises(UnsupportedError, match="changes an argument or parameter that is a TwoTensor"):
+        compiled(f)(two(3, grad=True))
+    with pytest.warns(ForegradWarning):
+        fast = foregrad.compile(f, backend="eager", on_unsupported="eager")
+        assert described(fast(a := two(3, grad=True))) == described(a + 1)
+
+
+def test_other_metadata_get_a_graph_of_their_own():
+    fast = compiled(lambda a: a * 2)
+    found = [fast(Unit(torch.ones(3), metres)).metres for metres in (1, 2, 1)]
+    assert found == [1, 2, 1]
+    assert len(fast.foregrad.specializations) == 2
+
+
+def test_another_class_gets_a_graph_of_its_own():
+    fast = compiled(lambda a: a * 2)
+    for a in (two(3), torch.randn(3), nested(3), two(3, grad=True), two(4)):
+        assert described(fast(a)) == described((a * 2))
+    assert len(fast.foregrad.specializations) == 5
+
+
+def test_what_a_class_does_besides_is_done_while_it_is_captured():
+    def f(a):
+        return a.sin().cos()
+
+    a = Logging(torch.randn(3))
+    expected = described(f(a))
+    fast = foregrad.compile(f, backend="eager")
+    with pytest.warns(ForegradWarning, match=r"changes len\(Logging.seen\)"):
+        assert described(fast(a)) == expected
+    count = len(Logging.seen)
+    assert described(fast(a)) == expected
+    assert len(Logging.seen) == count
+
+
+def test_the_same_wrapper_twice():
+    def f(a, b):
+        return a * b
+
+    fast = compiled(f)
+    a, b = two(3, grad=True), two(3, grad=True)
+    for args in ((a, b), (a, a), (b, a)):
+        for fn in (fast, f):
+            a.grad = b.grad = None
+            fn(*args).sum().backward(TwoTensor(torch.tensor(1.0), torch.tensor(2.0)))
+            if fn is fast:
+                expected = described(a.grad), described(b.grad)
+        assert expected == (described(a.grad), described(b.grad))
+
+
+def test_a_gradient_of_another_class_is_an_error_by_name():
+    a = two(3, grad=True)
+    result = compiled(lambda a: a * 2)(a)
+    with pytest.raises(UnsupportedTensorError, match="is a plain tensor; its backward was compiled for a TwoTensor"):
+        result.backward(torch.ones(3))
+
+
+def test_a_gradient_with_other_metadata_is_converted_by_its_class():
+    a = Converting(torch.ones(3), 1).requires_grad_()
+    compiled(lambda a: a * 2)(a).backward(Converting(torch.ones(3), 5))
+    assert (a.grad.metres, a.grad.values_.tolist()) == (1, [2.0, 2.0, 2.0])
+    b = Unit(torch.ones(3), 1).requires_grad_()
+    with pytest.raises(UnsupportedTensorError, match="a Unit with metadata 5"):
+        compiled(lambda a: a + a)(b).backward(Unit(torch.ones(3), 5))
+
+
+def test_second_derivatives():
+    def f(a, x):
+        return a * a * x
+
+    def of(fn):
+        torch.manual_seed(0)
+        a, x, ones = two(3, grad=True), torch.randn(3), TwoTensor(torch.ones(3), torch.ones(3))
+        (first,) = torch.autograd.grad(fn(a, x), a, ones, create_graph=True)
+        (second,) = torch.autograd.grad(first, a, ones)
+        return described(second)
+
+    assert of(compiled(f)) == of(f)
+
+
+def test_a_plain_input_whose_gradient_is_a_wrapper_is_refused():
+    with pytest.raises(UnsupportedTensorError, match=r"the gradient of args\[1\], a plain tensor, is a TwoTensor"):
+        compiled(lambda a, b: a * b)(two(3), torch.ones(3, requires_grad=True))
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+
+
+def of_two_tensors(model):
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module._parameters[name] = torch.nn.Parameter(TwoTensor(parameter.detach(), parameter.detach() + 0.5))
+    return model
+
+
+def with_quantised_weights(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            scale = module.weight.detach().abs().amax(1, keepdim=True) / 127
+            numbers = (module.weight.detach() / scale).round().to(torch.int8)
+            module.weight = torch.nn.Parameter(Quantised(numbers, scale), requires_grad=False)
+    return model
+
+
+def trained(model, call):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for step in range(3):
+        torch.manual_seed(step)
+        result = call(torch.randn(5, 4))
+        loss = (result * result).mean()
+        loss.backward(TwoTensor(torch.ones(()), torch.ones(())) if isinstance(loss, TwoTensor) else None)
+        found += [described(result), *(described(p.grad) for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+        found += [described(p) for p in model.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("convert", [of_two_tensors, with_quantised_weights])
+@pytest.mark.parametrize("through_dynamo", [False, True])
+def test_training(convert, through_dynamo):
+    def compile_it(model):
+        if through_dynamo:
+            return torch.compile(model, backend="foregrad", options={"backend": "eager"})
+        return compiled(model)
+
+    model = convert(network())
+    expected = trained(model, model)
+    model = convert(network())
+    assert trained(model, compile_it(model)) == expected
+
+
+def test_a_parameter_that_is_replaced():
+    model = of_two_tensors(torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False)))
+    fast, x = compiled(model), torch.randn(2, 3)
+    fast(x)
+    for new in (two(3, 3), quantised(3, 3), torch.randn(3, 3)):
+        model[0].weight = torch.nn.Parameter(new, requires_grad=False)
+        assert described(fast(x)) == described(model(x))
+
+
+def test_inductor_compiles_the_graphs():
+    a, b = two(8, grad=True), torch.randn(8)
+    result = foregrad.compile(lambda a, b: (a * b).sin().sum(), backend="inductor", on_unsupported="raise")(a, b)
+    result.backward(TwoTensor(torch.ones(()), torch.ones(())))
+    torch.testing.assert_close(a.grad.b, a.b.mul(b).cos() * b)
+
+
+def test_no_stand_in_is_left_behind():
+    holder = []
+
+    def f(a):
+        holder.append(a * 2)
+        return a + 1
+
+    fast = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    fast(two(3))
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    assert not any(isinstance(t, FakeTensor) for w in holder for t in (w.a, w.b))
