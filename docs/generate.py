@@ -28,6 +28,7 @@ PAGES = (
     "guards.md",
     "memory.md",
     "regions.md",
+    "subclasses.md",
     "toy.md",
 )
 
@@ -42,7 +43,8 @@ REMEDIES = {
     "or a property of an input's shape; or compute the deciding value before the call and hand it over as a Python "
     "number.",
     "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call.",
-    "UnsupportedTensorError": "Hand over the plain tensors that it is made of, and rebuild it inside the function.",
+    "UnsupportedTensorError": "See [Tensor subclasses](subclasses.md). Hand over the plain tensors that it is made "
+    "of, and rebuild it inside the function.",
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
     "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
     "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",

@@ -57,7 +57,7 @@ class UnsupportedLayoutError(UnsupportedError):
 
 
 class UnsupportedTensorError(UnsupportedError, TypeError):
-    """A tensor subclass that foregrad doesn't know how to look into."""
+    """A tensor subclass that foregrad can't look into, or a use of one that it can't compile."""
 
 
 class UnsupportedMutationError(UnsupportedError):

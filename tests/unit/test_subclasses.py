@@ -126,7 +126,7 @@ def test_other_metadata_get_a_graph_of_their_own():
 def test_another_class_gets_a_graph_of_its_own():
     fast = compiled(lambda a: a * 2)
     for a in (two(3), torch.randn(3), nested(3), two(3, grad=True), two(4)):
-        assert described(fast(a)) == described((a * 2))
+        assert described(fast(a)) == described(a * 2)
     assert len(fast.foregrad.specializations) == 5
 
 
