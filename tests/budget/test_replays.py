@@ -111,6 +111,37 @@ def test_a_second_backward_draws_the_same_once_more():
     assert all(map(torch.equal, first, again))
 
 
+class TwoResults(nn.Module):
+    """A loss and what nobody differentiates, as the models of transformers return them; a row of layers with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.dropout(layer(x).relu(), 0.3)
+        return x.square().mean(), x
+
+
+@pytest.mark.parametrize("wanted", ["all", "one"])
+def test_backwards_of_some_outputs_or_inputs_draw_the_same(wanted):
+    """They are graphs of their own, cut down to what is asked for; the way back to the generator's state is in them."""
+    module, x = TwoResults(), torch.randn(256, 64)
+    parameters = list(module.parameters())[: None if wanted == "all" else 2]
+
+    def gradients(call):
+        torch.manual_seed(3)
+        loss, _ = call(x)
+        found = torch.autograd.grad(loss, parameters)
+        return [*found, torch.rand(3)]
+
+    compiled = foregrad.compile(module, backend="eager", memory_budget=0.0)
+    joint = foregrad.capture(module, x)
+    assert random_again(foregrad.partition(joint, memory_budget=0.0))
+    assert all(map(torch.equal, gradients(module), gradients(compiled)))
+
+
 def test_a_second_derivative_wants_random_results_saved():
     """What it needs is not there otherwise, and the error says so."""
     x = torch.randn(512, 32, requires_grad=True)

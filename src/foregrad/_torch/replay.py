@@ -1,6 +1,7 @@
 """Operators that note the state of a random generator, go back to it, and return. Checked on torch 2.11.0, 2.13.0.
 
-They are for graphs that run node by node in their order: no data ties what draws to what winds the generator back.
+They are for graphs that run node by node in their order: no data ties what draws to what winds the generator back. Who
+drops nodes from such a graph asks `replayed`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 from .dispatch import default_generator
 
-__all__ = ["NOTE", "RESUME", "REWIND", "state_bytes"]
+__all__ = ["NOTE", "RESUME", "REWIND", "replayed", "state_bytes"]
 
 _library = torch.library.Library("foregrad", "FRAGMENT")
 _library.define("random_state(Device device) -> Tensor")
@@ -63,3 +64,10 @@ REWIND: Any = torch.ops.foregrad.rewind_random.default
 RESUME: Any = torch.ops.foregrad.resume_random.default
 for _op in (NOTE, REWIND, RESUME):
     torch.fx.node.has_side_effect(_op)
+
+
+def replayed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The random operator that runs between `node`, which returns to the state before it, and that one's operand, which
+    goes back; None for other nodes. The three are there together or not at all.
+    """
+    return node.prev if node.target is RESUME else None

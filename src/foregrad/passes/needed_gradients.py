@@ -11,6 +11,7 @@ from torch import fx
 
 from .._torch.graphs import GraphCopier
 from .._torch.modules import make_graph_module
+from .._torch.replay import replayed
 
 __all__ = ["only_gradients"]
 
@@ -26,6 +27,9 @@ def only_gradients(backward: fx.GraphModule, wanted: Collection[int]) -> fx.Grap
         if node not in needed:
             needed.add(node)
             stack.extend(node.all_input_nodes)
+    for node in backward.graph.nodes:
+        if replayed(node) in needed:
+            needed.update((node, *node.all_input_nodes))
     copier = GraphCopier()
     for node in backward.graph.nodes:
         if node.op == "placeholder":

@@ -17,6 +17,7 @@ from torch import fx
 from .._torch.codegen import OpOverload
 from .._torch.graphs import symbol_of, symbols_in
 from .._torch.modules import make_graph_module
+from .._torch.replay import replayed
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
@@ -106,8 +107,14 @@ def without_tangents(
                 continue
             made[node] = graph.node_copy(node, value)
             made[node].meta = node.meta
-    graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+    graph.eliminate_dead_code(is_impure_node=_stays)
     return make_graph_module(backward, graph, "PartialBackward")
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether a node that nobody reads stays; asked from the end of the graph on."""
+    random = replayed(node)
+    return node.op in ("placeholder", "output") or (random is not None and bool(random.users))
 
 
 def _zeros(graph: fx.Graph, depends: set[fx.Node], missing: list[fx.Node]) -> set[fx.Node]:
