@@ -105,7 +105,8 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
         raise UnsupportedTensorError(
             f"`{path}` is a {type(tensor).__qualname__}: of tensor subclasses, those that say what they hold "
-            "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds none, `.as_subclass(torch.Tensor)`)."
+            "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds "
+            "none, `.as_subclass(torch.Tensor)`)."
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
