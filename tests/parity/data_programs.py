@@ -158,6 +158,41 @@ PROGRAMS = {
     "view nonleaf data": ((N, P), "x, y", "v = x[0]; x.data = x.data.clone(); return (v * 2, x * y)"),
     "param view then data": ((P,), "p", "v = p[0]; p.data = p.data.clone(); return (v * 2, p * 2)"),
     "data view after": ((P,), "p", "p.data = p.data.clone(); return (p[0], p.t())"),
+    "prune rows": ((P,), "p", "p.data = p.data[:2]; return p * 2"),
+    "prune rows clone": ((P,), "p", "p.data = p.data[:1].clone(); return (p * p).sum()"),
+    "half then use": ((P,), "p", "p.data = p.data.half(); return p * 2"),
+    "double then use": ((P,), "p", "p.data = p.data.double(); return (p * p).sum()"),
+    "grow rows": ((P,), "p", "p.data = torch.cat([p.data, p.data.new_zeros(1, 3)]); return (p * p).sum()"),
+    "transpose data": ((P,), "p", "p.data = p.data.t(); return (p * p).sum()"),
+    "flat data": ((P,), "p", "p.data = p.data.view(-1); return p.sin()"),
+    "free then use": ((P,), "p", "p.data = torch.empty(0); return p.sin()"),
+    "prune and return": ((P,), "p", "p.data = p.data[:1]; return p, p * p, p[0]"),
+    "prune both": ((P, P), "p, e", "p.data = p.data[:1]; e.data = e.data[:1]; return p * e"),
+    "prune one": ((P, P), "p, e", "p.data = p.data[:1]; return p * e[:1], e.sin()"),
+    "prune then decide": (
+        (P,),
+        "p",
+        "p.data = p.data[:1]\nif p.sum().item() > 0:\n    return p * 2\nreturn p * 3",
+    ),
+    "prune beside writes": ((P, X), "p, x", "x.mul_(2); p.data = p.data[:1]; x.add_(1); return p * x[:1]"),
+    "grow embedding": (
+        (P, "torch.tensor([0, 2])"),
+        "p, x",
+        "p.data = torch.cat([p.data, p.data[:1]]); return torch.nn.functional.embedding(x, p)",
+    ),
+    "product then use": ((P, P), "p, e", "p.data = (p.data @ e.data.t()).contiguous(); return (p * p).sum()"),
+    "resize then requires": ((X,), "x", "x.resize_(2); x.requires_grad_(); return x * 2"),
+    "freeze prune unfreeze": (
+        (P,),
+        "p",
+        "p.requires_grad_(False); p.data = p.data[:1]; p.requires_grad_(); return p * 2",
+    ),
+    "set rows use": ((P, X), "p, x", "with torch.no_grad():\n    p.set_(x[:1].clone())\nreturn (p * p).sum()"),
+    "prune then inner grad": (
+        (P,),
+        "p",
+        "p.data = p.data[:1]; g, = torch.autograd.grad((p * p).sum(), p); return g, p * 2",
+    ),
 }
 
 # The same in the `forward(self, x)` of a module with `weight`, `bias`, and buffers `ema` and `n`.

@@ -395,9 +395,8 @@ def f(x0, x1, x2, x3):
 )
 
 
-refusal(
+regression(
     "resized, marked and differentiated",
-    "takes on another size",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.complex64)

@@ -37,9 +37,9 @@ PROGRAMS = [
     ),
     (
         "`resize_`, `squeeze_`, `set_` or `.data = ...` gives an argument another size",
-        "torch.randn(2, 3),",
-        ["x.resize_(2)", "x.requires_grad_()", "return x * 2"],
-        0,
+        f"{LEAF},",
+        ["x.data = x.data[:1]", "y = x.sin()", "x.data = x.data[:, 0]", "return y"],
+        2,
     ),
     (
         "an argument with a history is detached in place",
@@ -47,7 +47,12 @@ PROGRAMS = [
         ["x.detach_()", "x.requires_grad_()", "return x * 2"],
         0,
     ),
-    ("an argument is resized in place", f"torch.randn(6), {LEAF}", ["x.resize_(3)", "x.mul_(v[0])"], 0),
+    (
+        "`resize_`, `squeeze_`, `set_` or `.data = ...` gives an argument another size",
+        f"torch.randn(6), {LEAF}",
+        ["x.resize_(3)", "x.mul_(v[0])"],
+        0,
+    ),
     ("`resize_` makes a tensor larger", "torch.randn(6),", ["y = x * 2", "z = y[1:]", "y.resize_(9)", "return z"], 2),
     ("`set_` on a view of an argument", f"{LEAF} * 1,", ["v = x[0]", "v.set_(v)"], 1),
     (
@@ -165,7 +170,7 @@ PROGRAMS = [
         0,
     ),
     (
-        "an argument is detached in place, resized",
+        "`resize_`, `squeeze_`, `set_` or `.data = ...` gives an argument another size",
         "torch.randn(6, requires_grad=True),",
         ["x.detach_()", "x.resize_(2)", "x.requires_grad_()"],
         1,
@@ -219,9 +224,15 @@ PROGRAMS = [
         1,
     ),
     (
-        "`set_` under `torch.no_grad()` gives",
+        "an argument that is a leaf is given memory",
         f"{LEAF},",
         ["y = x * 2", "torch.no_grad()(x.set_)((x * 3).detach())", "return y"],
+        1,
+    ),
+    (
+        "an argument that is a leaf is given memory",
+        f"{LEAF},",
+        ["y = x.sin()", "x.data = x.data.double()", "return y.sum() + x"],
         1,
     ),
     (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .._torch.codegen import OpOverload
 from ..errors import ArtifactError, ForegradError
 from ..graph.effect_log import (
+    AttachNode,
     BumpVersion,
     Detach,
     Effect,
@@ -94,6 +95,8 @@ def _check_signature(joint: JointGraph) -> None:
     _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
     for effect in s.log:
         _check_effect(effect, inputs, outputs)
+    if s.attaches_late and not differentiable:
+        raise ArtifactError("a node with nothing to differentiate")
     _within((*s.counted_along, *s.retained_inputs), inputs, "input")
     _within(
         (*s.retained, *s.hooked_inside, *s.parameters, *(at for at, _, _ in s.attributes)), len(s.outputs), "result"
@@ -147,7 +150,10 @@ def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
             _within([value.output], outputs, "output")
 
 
-_EFFECTS = (TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion, SetData, SetStorage)
+_EFFECTS = (
+    *(TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion, SetData, SetStorage),
+    AttachNode,
+)
 
 
 def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 __all__ = [
+    "AttachNode",
     "BumpVersion",
     "Detach",
     "Effect",
@@ -26,6 +27,7 @@ __all__ = [
     "TakeView",
     "ViewStep",
     "Write",
+    "attached",
     "ordered",
     "with_graph",
 ]
@@ -182,6 +184,18 @@ class RunGraph(Effect):
         return "run the graph"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttachNode(Effect):
+    """The autograd node is made, of results that the graph gave before all that comes ahead of this in the log.
+
+    Autograd takes the sizes and dtype of an input's gradients from the input as it is when the node is made: `input`
+    changed its own before.
+    """
+
+    def __str__(self) -> str:
+        return f"attach the node, input {self.input} as it is now"
+
+
 def _chain(steps: tuple[ViewStep, ...]) -> str:
     return "".join(f", {step.op}" for step in steps)
 
@@ -236,6 +250,25 @@ def _ready(entries: list[Recorded], place: dict[int, int]) -> tuple[int, int, Ha
     return _rank(entries[-1].effect), place[id(entries[-1])], entries[-1].memory
 
 
+def attached(log: Sequence[Effect], late: Collection[int], taken: Collection[int]) -> tuple[Effect, ...] | None:
+    """The log with the place at which the node is made, where inputs change what their gradients look like before.
+
+    `late`: those inputs; `taken`: all that autograd is to know of. None where something ahead of that place needs the
+    node, or changes what the gradients of another input look like.
+    """
+    marked = [at for at, e in enumerate(log) if isinstance(e, MarkRequiresGrad) and not e.steps and e.input in taken]
+    changed = [at for at, e in enumerate(log) if isinstance(e, (SetData, InplaceView)) and e.input in late]
+    if not changed:
+        return None
+    place = max(*marked, *changed) + 1 if marked else max(changed) + 1
+    for effect in log[:place]:
+        needs_node = isinstance(effect, Write) and effect.differentiable
+        is_other = isinstance(effect, (SetData, InplaceView)) and effect.input in taken and effect.input not in late
+        if needs_node or is_other:
+            return None
+    return (*log[:place], AttachNode(log[max(changed)].input), *log[place:])
+
+
 def with_graph(
     log: Sequence[Effect], taken: Collection[int], leaves: Collection[int], *, counts_first: bool
 ) -> list[Effect]:
@@ -243,8 +276,11 @@ def with_graph(
 
     It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
     so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move, too, and what comes before those.
+    after the versions that move, too, and what comes before those. Where the node is made later, the graph comes
+    first and all else in program order.
     """
+    if any(isinstance(effect, AttachNode) for effect in log):
+        return [RunGraph(), *log]
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
     for at, effect in enumerate(log):

@@ -9,7 +9,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .effect_log import BumpVersion, Detach, Effect, InplaceView, MarkRequiresGrad, Memory, SetData, ViewStep, Write
+from .effect_log import (
+    AttachNode,
+    BumpVersion,
+    Detach,
+    Effect,
+    InplaceView,
+    MarkRequiresGrad,
+    Memory,
+    SetData,
+    ViewStep,
+    Write,
+)
 from .effects import BackwardEffects, CheckInfo
 from .meta import TensorSpec
 from .python_effects import PythonWrite
@@ -323,6 +334,11 @@ class Signature:
     def may_stop(self) -> bool:
         """Whether a call may end once the graph has run, by a decision or a check, with nothing of it to be seen."""
         return bool(self.decisions or self.checks)
+
+    @property
+    def attaches_late(self) -> bool:
+        """Whether the node is made once inputs have changed what their gradients look like: see `AttachNode`."""
+        return any(isinstance(effect, AttachNode) for effect in self.log)
 
     @property
     def num_forward_outputs(self) -> int:

@@ -11,7 +11,7 @@ same decisions (`_how_kept`, the specs of tangents); the rendered backward is th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ __all__ = ["NodeSource", "make_node"]
 
 _MOST_PARTIAL = 16  # backwards for some of the gradients alone; from then on all are computed
 _AS_IT_IS, _COPIED, _DETACHED, _SIZE = -1, -2, -3, -4  # as `_native/program.h` numbers them
+_KEPT = {_COPIED: "{}.clone()", _DETACHED: "{}.detach()"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,20 +46,31 @@ class NodeSource:
     """An autograd node: what calls it, and the text of what is rendered of it.
 
     `apply(others, *taken)` where it is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
+    `runs_before`: the forward graph, where the caller runs it before and hands its results over; `kept`: how each thing
+    that it saves is kept then, as a format ('': as it is).
     """
 
     apply: Callable[..., Any]
     source: str
     taken: list[int]
     is_native: bool
+    runs_before: Callable[[list[Any]], list[Any]] | None = None
+    kept: tuple[str, ...] = ()
 
     def call_lines(
-        self, apply: str, inputs: list[str], outputs: list[str], signature: Signature, names: Names
+        self,
+        apply: str,
+        inputs: list[str],
+        outputs: list[str],
+        signature: Signature,
+        names: Names,
+        saved: Sequence[str] = (),
     ) -> tuple[list[str], str, list[str]]:
         """Lines that call it by the name `apply`: some to run before, the call, some to run after it."""
         if self.is_native:
             return [], f"{', '.join(outputs)} = {apply}({', '.join(inputs)})", []
         rest = [name for i, name in enumerate(inputs) if i not in self.taken]
+        rest += [*outputs, *saved] if self.runs_before else []
         plain = [name for i, name in enumerate(outputs) if i not in signature.differentiable]
         target = ", ".join(outputs[i] for i in signature.differentiable)
         arguments = ", ".join(inputs[i] for i in self.taken)
@@ -95,6 +107,7 @@ class _NodeRenderer:
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
         self.effects = signature.in_backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
+        self.is_native &= not signature.attaches_late
         self.has_marks |= bool(passed) and not self.is_native
         self.release = Release(self.partitioned, taken if compiled.make_derived is not None else [])
         self.names = Names(["ctx", "others"])
@@ -122,7 +135,11 @@ class _NodeRenderer:
         if self.has_marks:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)
-        return NodeSource(apply, source, self.taken, is_native=False)
+        if not self.signature.attaches_late:
+            return NodeSource(apply, source, self.taken, is_native=False)
+        how = [self._how_kept(node) for node in self.partitioned.saved_nodes]
+        kept = tuple(_KEPT.get(one, "") for one in how)
+        return NodeSource(apply, source, self.taken, is_native=False, runs_before=self._forward_graph(), kept=kept)
 
     def _in_python(self, backward: Any) -> Callable[..., Any]:
         """The backward of a node in Python, from which autograd takes all that was saved when any part has run."""
@@ -215,14 +232,18 @@ class _NodeRenderer:
         signature, primals = self.signature, self.primals
         rest = [primals[i] for i in range(len(primals)) if i not in self.taken]
         lines = [f"def forward(ctx, others, {', '.join(primals[i] for i in self.taken)}):"]
-        if rest:
-            lines.append(f"    {unpacked(rest)}others")
         outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
         saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
-        self.globals["forward_graph"] = self._forward_graph()
         results = [*outputs, *saved]
+        if self.signature.attaches_late:
+            rest += results
+        if rest:
+            lines.append(f"    {unpacked(rest)}others")
+        self.globals["forward_graph"] = self._forward_graph()
         call = f"{unpacked(results)}forward_graph([{', '.join(primals)}])"
-        if self.compiled.disable_autocast:
+        if self.signature.attaches_late:
+            pass  # the caller ran it
+        elif self.compiled.disable_autocast:
             self.globals["no_autocast"] = engine.disable_autocast
             lines += ["    with no_autocast():", "        " + call]
         else:
@@ -283,7 +304,7 @@ class _NodeRenderer:
         how = self._how_kept(node)
         if how >= 0:
             return self.primals[how]
-        return {_COPIED: f"{name}.clone()", _DETACHED: f"{name}.detach()"}.get(how, name)
+        return name if self.signature.attaches_late else _KEPT.get(how, "{}").format(name)
 
     # ---------------------------------------------------------------- backward
 

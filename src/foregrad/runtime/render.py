@@ -19,6 +19,7 @@ from .._torch.settings import apply_settings, under_settings
 from .._torch.tensors import allow_writes, of_other_mode
 from ..errors import UnsupportedError
 from ..graph.effect_log import (
+    AttachNode,
     BumpVersion,
     Detach,
     Effect,
@@ -110,6 +111,7 @@ class _Renderer(LineWriter):
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
+        self.saved: list[str] = []  # what the graph saves, where it runs before the node is made
         self.taking_over: dict[str, AliasOutput] = {}  # views that come to have other memory
         self.memories: dict[str, str] = {}  # that memory, where it is there before inputs are replaced
         self.with_history: set[str] = set()  # views that have a history of their own by now
@@ -151,7 +153,8 @@ class _Renderer(LineWriter):
             self._inference()
         else:
             self._training(taken)
-        self._histories()
+        if not self.signature.attaches_late:
+            self._histories()
         if self.signature.may_stop:
             self._may_stop()
         for name in (self.outputs[output] for output in self.signature.other_mode):
@@ -160,7 +163,10 @@ class _Renderer(LineWriter):
     def _effect(self, effect: Effect) -> None:
         """One entry of the log, on the real tensors."""
         name = self.inputs[effect.input]
-        if isinstance(effect, TakeView):
+        if isinstance(effect, AttachNode):
+            self._call_node()
+            self._histories()
+        elif isinstance(effect, TakeView):
             self._early_view(name, effect)
         elif isinstance(effect, MarkRequiresGrad):
             self.lines.append(f"{self.view(name, effect.steps, '')}.requires_grad_()")
@@ -237,15 +243,29 @@ class _Renderer(LineWriter):
             self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], lines)
 
     def _training(self, taken: list[int]) -> None:
-        signature = self.signature
         joined = {self._position(output) for output in self.joins}
         self.node = node = make_node(self.compiled, taken, joined)
+        if not node.runs_before:
+            self._call_node()
+            return
+        forward = self.bind("forward_graph", node.runs_before)
+        self.saved = [self.names.fresh(f"saved_{i}") for i in range(len(node.kept))]
+        guards = [f"{self.bind('no_grad', torch.no_grad)}()", *self._settings_inside()]
+        guards += [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
+        run = f"{unpacked([*self.outputs, *self.saved])}{forward}([{', '.join(self.inputs)}])"
+        kept = [f"{name} = {how.format(name)}" for name, how in zip(self.saved, node.kept, strict=True) if how]
+        self.under(guards, [run, *kept])
+
+    def _call_node(self) -> None:
+        """The node, where the graph ran before with what that gave."""
+        node, signature = self.node, self.signature
+        assert node is not None
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         guards += self._settings_inside()
         if torch.is_inference_mode_enabled():
             guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
-        before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names)
+        before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names, self.saved)
         self.lines += before
         self.under(guards, [call])
         self.lines += after

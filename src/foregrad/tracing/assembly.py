@@ -11,7 +11,7 @@ import torch
 from .._torch.fakes import FakeTensorMode
 from .._torch.plain_attributes import drop_own
 from ..graph.eager_regions import Region
-from ..graph.effect_log import Write
+from ..graph.effect_log import Effect, Write, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
@@ -28,6 +28,7 @@ from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
 from .effects.result_objects import attributes_set, parameters_made
 from .effects.retained import check_watched_inside, retained_by
+from .effects.storage_swap import refused_size
 from .heap.records import InputRecord
 from .heap.view_chain import memory_root
 from .inputs.inputs import Inputs
@@ -143,7 +144,7 @@ class Assembly:
                 e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
             ),
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
-            log=log_of(self.recorder, analysis, inputs.records, records[len(inputs.records) :]),
+            log=self._log(analysis, described, records[len(inputs.records) :]),
             outputs=tuple(analysis.outputs),
             output_spec=out_tree,
             python_writes=self.state.writes,
@@ -203,6 +204,18 @@ class Assembly:
         if self.backward.error is not None:
             return ()
         return saving_nodes(outputs, [r.leaf if takes_gradient(r) else None for r in records])
+
+    def _log(self, analysis: Analysis, described: Differentiated, whole: list[InputRecord]) -> tuple[Effect, ...]:
+        """The effect log, with the place at which the node is made where that is not first."""
+        records = self.inputs.records
+        log = log_of(self.recorder, analysis, records, whole)
+        if not described.late:
+            return log
+        taken = {i for i, gradient in enumerate(described.gradients) if gradient is not None}
+        with_node = attached(log, described.late, taken)
+        if with_node is None:
+            raise refused_size(self.recorder, records[min(described.late)])
+        return with_node
 
     def _live(self, records: list[InputRecord]) -> tuple[int, ...]:
         """The inputs that the backward writes to."""

@@ -189,10 +189,11 @@ class CaptureRun:
             if described is None:
                 return None
         self.lifting.values_asked.raise_failed()  # by a hook, in the backward
-        check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
-        check_sizes(self.recorder, analysis, self.inputs.records, described.gradients)
-        check_marked(self.recorder, analysis, self.inputs.records)
-        return self._captured(analysis, described, out_leaves, out_tree)
+        recorder, records = self.recorder, self.inputs.records
+        check_gradients(self.name, records, self.lifting.accumulated_at)
+        late = check_sizes(recorder, analysis, records, described.gradients)
+        check_marked(recorder, analysis, records)
+        return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
 
     def _hooks(self) -> Hooks:
         """What PyTorch is to tell while the function runs, and what it is to be given in place of its own."""
@@ -320,8 +321,6 @@ class CaptureRun:
         facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
         found = self.reads, facts, resumable, inputs.wrappers.found(self.call.tree)
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
-
-    # ---------------------------------------------------------------- while the function runs
 
     def _refuse_output(self, what: str) -> None:
         raise ProgramOutputError(

@@ -23,6 +23,7 @@ __all__ = ["Differentiated", "differentiate"]
 class Differentiated:
     """`outputs`: those of the graph that have a gradient, each with its tangent; `rootless`: those whose gradient leads
     nowhere. `gradients`: an entry, or None, for each input. `reached`: by key of an input, see `Backward.reached`.
+    `late`: inputs whose gradients look like what they are after the call, see `AttachNode`.
     """
 
     outputs: list[int]
@@ -30,6 +31,7 @@ class Differentiated:
     tangents: list[tuple[torch.Tensor, Entry]]
     gradients: list[Entry | None]
     reached: dict[int, GradientPaths]
+    late: frozenset[int] = frozenset()
 
     def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
         """The same, with outputs whose gradient leads nowhere told apart."""

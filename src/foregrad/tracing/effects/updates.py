@@ -18,7 +18,7 @@ from ..heap.records import InputRecord, is_moved, is_of_another_kind
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
-from .storage_swap import is_set_again, is_written_with_history
+from .storage_swap import is_set_again, is_written_with_history, refused_size
 
 __all__ = [
     "WRITTEN_BY_LISTS",
@@ -185,7 +185,4 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
 def check_resized(recorder: Recorder, record: InputRecord) -> None:
     """An input that is written with gradients keeps its number of elements."""
     if recorder.values[id(record.stand_in)].spec.numel != record.spec.numel:
-        raise UnsupportedMutationError(
-            f"{record.slot} is both resized in place, at {recorder.changes.where(record.stand_in)}, and written with "
-            "gradients; write to a copy and return it instead."
-        )
+        raise refused_size(recorder, record)

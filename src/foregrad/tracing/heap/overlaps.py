@@ -13,7 +13,7 @@ import torch
 
 from ..._torch.generators import drawing_from
 from ..._torch.symbols import has_symbolic
-from ..._torch.tensors import is_view, storage_key
+from ..._torch.tensors import storage_key
 from ...errors import UnsupportedAliasError
 from ..tape.origin import Origins, user_line
 
@@ -36,12 +36,9 @@ def check_view(source: torch.Tensor, size: Any) -> None:
         torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
 
 
-def check_lists(targets: list[torch.Tensor], origins: Origins, *, moved: bool) -> None:
-    """Refuse an operator on lists that writes to one view twice, with gradients.
-
-    `moved`: tensors were given other memory; then to one tensor of any kind.
-    """
-    tensors = [id(tensor) for tensor in targets if tensor.requires_grad and (moved or is_view(tensor))]
+def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
+    """Refuse an operator on lists that writes to one tensor twice, with gradients."""
+    tensors = [id(tensor) for tensor in targets if tensor.requires_grad]
     if len(set(tensors)) < len(tensors):
         raise UnsupportedAliasError(
             f"the `_foreach_` operator at {user_line(origins.here())} writes to a tensor twice, with gradients: it "

@@ -59,8 +59,9 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = rounds_in_memory(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
-            if func._schema.name.startswith("aten::_foreach_"):
-                check_lists(targets, rec.origins, moved=bool(self.changes.replaced))
+            if func._schema.name.startswith("aten::_foreach_") and torch.is_grad_enabled():
+                if self.changes.replaced:  # else autograd differentiates the fakes as it does the tensors
+                    check_lists(targets, rec.origins)
                 self.listed |= set(map(id, targets))
                 self.changes.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
             self._in_memory(info, before, values, targets, out)
