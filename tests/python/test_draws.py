@@ -35,11 +35,29 @@ PROGRAMS = {
     "integer": ("return x * np.random.randint(0, 5)", False),
     "numpy's branch": ("return x * 2 if np.random.rand() < 0.5 else x", False),
     "with torch's": ("return x * random.random() + torch.rand(3)", False),
-    "array": ("return x * torch.from_numpy(np.random.randn(3).astype('f4'))", True),
-    "permutation": ("return x[:, np.random.permutation(3)]", True),
+    "array": ("return x * torch.from_numpy(np.random.randn(3).astype('f4'))", False),
+    "permutation": ("return x[:, np.random.permutation(3)]", False),
+    "permutation as a tensor": ("return x[:, torch.from_numpy(np.random.permutation(3))]", False),
+    "choice of several": ("return x[:, np.random.choice(3, size=2, replace=False)]", False),
+    "arithmetic": ("keep = ~(np.random.rand(2, 3) > 0.3)\nreturn x * torch.from_numpy(keep.astype('f4') / 0.7)", False),
+    "one array, two tensors": ("a = numbers.normal(size=3)\nreturn x * torch.tensor(a) + torch.as_tensor(-a)", False),
+    "a tensor over an array": (
+        "a = np.random.randn(3)\nt, u = torch.from_numpy(a), torch.from_numpy(a)\nt.add_(1)\nreturn x * u",
+        False,
+    ),
+    "mean of an array": ("a = np.random.randn(3)\nreturn x * len(a) + torch.as_tensor(a.mean())", False),
+    "array, number, array": (
+        "a = torch.from_numpy(np.random.randn(3))\nb = np.random.rand()\nreturn x * a * b * torch.tensor(numbers.random(3))",
+        False,
+    ),
+    "a number of an array": ("return x * float(np.random.randn(3)[0])", True),
+    "a loop over an array": ("for i in np.random.permutation(3):\n    x = x + i\nreturn x", True),
+    "written elements": ("a = np.random.randn(3)\na[0] = 0\nreturn x * torch.from_numpy(a)", True),
+    "shuffled in place": ("a = np.arange(3)\nnp.random.shuffle(a)\nreturn x[:, a]", True),
+    "as many as are drawn": ("a = np.random.rand(3)\nreturn x * torch.from_numpy(a[a > 0.5]).sum()", True),
     "numpy's own generator": ("return x * numbers.random()", False),
     "numpy's own branch": ("return x * 2 if numbers.random() < 0.5 else x - 1", False),
-    "an array of numpy's own": ("return x * torch.from_numpy(numbers.random(3))", True),
+    "an array of numpy's own": ("return x * torch.from_numpy(numbers.random(3))", False),
     "numpy's by own names": ("return x * rand() + beta(1.0, 1.0)", False),
     "a seeded generator made inside": ("return x * default_rng(3).random()", False),
     "numpy's own under two names": ("return x * numbers.random() + again.random()", True),
@@ -176,3 +194,51 @@ def test_nothing_is_left_in_place_of_the_functions():
     run(PROGRAMS["own name"][0], lambda f: foregrad.compile(f, backend="eager"))
     assert before == (random.random, random.Random.random, np.random.rand, time.time, uuid.uuid4)
     assert type(random.random).__name__ == "builtin_function_or_method"
+
+
+def test_other_sizes_have_draws_of_their_own():
+    """The last batch of an epoch is smaller: `np.random.permutation(len(x))` has another argument then."""
+
+    def mixed(x):
+        share = np.random.beta(0.4, 0.4)
+        return share * x + (1 - share) * x[np.random.permutation(x.shape[0])]
+
+    def run(wrap):
+        np.random.seed(0)
+        call = wrap(mixed)
+        return [
+            (call(torch.arange(2.0 * n).reshape(n, 2)).tolist(), np.random.rand()) for n in [4, 4, 3, 4, 3, 5]
+        ], call
+
+    found, call = run(lambda f: foregrad.compile(f, backend="eager"))
+    assert found == run(lambda f: f)[0]
+    report = foregrad.explain_recompiles(call)
+    assert (len(report), report.eager_calls) == (3, 0)
+
+
+def test_a_tensor_that_only_some_calls_make_of_an_array():
+    def some(x):
+        a = np.random.randn(3)
+        x = x + torch.from_numpy(a)
+        return x + torch.tensor(a[:1]) if random.random() < 0.5 else x
+
+    def run(wrap):
+        np.random.seed(0)
+        random.seed(0)
+        call = wrap(some)
+        return [call(torch.ones(3)).tolist() for _ in range(8)], call
+
+    found, call = run(lambda f: foregrad.compile(f, backend="eager"))
+    assert found == run(lambda f: f)[0]
+    assert foregrad.explain_recompiles(call).eager_calls == 0
+
+
+def test_an_array_that_is_looked_at_when_a_tensor_over_it_was_written():
+    def written(x):
+        a = np.random.randn(3)
+        torch.from_numpy(a).zero_()
+        return x + torch.from_numpy(np.exp(a))
+
+    compiled = foregrad.compile(written, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="looks at the array after that"):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0, dtype=torch.float64))

@@ -18,6 +18,7 @@ __all__ = [
     "disable_autocast",
     "forward_ad",
     "is_any_autocast_enabled",
+    "is_foreign_mode_on",
     "keeps_graph",
     "keeps_versions",
     "transforms_active",
@@ -92,3 +93,9 @@ def default_device_is_the_mode() -> bool:
     from torch.utils._device import DeviceContext
 
     return isinstance(torch._C._get_function_stack_at(0), DeviceContext)
+
+
+def is_foreign_mode_on() -> bool:
+    """Whether a torch-function mode is on that is not `torch.set_default_device`'s alone."""
+    count = count_function_modes()
+    return count > 0 and not (count == 1 and default_device_is_the_mode())

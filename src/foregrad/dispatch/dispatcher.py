@@ -21,7 +21,7 @@ from ..errors import (
     UnsupportedSideEffectError,
 )
 from ..frontend.call import FlatCall, flatten_call
-from ..frontend.lifted import Draw, Lifted, StatePlace, may_lift_more, numbered
+from ..frontend.lifted import Lifted, Place, StatePlace, may_lift_more, numbered
 from ..graph.eager_regions import finish, give_up, in_one_call
 from ..graph.effects import CheckFailed
 from ..graph.source import Names, compile_source, source_of
@@ -30,6 +30,7 @@ from ..locks import Turn, make_lock
 from ..runtime.render import render_run
 from ..subclasses.spec import GradientKindError
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
+from .by_sizes import BySizes
 from .explain import Difference, Fingerprint, Recompile, Recompiles
 from .guards import MISS, render_guards
 from .numbers import ConstantNumbers, fixed_numbers
@@ -61,10 +62,11 @@ class Dispatcher:
         levels: bool = True,
         on_unsupported: str | None = None,
         why_lifted: tuple[Difference, ...] = (),
+        most_forms: int | None = None,
     ) -> None:
         """`levels`: calls come under torch.func transforms and with dual numbers too. `on_unsupported`: what is done
         with calls that can't be compiled; None is as `config` says. `why_lifted`: for each graph of the function that
-        takes less of its state as an argument, why that was not right.
+        takes less of its state as an argument, why that was not right. `most_forms`: see `BySizes`.
         """
         self.function = function
         self.pipeline = pipeline
@@ -81,6 +83,7 @@ class Dispatcher:
         self._has_output = False  # a capture was given up as the function prints or logs
         self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
         self._stateful: Callable[..., Any] = self._compile_and_call
+        self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
         self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
         self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
@@ -118,7 +121,7 @@ class Dispatcher:
             # The guards of every graph say no to these.
             if transformed is not None and transforms_active():
                 return transformed(args, kwargs)
-            if function_modes() and _foreign_function_modes():
+            if function_modes() and engine.is_foreign_mode_on():
                 return function(*args, **kwargs)
             if refusals and refusals.covers(args, kwargs):
                 finish()
@@ -139,7 +142,9 @@ class Dispatcher:
         entries = [*self.refusals.entries, *self.transformed.refusals.entries]
         eager = tuple(map(dataclasses.replace, entries))
         own = Recompiles(self.name, tuple(self.compilations), eager)
-        return own if self.inner is None else own.then(self.inner.recompiles())
+        for other in (*filter(None, [self.inner]), *self._by_sizes.others.values()):
+            own = own.then(other.recompiles())
+        return own
 
     # ---------------------------------------------------------------- the list of graphs
 
@@ -216,37 +221,52 @@ class Dispatcher:
             return self._run_eagerly(args, kwargs, self._unguardable(args, kwargs, second))
         return result
 
-    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Draw, ...] = ()) -> bool:
+    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Place, ...] = ()) -> bool:
         """Whether the function takes some of its state as an argument from now on: numbers that differ in each call,
-        and numbers that it draws.
+        and what it draws.
         """
         if self.inner is None and may_lift_more(self.function):
-            places: tuple[Draw | StatePlace, ...] = numbered(draws)
-            places = places or state_that_varies(self.function, self.name, self.specializations)
+            places = draws or state_that_varies(self.function, self.name, self.specializations)
             if places:
-                lifted = Lifted(self.function, places)
-                inner = Dispatcher(
-                    lifted,
-                    self.pipeline,
-                    self.config,
-                    self.name,
-                    dynamic=self._sizes.dynamic,
-                    open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
-                    levels=False,
-                    why_lifted=() if draws else self._why(args, kwargs),
-                )
-                inner._only_written = self._only_written
-                inner._sizes.varied = self._sizes.varied | floats_read(self.specializations)
-                self._stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
+                self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # the graphs that there are draw nothing
                     with self._order:
                         self._calls = ()
-                self.inner = inner
         return self.inner is not None
 
+    def _take(self, places: tuple[Place, ...], why: tuple[Difference, ...] = ()) -> None:
+        lifted = Lifted(self.function, places)
+        inner = Dispatcher(
+            lifted,
+            self.pipeline,
+            self.config,
+            self.name,
+            dynamic=self._sizes.dynamic,
+            open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
+            levels=False,
+            why_lifted=why,
+        )
+        inner._only_written = self._only_written
+        inner._sizes.varied = self._sizes.varied | floats_read(self.specializations)
+        stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
+        self._stateful = self._by_sizes.call(stateful) if self._by_sizes.others else stateful
+        self.inner = inner
+
     def _differently(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call that draws other numbers than those that are arguments by now, or none."""
-        return self._compile_and_call(args, kwargs, self._calls, lifts=False)
+        """A call that draws otherwise than is an argument by now, or makes a tensor of another array that it drew."""
+        lifted: Any = self.inner.function if self.inner is not None else None
+        if lifted is not None and lifted.missing and len(lifted.places) < _MOST_PLACES:
+            self._take((*lifted.places, *numbered((), lifted.missing, len(lifted.places))))
+            return self._stateful(args, kwargs)
+        has_others, other = bool(self._by_sizes.others), self._by_sizes.other(args, kwargs)
+        if other is None:
+            return self._compile_and_call(args, kwargs, self._calls, lifts=False)
+        if not has_others:
+            self._stateful = self._by_sizes.call(self._stateful)
+        return other.entry(*args, **kwargs)
+
+    def _of_other_sizes(self) -> Dispatcher:
+        return Dispatcher(self.function, self.pipeline, self.config, self.name, levels=False, most_forms=0)
 
     def _run_eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
         """A call for which there is no graph, for `error` if it is to be spoken of."""
@@ -308,7 +328,9 @@ class Dispatcher:
     def _without_graph(self, error: Exception) -> Exception | None:
         """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""
         if isinstance(error, DrawsFound):
-            return None if self.inner is None and self._lift((), {}, error.draws) else self._refused(error)
+            if self.inner is None and self._lift((), {}, numbered(error.draws, error.converted)):
+                return None
+            error = error.refusal()
         if isinstance(error, CheckFailed):  # eager raises, or the function catches it
             return None
         if isinstance(error, EscapedTensorError):
@@ -324,14 +346,6 @@ class Dispatcher:
             self._has_output = True  # perhaps only the first call says something
             self.refusals.count_only(str(error))
             return None
-        return error
-
-    def _refused(self, found: DrawsFound) -> Exception:
-        error = UnsupportedSideEffectError(
-            f"`{self.name}` takes from {found.draws[0].path} in another way in each call; take from it before the call."
-        )
-        if self.refusals.mode == "raise":
-            raise error
         return error
 
     def _is_refusal(self, error: Exception) -> bool:
@@ -423,6 +437,8 @@ class Dispatcher:
                 constants = call.numbers
             except ConstantNumbers as found:
                 constants = found.leaves
+            except DrawsDiffer:
+                raise
             except Exception:  # whatever is wrong apart from symbols, the next try raises
                 constants = call.numbers
             self._sizes.make_constant(call.paths[i] for i in constants)
@@ -488,9 +504,5 @@ class Dispatcher:
 
 
 _MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
+_MOST_PLACES = 24  # that a function takes from Python's state and from what it draws
 _PAST_THE_LIMIT = "more graphs than the recompile limit allows"
-
-
-def _foreign_function_modes() -> bool:
-    count = engine.count_function_modes()
-    return count > 0 and not (count == 1 and engine.default_device_is_the_mode())

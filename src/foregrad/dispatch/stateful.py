@@ -8,12 +8,13 @@ from typing import Any
 
 from ..errors import UnsupportedSideEffectError
 from ..frontend.call import FlatCall
-from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_places, place_of
+from ..frontend.lifted import Converted, Draw, Lifted, StatePlace, lifted_places, place_of
 from ..frontend.user_state import UserState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
-from ..graph.spelling import attribute, item, literal
+from ..graph.spelling import attribute, item
 from ..tracing.values.draws import DrawsDiffer
+from .drawn import DrawLines
 from .specialization import Specialization
 
 __all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_varies"]
@@ -80,12 +81,10 @@ def render_stateful(
         globals_[bound] = value
         return bound
 
-    reads, remember = [], ""
+    reads, remember, draws = [], "", DrawLines(bind)
     for place in lifted.places:
-        if isinstance(place, Draw):
-            given = [literal(value) or bind("constant", value) for value in place.args]
-            given += [f"{key}={literal(value) or bind('constant', value)}" for key, value in place.kwargs]
-            reads.append(f"{bind(place.path.rpartition('.')[2], place.function)}({', '.join(given)})")
+        if isinstance(place, (Draw, Converted)):
+            reads.append(draws.place(place))
             continue
         target = bind("holder", place.target)
         if place.kind == "item":
@@ -94,10 +93,14 @@ def render_stateful(
             reads.append(attribute(target, place.key if place.kind == "attribute" else "cell_contents", bind))
     if lifted.generators.kinds:
         remember = f"    {bind('remember', lifted.generators.remember)}()\n"
+    if draws.arrays:
+        draws.lines.append(f"{bind('remember_arrays', lifted.generators.remember_arrays)}({', '.join(draws.arrays)})")
+    drawn = "".join(f"        {line}\n" for line in draws.lines)
     source = (
         "def call(args, kwargs):\n"
         f"{remember}"
         "    try:\n"
+        f"{drawn}"
         f"        state = ({', '.join(reads)},)\n"
         "    except (KeyError, AttributeError, ValueError):\n"
         "        return eagerly(*args, **kwargs)\n"

@@ -20,10 +20,15 @@ from .holders import NUMPY_RANDOM, RANDOM
 from .opaque import used_up
 
 __all__ = [
+    "Converted",
     "Draw",
+    "DrawnValue",
+    "Items",
     "Lifted",
     "StatePlace",
+    "Step",
     "capturing",
+    "drawing_form",
     "drawn_in",
     "lifted_places",
     "may_lift_more",
@@ -81,48 +86,115 @@ class Draw:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     path: str = dataclasses.field(compare=False)
+    is_array: bool = dataclasses.field(default=False, compare=False)  # it stays outside; see `Converted`
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DrawnValue:
+    """What a draw gave, by its number."""
+
+    number: int
+
+
+class Items(tuple):  # type: ignore[type-arg]
+    """A list among the arguments of a step."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """A function of arrays that were drawn, or the method of that name of the first. Arguments may be steps again."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def is_same(self, other: Any) -> bool:
+        """Whether it is the same step of the same; 1, 1.0 and True are three."""
+        return _is_same(self, other)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Step):
+        return a.function == b.function and _is_same(a.args, b.args) and _is_same(a.kwargs, b.kwargs)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    return bool(a == b)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Converted:
+    """A tensor over the memory of an array that was drawn, or computed of such."""
+
+    value: DrawnValue | Step
+    path: str = dataclasses.field(compare=False)
+
+    def is_of(self, value: Any) -> bool:
+        return _is_same(self.value, value)
+
+
+Place = StatePlace | Draw | Converted
 
 
 class Lifted(functools.partial):  # type: ignore[type-arg]
     """`function` with its state at `places` as the first argument. It counts as a partial application of it."""
 
-    places: tuple[StatePlace | Draw, ...]
+    places: tuple[Place, ...]
     generators: Generators
     stand_ins: dict[tuple[int, Any], Any]
     """What was put where in the last call, by the identity of the place."""
     drawn: list[tuple[Draw, Any]]
-    """The numbers that were drawn for the last call."""
+    """The numbers, and arrays, that were drawn for the last call."""
+    converted: list[tuple[Converted, Any]]
+    """The tensors that were made of arrays for it."""
+    missing: tuple[Converted, ...]
+    """Tensors of arrays that it made besides."""
 
-    def __new__(cls, function: Callable[..., Any], places: tuple[StatePlace | Draw, ...]) -> Lifted:
+    def __new__(cls, function: Callable[..., Any], places: tuple[Place, ...]) -> Lifted:
         lifted = super().__new__(cls, function)
         lifted.generators = Generators(place for place in places if isinstance(place, Draw))
-        lifted.drawn = []
+        lifted.drawn, lifted.converted, lifted.missing = [], [], ()
         lifted.places = places
         lifted.stand_ins = {}
         return lifted
 
     def __call__(self, state: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+        arrays = iter(self.generators.arrays)
         if is_capturing():
-            self.drawn = []
+            self.drawn, self.converted = [], []
         for place, value in zip(self.places, state, strict=True):
             if isinstance(place, StatePlace):
                 if is_capturing():
                     self.stand_ins[place.identity] = value
                 place.put(value)
-            elif is_capturing():
-                self.drawn.append((place, value))
+            elif is_capturing() and isinstance(place, Converted):
+                self.converted.append((place, value))
+            elif is_capturing() and isinstance(place, Draw):
+                self.drawn.append((place, next(arrays) if place.is_array else value))
         if self.generators.kinds and not is_capturing():
             self.generators.put_back()  # the function draws by itself
         return self.func(*args, **kwargs)
 
 
 class Generators:
-    """The random generators behind some draws, and the states they had before the draws of this thread's call."""
+    """The random generators behind some draws, and the states they had before the draws of this thread's call; the
+    arrays that were drawn for it.
+    """
 
     def __init__(self, draws: Iterable[Draw]) -> None:
         found = {id(spent): spent for draw in draws if (spent := used_up(draw.function)) is not None}
         self.kinds = [(RANDOM if isinstance(g, random.Random) else NUMPY_RANDOM, g) for g in found.values()]
         self._before = threading.local()
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        return getattr(self._before, "arrays", ())
+
+    def remember_arrays(self, *arrays: Any) -> None:
+        self._before.arrays = arrays
 
     def remember(self) -> None:
         self._before.states = [kind.read(generator) for kind, generator in self.kinds]
@@ -132,18 +204,28 @@ class Generators:
             kind.put_back(generator, state)
 
 
-def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
-    """Draws with paths that tell them apart."""
-    return tuple(dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws))
+def numbered(
+    draws: tuple[Draw, ...], converted: tuple[Converted, ...] = (), first: int = 0
+) -> tuple[Draw | Converted, ...]:
+    """Draws with paths that tell them apart, and behind them what is made of them, numbered from `first` on."""
+    told = [dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws)]
+    made = [dataclasses.replace(place, path=f"{place.path}, array {i}") for i, place in enumerate(converted, first)]
+    return (*told, *made)
 
 
 def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
     """The numbers that were drawn for the call that runs."""
+    form = drawing_form(function)
+    return [] if form is None else form.drawn
+
+
+def drawing_form(function: Any) -> Lifted | None:
+    """The form of a function that draws ahead of the call that runs."""
     while isinstance(function, Lifted):
         if function.drawn:
-            return function.drawn
+            return function
         function = function.func
-    return []
+    return None
 
 
 _running = threading.local()

@@ -1,4 +1,4 @@
-"""Tensors made of lists that hold tensors: `torch.tensor([loss, 1.0])` and its like.
+"""Tensors made of lists that hold tensors: `torch.tensor([loss, 1.0])` and its like; and of arrays that were drawn.
 
 PyTorch reads the numbers in C++, where no operator is seen, and a fake tensor has none to read. Here the tensors are
 cast, stacked and put in their places by operators instead, so that no value becomes a part of the program. Shape, type,
@@ -14,6 +14,7 @@ import torch
 
 from ..._torch.dispatch import plain_execution
 from ..._torch.fakes import FakeTensor, fake_device
+from ..values.drawn_arrays import DrawnArray
 
 __all__ = ["MAKERS"]
 
@@ -59,6 +60,8 @@ def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None
 def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.tensor`, `as_tensor`, `asarray`: of a list, a new tensor each, without a history."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if type(data) is DrawnArray:
+        return _of_array(func, data, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("data", "obj")})
     if not isinstance(data, (list, tuple)):
         return func(*args, **kwargs)
     rest = {key: value for key, value in kwargs.items() if key not in ("data", "obj", "requires_grad")}
@@ -66,6 +69,24 @@ def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     if made is None:
         return func(*args, **kwargs)
     return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _of_array(func: Any, array: DrawnArray, *args: Any, **kwargs: Any) -> Any:
+    if func is not torch.tensor:
+        return func(array.tensor(), *args, **kwargs)
+    like = {name: value for name, value in kwargs.items() if name in ("dtype", "device") and value is not None}
+    made = array.tensor().clone().to(**like) if like else array.tensor().clone()
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _item(func: Any, args: Any, kwargs: Any) -> Any:
+    """`x[index]` and `x[index] = y`, where an index may be an array that was drawn."""
+    index = args[1]
+    if type(index) is DrawnArray:
+        index = index.tensor()
+    elif type(index) is tuple and any(type(part) is DrawnArray for part in index):
+        index = tuple(part.tensor() if type(part) is DrawnArray else part for part in index)
+    return func(args[0], index, *args[2:], **kwargs)
 
 
 def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
@@ -93,6 +114,8 @@ MAKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,
+    torch.Tensor.__getitem__: _item,
+    torch.Tensor.__setitem__: _item,
     torch.Tensor.new_tensor: _new_tensor,
     torch.Tensor.new: _new,
 }

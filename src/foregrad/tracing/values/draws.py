@@ -13,6 +13,7 @@ What the user's code has under names of its own (`from time import time`, `datet
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import functools
 import random
@@ -20,7 +21,9 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 from ..._torch.plain_types import tell_type
 from ..._torch.symbols import is_symbolic
@@ -28,13 +31,15 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.clocks import CLOCKS, DATES, DRAWN, NAMES_OF
 from ...frontend.expected import is_plain
 from ...frontend.libraries import is_outside
-from ...frontend.lifted import Draw, drawn_in
+from ...frontend.lifted import Converted, Draw, DrawnValue, Step, drawing_form, drawn_in
 from ...frontend.opaque import is_generator_of_numpy
 from ...locks import InPlace
+from .drawn_arrays import DrawnArray
 
 __all__ = ["Draws", "DrawsDiffer", "DrawsFound", "drawing", "not_drawing", "stand_in_for"]
 
 _OF_NUMPY = (
+    "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "
     "rand randn randint random random_sample uniform normal standard_normal beta gamma exponential poisson binomial "
     "laplace lognormal triangular"
 ).split()
@@ -44,12 +49,18 @@ _active = threading.local()
 class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function draws numbers: they are to be its arguments."""
 
-    def __init__(self, name: str, draws: tuple[Draw, ...]) -> None:
+    def __init__(self, name: str, draws: tuple[Draw, ...], converted: tuple[Converted, ...]) -> None:
         super().__init__(
             f"`{name}` takes other numbers from {draws[0].path} in each call, which a graph would not. Take from it "
             "before the call and pass what it gives (for random numbers, torch's own functions work)."
         )
-        self.draws = draws
+        self.name, self.draws, self.converted = name, draws, converted
+
+    def refusal(self) -> UnsupportedSideEffectError:
+        """The error for a call of which these can't be arguments, as others are."""
+        return UnsupportedSideEffectError(
+            f"`{self.name}` takes from {self.draws[0].path} in another way in each call; take from it before the call."
+        )
 
 
 class DrawsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
@@ -64,6 +75,8 @@ class Draws:
         self.function = function
         self.known = known  # whether an object is older than the call
         self.made: list[Draw] = []  # that no argument stands for
+        self.given: list[tuple[torch.Tensor, int]] = []  # tensors over arrays, and their versions then
+        self.converted: list[Converted] = []  # of these, arrays that became tensors
         self.seeded: dict[int, Any] = {}  # generators that the function makes itself, by id
         self.taken = 0
 
@@ -74,21 +87,60 @@ class Draws:
             if expected != draw:
                 raise DrawsDiffer(self._said(draw))
             self.taken += 1
-            return value
+            return self._array(value, expected) if expected.is_array else value
         if planned:
             raise DrawsDiffer(self._said(draw))
         if any(is_symbolic(value) or not is_plain(value) for value in (*args, *kwargs.values())):
             self._refuse(draw)
         value = original(*args, **kwargs)
-        if type(value) not in (int, float):
+        is_array = _is_array(value)
+        if type(value) not in (int, float) and not is_array:
             self._refuse(draw)
+        draw = dataclasses.replace(draw, is_array=is_array)
         self.made.append(draw)
-        return value
+        self.taken += 1
+        return self._array(value, draw) if is_array else value
+
+    def _array(self, value: Any, draw: Draw) -> DrawnArray:
+        def refuse() -> NoReturn:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` needs to know the numbers that it takes from {draw.path.partition('(')[0]} (a loop, "
+                "`float()`, an assignment to elements, a function that is not plain arithmetic of NumPy's). Make a "
+                "tensor of the array, or take it before the call and pass it."
+            )
+
+        return DrawnArray(value, DrawnValue(self.taken - 1), self._tensor, refuse)
+
+    def _refuse_written(self) -> NoReturn:
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` writes to a tensor over an array that it draws, and looks at the array after that. Write "
+            "to a copy (`torch.tensor(array)`)."
+        )
+
+    def _tensor(self, value: DrawnValue | Step, array: Any) -> Any:
+        """The tensor that stands for an array: an argument, once the draws are."""
+        form = drawing_form(self.function)
+        written = any(tensor._version != version for tensor, version in self.given)
+        if form is not None:
+            for place, tensor in form.converted:
+                if place.is_of(value):
+                    if written and not any(tensor is known for known, _ in self.given):
+                        self._refuse_written()
+                    self.given.append((tensor, tensor._version))
+                    return tensor
+            form.missing = (Converted(value, "drawn"),)
+            raise DrawsDiffer(f"`{self.name}` makes a tensor of another array, drawn in the call, than before.")
+        if not any(place.is_of(value) for place in self.converted):
+            self.converted.append(Converted(value, "drawn"))
+        # Of this run nothing is kept.
+        if written:
+            self._refuse_written()
+        return torch.tensor(array.tolist(), dtype=_original_from_numpy(array[None, ...][:0]).dtype)
 
     def check(self) -> None:
         """The run is over: it made all draws that it was expected to make. Raises `DrawsFound` where it made others."""
         planned = drawn_in(self.function)
-        if self.taken != len(planned):
+        if planned and self.taken != len(planned):
             raise DrawsDiffer(self._said(planned[self.taken][0]))
         clocks = [draw.path for draw in self.made if draw.function in CLOCKS]
         if len(clocks) > 1:
@@ -97,7 +149,7 @@ class Draws:
                 "would take all times before its graph, and nothing would lie between them. Take times round the call."
             )
         if self.made:
-            raise DrawsFound(self.name, tuple(self.made))
+            raise DrawsFound(self.name, tuple(self.made), tuple(self.converted))
 
     def seed(self, generator: Any, seed: Any) -> None:
         """The function seeds a generator. `known(generator)`: it is older than the call."""
@@ -190,6 +242,19 @@ def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
 
 _SYSTEM = random.SystemRandom()
 _originals_of_seed = random.Random.seed
+_original_from_numpy = torch.from_numpy
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    if type(array) is not DrawnArray:
+        return _original_from_numpy(array)
+    return array.tensor() if array.is_array() else _original_from_numpy(array.number())  # which raises
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array that a tensor can be made of."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biuf"
 
 
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -303,6 +368,7 @@ def _install() -> None:
         _replace(entropy, "randbits", _randbits(entropy.randbits))
     for name in _OF_NUMPY if numpy is not None else ():
         _replace(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
+    _replace(torch, "from_numpy", _from_numpy)
     if numpy is not None:
         _replace(numpy, "default_rng", _default_rng(numpy.default_rng))
 
