@@ -62,6 +62,28 @@ def peaks(f, *args):
     return simulated(foregrad.capture(f, *args)).peak, measured_peak(step)
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.4, 0.0])
+def test_what_recurrent_layers_keep_for_their_backward_counts(fraction):
+    """Only their library knows how much that is: the graph says that it is nothing."""
+    torch.manual_seed(0)
+    layer = nn.LSTM(16, 32, 3, dropout=0.2)
+    x = torch.randn(24, 4, 16)
+
+    def f(x):
+        return layer(x)[0].square().mean()
+
+    def gradients(call):
+        torch.manual_seed(1)
+        return torch.autograd.grad(call(x), list(layer.parameters()))
+
+    compiled = foregrad.compile(f, backend="eager", memory_budget=fraction)
+    assert all(map(torch.equal, gradients(f), gradients(compiled)))
+    parts = foregrad.partition(foregrad.capture(f, x), memory_budget=fraction)
+    assert 0.9 * parts.report().peak <= measured_peak(lambda: gradients(compiled)) <= parts.report().peak
+    again = [one.op for one in parts.report().recomputed]
+    assert any("rnn" in op for op in again) == (fraction < 1.0)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_never_takes_more_than_was_foreseen(name):
     torch.manual_seed(0)

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from .._torch.graphs import OperatorFacts, is_higher_order, is_operator, operator_facts
+from .._torch.ops import mkldnn_rnn_layer_for_training
 
 __all__ = ["Kind", "OpClass", "classify"]
 
@@ -158,6 +159,8 @@ def _classify_function(node: fx.Node) -> OpClass:
     target = node.target
     if target is operator.getitem:
         return _ITEM
+    if target is mkldnn_rnn_layer_for_training:
+        return _HEAVY
     if node.is_impure():
         return _EFFECT
     module = getattr(target, "__module__", None)

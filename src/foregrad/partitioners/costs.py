@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from .._torch.graphs import size_hint
+from .._torch.ops import mkldnn_rnn_layer_for_training
 from .classify import Kind
 from .index import JointIndex, value_bytes, value_of
 
@@ -58,8 +59,16 @@ _FLOPS: dict[str, Callable[[fx.Node], int]] = {
 }
 
 
+def _recurrent(node: fx.Node) -> int:
+    # For each step the products with the weights of the input and of the state.
+    *steps, _ = _shape(node.args[0])
+    return 2 * math.prod(steps) * sum(math.prod(_shape(weight)) for weight in node.args[1:3])
+
+
 def flops(node: fx.Node) -> int:
-    """Floating-point operations of a matrix product, convolution or attention; 0 for all else."""
+    """Floating-point operations of a matrix product, convolution, attention or recurrent layer; 0 for all else."""
+    if node.target is mkldnn_rnn_layer_for_training:
+        return _recurrent(node)
     name = getattr(node.target, "_schema", None)
     if name is None:
         return 0

@@ -18,7 +18,7 @@ from .classify import Kind
 from .index import JointIndex, value_of
 from .replays import device_of, state_size
 from .split import Excerpt, backward_needs, backward_order, forward_order
-from .workspaces import nbytes, workspace
+from .workspaces import bytes_of_results, nbytes, workspace
 
 __all__ = ["Liveness", "Storages", "Timeline", "nbytes"]
 
@@ -83,7 +83,7 @@ class Storages:
             value = value_of(index.nodes[i])
             if isinstance(value, (tuple, list)):
                 holders = items.get(i, {})
-                self.results[i] = [(holders.get(at), nbytes(part)) for at, part in enumerate(value)]
+                self.results[i] = [(holders.get(at), size) for at, size in enumerate(bytes_of_results(index.nodes[i]))]
                 for holder, size in self.results[i]:
                     if holder is not None:
                         self.size[holder] = size

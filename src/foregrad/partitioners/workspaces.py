@@ -5,6 +5,8 @@ statistics, sums of half precision are computed in single. How much that is depe
 the number of threads, so each such kernel runs once on zeros of the same shapes and layout, while the allocator's
 reports are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none that
 draws random numbers. A plain number that an operator is given becomes a tensor.
+
+A recurrent layer keeps what its backward reads in a result whose size its library alone knows: that is found out so too.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from torch import fx
 
 from .._torch.allocations import peak_bytes
 from .._torch.graphs import size_hint
+from .._torch.ops import mkldnn_rnn_layer_for_training
 from ..graph.meta import TensorSpec
 from .index import value_of
 
-__all__ = ["nbytes", "workspace"]
+__all__ = ["bytes_of_results", "nbytes", "workspace"]
 
 _NUMBER = 16  # a number as a tensor, and once more in the result's dtype
 
@@ -34,11 +37,12 @@ _MEASURED = frozenset(
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward embedding
     embedding_dense_backward _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
     max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-    mm bmm addmm baddbmm mean sum var var_mean std amax amin logsumexp cumsum prod
+    mm bmm addmm baddbmm mean sum var var_mean std amax amin logsumexp cumsum prod mkldnn_rnn_layer_backward
     """.split()
 )
+_RECURRENT = (mkldnn_rnn_layer_for_training, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 
-_known: dict[Any, int] = {}
+_known: dict[Any, tuple[int, tuple[int, ...]]] = {}
 _known_lock = threading.Lock()
 
 
@@ -47,16 +51,26 @@ def workspace(node: fx.Node) -> int:
     if node.op != "call_function":
         return 0
     found = _NUMBER if any(type(argument) in _NUMBERS for argument in node.args) else 0
-    if getattr(getattr(node.target, "_schema", None), "name", None) in _MEASURED:
-        found += _measured(node)
+    is_measured = getattr(getattr(node.target, "_schema", None), "name", None) in _MEASURED
+    if is_measured or node.target is mkldnn_rnn_layer_for_training:
+        found += _measured(node)[0]
     return found
+
+
+def bytes_of_results(node: fx.Node) -> list[int]:
+    """Bytes of each result of an operator with several."""
+    told = [nbytes(part) for part in value_of(node)]
+    if node.target not in _RECURRENT:
+        return told
+    return [max(pair) for pair in zip(told, _measured(node)[1] or told, strict=True)]
 
 
 _NUMBERS = (int, float, bool, complex)
 _CPU = torch.device("cpu")
 
 
-def _measured(node: fx.Node) -> int:
+def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
+    """(the most bytes that a kernel has in use at once beside its results, those of each result if it was run)"""
     library = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
     key = (node.target, _key(node.args), _key(node.kwargs), library)
     with _known_lock:
@@ -65,9 +79,9 @@ def _measured(node: fx.Node) -> int:
         specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
         if all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
             args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
-            known = _measure(node.target, args, kwargs, _results(value_of(node)))
+            known = _measure(node.target, args, kwargs)
         else:
-            known = 0
+            known = 0, ()
         with _known_lock:
             _known[key] = known
     return known
@@ -80,7 +94,9 @@ def _key(value: Any) -> Any:
         token = found.token if isinstance(found, TensorSpec) else None
         if token is None:
             found = _layout(found)
-            return (repr(found), repr(found.stride), found.device) if isinstance(found, TensorSpec) else type(found)
+            if not isinstance(found, TensorSpec):
+                return type(found)
+            return repr(found), repr(found.stride), found.device, found.offset
         return token
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
@@ -89,17 +105,42 @@ def _key(value: Any) -> Any:
     return repr(value)
 
 
-def _measure(target: Any, args: Any, kwargs: Any, results: int) -> int:
+def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]:
+    sizes: tuple[int, ...] = ()
+
     def make_call() -> Callable[[], Any]:
         made = {id(spec): _zeros(spec) for spec in _specs((args, kwargs))}
-        return lambda: target(*_with(args, made), **_with(kwargs, made))
+        operands = _with(args, made)
+        if target is _RECURRENT[1]:
+            operands = _after_the_forward(operands)
+
+        def call() -> Any:
+            nonlocal sizes
+            results = target(*operands, **_with(kwargs, made))
+            sizes = tuple([_storage(one) for one in (results if isinstance(results, (tuple, list)) else (results,))])
+            return results
+
+        return call
 
     peak = peak_bytes(make_call)
-    return 0 if peak is None else max(0, peak - results)
+    return (0, ()) if peak is None else (max(0, peak - sum(sizes)), sizes)
 
 
-def _results(value: Any) -> int:
-    return sum(map(nbytes, value)) if isinstance(value, (tuple, list)) else nbytes(value)
+def _storage(value: Any) -> int:
+    return value.untyped_storage().nbytes() if isinstance(value, torch.Tensor) else 0
+
+
+def _after_the_forward(operands: Any) -> Any:
+    """The operands of a recurrent layer's backward, with a workspace of its forward's in the place of the last.
+
+    The two states are one tensor, as zeros are once equal computations are one: the kernel then copies it.
+    """
+    operands = (*operands[:6], operands[5], *operands[7:])
+    tensors, (reverse, mode, size, layers, has_biases, train, both, batches, first, _) = operands[:7], operands[13:]
+    forward = mkldnn_rnn_layer_for_training(
+        *tensors, reverse, batches, mode, size, layers, has_biases, both, first, train
+    )
+    return (*operands[:-1], forward[3])
 
 
 def _layout(value: Any) -> Any:
@@ -109,13 +150,18 @@ def _layout(value: Any) -> Any:
     if not isinstance(value, TensorSpec):
         return value
     return TensorSpec(
-        tuple(map(size_hint, value.shape)), tuple(map(size_hint, value.stride)), value.dtype, value.device
+        tuple(map(size_hint, value.shape)),
+        tuple(map(size_hint, value.stride)),
+        value.dtype,
+        value.device,
+        size_hint(value.offset),
     )
 
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
-    flat = torch.zeros(nbytes(spec) // spec.dtype.itemsize, dtype=spec.dtype)
-    return flat.as_strided(spec.shape, spec.stride)
+    # Some kernels copy what does not begin where its memory does.
+    flat = torch.zeros(spec.offset + nbytes(spec) // spec.dtype.itemsize, dtype=spec.dtype)
+    return flat.as_strided(spec.shape, spec.stride, spec.offset)
 
 
 def _specs(value: Any) -> list[TensorSpec]:
