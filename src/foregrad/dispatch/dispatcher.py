@@ -211,7 +211,7 @@ class Dispatcher:
             return self._run_eagerly(args, kwargs, second)
         result = second.call(args, kwargs)
         if result is MISS and first.makes_the_same_of_it(second):
-            self._leave_unrepeated(second)
+            second.leave_unrepeated(self.name)
             result = second.call(args, kwargs)
         if result is MISS:
             if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
@@ -365,17 +365,6 @@ class Dispatcher:
         if not self._warned and (is_over or isinstance(found, TensorTextError)):
             self._warned = True
             warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=7)
-
-    def _leave_unrepeated(self, specialization: Specialization) -> None:
-        """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""
-        changed = specialization.watch.drop_changed()
-        if changed:
-            warnings.warn(
-                f"`{self.name}` changes {'; '.join(changed)}. That happened while it was captured; compiled calls do "
-                "not repeat it, and do not look at it. Move it out of the compiled function.",
-                ForegradWarning,
-                stacklevel=4,
-            )
 
     def specialize(self, call: FlatCall) -> Specialization:
         """Capture, partition, compile and render for this call."""

@@ -9,6 +9,7 @@ from ..graph.source import source_of
 from ..runtime.node import NodeSource
 from .explain import Fingerprint
 from .pipeline import Product
+from .refusals import warn_user
 from .watch import Watch
 
 __all__ = ["Specialization"]
@@ -40,6 +41,15 @@ class Specialization:
             for joint in (one, two)
         ]
         return numbers[0] == numbers[1] and str(one) == str(two)
+
+    def leave_unrepeated(self, name: str) -> None:
+        """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""
+        changed = self.watch.drop_changed()
+        if changed:
+            warn_user(
+                f"`{name}` changes {'; '.join(changed)}. That happened while it was captured; compiled calls do not "
+                "repeat it, and do not look at it. Move it out of the compiled function."
+            )
 
     def source(self) -> str:
         """The rendered Python: guards, runtime, and the autograd node."""

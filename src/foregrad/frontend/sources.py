@@ -184,9 +184,10 @@ def _children(visit: _Visit) -> list[_Visit]:
     return [_attribute_step(visit, name, item) for name, item in attributes.items() if _interesting(item)]
 
 
-def _has_attributes(module: str) -> bool:
+def _has_attributes(module: Any) -> bool:
     """Whether the attributes of objects of a module's classes are looked at: of PyTorch's, those of distributions."""
-    return module.partition(".")[0] not in ("torch", "builtins") or module.startswith("torch.distributions.")
+    name = str(module)  # of classes of Cython, before Python 3.11, it is no text
+    return name.partition(".")[0] not in ("torch", "builtins") or name.startswith("torch.distributions.")
 
 
 def _module_children(visit: _Visit) -> list[_Visit]:

@@ -62,7 +62,8 @@ from .recorder.recorder import Recorder
 from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of
 from .values.decisions import Decisions
-from .values.draws import Draws, DrawsFound, drawing
+from .values.draw_patches import drawing
+from .values.draws import Draws, DrawsFound
 from .values.numbers import Numbers
 from .values.prefix import generators_drawn_from
 from .values.sizes import OpenSizes

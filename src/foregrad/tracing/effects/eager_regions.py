@@ -35,7 +35,7 @@ from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
 from ..values.decisions import Decided
-from ..values.draws import not_drawing
+from ..values.draw_patches import not_drawing
 from .python_state import PythonState
 from .region_arguments import Arguments, rebuilt, take_apart
 

@@ -22,7 +22,7 @@ from ...frontend.tree import LEAF, Tree, flatten
 from ...frontend.user_state import UserState, forget_written
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
-from ..values.draws import stand_in_for
+from ..values.draw_patches import stand_in_for
 from .journals import Identity, Journals, grows, replaced
 from .python_writes import PythonWrites
 

@@ -13,11 +13,13 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
 from ..._torch.plain_types import tell_type
 from ...frontend.expected import is_plain
 from ...frontend.lifted import DrawnValue, Items, Step
 
-__all__ = ["DrawnArray"]
+__all__ = ["DrawnArray", "dtype_of", "from_numpy", "is_array"]
 
 # Functions and methods that give a new array, or a view, whose shape follows from shapes.
 _METHODS = set(
@@ -166,3 +168,26 @@ def _is_unknown(value: Any) -> bool:
         return any(map(_is_unknown, (value.start, value.stop, value.step)))
     is_type = isinstance(value, (type, types.EllipsisType)) or type(value).__module__.startswith("numpy.dtypes")
     return not (type(value) is DrawnArray or is_plain(value) or is_type)
+
+
+# -------------------------------------------------------------------- tensors
+
+_from_numpy = torch.from_numpy
+
+
+def from_numpy(array: Any) -> torch.Tensor:
+    """`torch.from_numpy`, also of an array that was drawn."""
+    if type(array) is not DrawnArray:
+        return _from_numpy(array)
+    return array.tensor() if array.is_array() else _from_numpy(array.number())  # which raises
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array that a tensor can be made of."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biuf"
+
+
+def dtype_of(array: Any) -> torch.dtype:
+    """That of a tensor over an array."""
+    return _from_numpy(array[None, ...][:0]).dtype

@@ -1,0 +1,237 @@
+"""Functions that draw, wrapped during a capture: those of `random`, `numpy.random`, `time` and the like.
+
+They are wrapped on the capturing thread, for callers that are the user's code. What that has under names of its own
+(`from time import time`, `datetime`) is replaced there for the run, see `stand_in_for`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import functools
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..._torch.plain_types import tell_type
+from ...frontend.clocks import DATES, DRAWN, NAMES_OF
+from ...frontend.libraries import is_outside
+from ...frontend.lifted import Draw
+from ...frontend.opaque import is_generator_of_numpy
+from ...locks import InPlace
+from .drawn_arrays import from_numpy
+from .draws import Draws
+
+__all__ = ["drawing", "not_drawing", "stand_in_for"]
+
+_OF_NUMPY = (
+    "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "
+    "rand randn randint random random_sample uniform normal standard_normal beta gamma exponential poisson binomial "
+    "laplace lognormal triangular"
+).split()
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def drawing(draws: Draws) -> Iterator[None]:
+    """Context: the user's code on this thread draws through `draws`."""
+    before = getattr(_active, "draws", None)
+    _active.draws = draws
+    try:
+        with _patches:
+            yield
+    finally:
+        _active.draws = before
+
+
+@contextlib.contextmanager
+def not_drawing() -> Iterator[None]:
+    """Context: what this thread draws is nobody's concern."""
+    before = getattr(_active, "draws", None)
+    _active.draws = None
+    try:
+        yield
+    finally:
+        _active.draws = before
+
+
+def _is_users() -> bool:
+    """Whether a function is called by the user's code, be it through Python's own `random`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == "random":
+        frame = frame.f_back
+    return frame is not None and not is_outside(frame.f_globals.get("__name__"))
+
+
+def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """A drawing function that a capture sees."""
+
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is None or not _is_users():
+            return original(*args, **kwargs)
+        _active.draws = None  # what it is made of is no draw of its own
+        try:
+            return draws.draw(Draw(original, args, tuple(kwargs.items()), path), original, args, kwargs)
+        finally:
+            _active.draws = draws
+
+    return draw
+
+
+def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
+    """A method of `random.Random` that a capture sees."""
+    original = getattr(kind, name)
+
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is None or not _is_users() or id(self) in draws.seeded:
+            return original(self, *args, **kwargs)
+        _active.draws = None
+        try:
+            of = _SYSTEM if isinstance(self, random.SystemRandom) else self  # which are all alike
+            bound = original.__get__(of)
+            return draws.draw(Draw(bound, args, tuple(kwargs.items()), f"random.{name}"), bound, args, kwargs)
+        finally:
+            _active.draws = draws
+
+    return method
+
+
+_SYSTEM = random.SystemRandom()
+_originals_of_seed = random.Random.seed
+
+
+def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+    """A generator is made, or seeded, by the user's code: one that it makes gives the same numbers in each call."""
+    draws = getattr(_active, "draws", None)
+    if draws is not None and _is_users() and not isinstance(self, random.SystemRandom):
+        draws.seed(self, a)
+    _originals_of_seed(self, a, version)
+
+
+def _default_rng(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def default_rng(seed: Any = None) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is not None and _is_users():
+            draws.seed(None, seed)
+        return original(seed)
+
+    return default_rng
+
+
+def _randbits(original: Callable[..., Any]) -> Callable[..., Any]:
+    def randbits(k: int) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is not None and _is_users():
+            draws.seed(None, None)
+        return original(k)
+
+    return randbits
+
+
+def stand_in_for(value: Any) -> Any:
+    """What a run finds in the place of a function that draws, or of `datetime`."""
+    if is_generator_of_numpy(value):
+        return _Generator(value)
+    if not any(value is date for date in DATES):
+        return wrapper_of(value, DRAWN.get(id(value)) or value.__qualname__)
+    if value is not dt:
+        return _dates(value)
+    module = types.ModuleType("datetime", dt.__doc__)
+    vars(module).update(vars(dt), datetime=_dates(dt.datetime), date=_dates(dt.date))
+    return module
+
+
+class _Generator:
+    """Stands for a generator of NumPy's, whose methods no other can be put in the place of."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._of)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._of, name)
+        return wrapper_of(value, f"{type(self._of).__name__}.{name}") if callable(value) else value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._of.__reduce_ex__(protocol)
+
+
+tell_type(_Generator, lambda generator: type(generator._of))
+
+
+class _OfDates(type):
+    """The class of classes that stand for `date` and `datetime`, whose objects are theirs."""
+
+    of: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.of(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.of)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.of)
+
+
+def _dates(kind: Any) -> Any:
+    asked = {name: wrapper_of(getattr(kind, name), f"{kind.__name__}.{name}") for name in _NOW if hasattr(kind, name)}
+    return _OfDates(kind.__name__, (kind,), {name: staticmethod(drawn) for name, drawn in asked.items()} | {"of": kind})
+
+
+_NOW = ("now", "today", "utcnow")
+_originals: list[tuple[Any, str, Any]] = []
+_ABSENT = object()
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+    setattr(owner, name, value)
+
+
+def _install() -> None:
+    for module, names in NAMES_OF.items():
+        for name in names:
+            if hasattr(module, name):
+                _replace(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+    for name in NAMES_OF[random]:
+        _replace(random.Random, name, _method(name))
+    for name in ("random", "getrandbits"):
+        _replace(random.SystemRandom, name, _method(name, random.SystemRandom))
+    _replace(random.Random, "seed", _seed)
+    numpy = sys.modules.get("numpy.random")
+    entropy: Any = getattr(numpy, "bit_generator", None)
+    if hasattr(entropy, "randbits"):  # what a generator is seeded with that is given no seed
+        _replace(entropy, "randbits", _randbits(entropy.randbits))
+    for name in _OF_NUMPY if numpy is not None else ():
+        _replace(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
+    _replace(torch, "from_numpy", from_numpy)
+    if numpy is not None:
+        _replace(numpy, "default_rng", _default_rng(numpy.default_rng))
+
+
+def _remove() -> None:
+    while _originals:
+        owner, name, value = _originals.pop()
+        if value is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
+
+
+_patches = InPlace(_install, _remove)
