@@ -169,6 +169,13 @@ PROGRAMS = {
     "prune and return": ((P,), "p", "p.data = p.data[:1]; return p, p * p, p[0]"),
     "prune both": ((P, P), "p, e", "p.data = p.data[:1]; e.data = e.data[:1]; return p * e"),
     "prune one": ((P, P), "p, e", "p.data = p.data[:1]; return p * e[:1], e.sin()"),
+    "prune and put back": ((P,), "p", "w = p.data; p.data = p.data[:1]; y = p * 2; p.data = w; return y"),
+    "prune twice": ((P,), "p", "p.data = p.data[:1]; y = p * 2; p.data = p.data[:, :1]; return y"),
+    "prune both, one twice": (
+        (P, P),
+        "p, e",
+        "p.data = p.data[:1]; y = p * 2; e.data = e.data[:1]; z = e * 2; p.data = p.data[:, 0]; return y, z",
+    ),
     "prune then decide": (
         (P,),
         "p",

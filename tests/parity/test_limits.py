@@ -37,8 +37,8 @@ PROGRAMS = [
     ),
     (
         "`resize_`, `squeeze_`, `set_` or `.data = ...` gives an argument another size",
-        f"{LEAF},",
-        ["x.data = x.data[:1]", "y = x.sin()", "x.data = x.data[:, 0]", "return y"],
+        f"{LEAF}, {LEAF}",
+        ["y = v.sin()", "v.data = v.data[:1]", "x.data = x.data[:1]", "return y, x.sin()"],
         2,
     ),
     (

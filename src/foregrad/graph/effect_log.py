@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -250,23 +250,27 @@ def _ready(entries: list[Recorded], place: dict[int, int]) -> tuple[int, int, Ha
     return _rank(entries[-1].effect), place[id(entries[-1])], entries[-1].memory
 
 
-def attached(log: Sequence[Effect], late: Collection[int], taken: Collection[int]) -> tuple[Effect, ...] | None:
-    """The log with the place at which the node is made, where inputs change what their gradients look like before.
+def attached(
+    log: Sequence[Effect], fitting: Mapping[int, Collection[int]], taken: Collection[int]
+) -> tuple[Effect, ...] | None:
+    """The log with the place at which the node is made, where that is not first; None where there is no such place.
 
-    `late`: those inputs; `taken`: all that autograd is to know of. None where something ahead of that place needs the
-    node, or changes what the gradients of another input look like.
+    `fitting`: by input, after how many of its changes of memory or sizes it looks as its gradients do; `taken`: all
+    that autograd is to know of, which are marked before. What has a history of the node's comes after it.
     """
-    marked = [at for at, e in enumerate(log) if isinstance(e, MarkRequiresGrad) and not e.steps and e.input in taken]
-    changed = [at for at, e in enumerate(log) if isinstance(e, (SetData, InplaceView)) and e.input in late]
-    if not changed:
-        return None
-    place = max(*marked, *changed) + 1 if marked else max(changed) + 1
-    for effect in log[:place]:
-        needs_node = isinstance(effect, Write) and effect.differentiable
-        is_other = isinstance(effect, (SetData, InplaceView)) and effect.input in taken and effect.input not in late
-        if needs_node or is_other:
+    if all(0 in counts for counts in fitting.values()):
+        return tuple(log)
+    marks = sum(isinstance(e, MarkRequiresGrad) and not e.steps and e.input in taken for e in log)
+    changes, last = dict.fromkeys(fitting, 0), -1
+    for place, effect in enumerate(log, start=1):
+        if isinstance(effect, Write) and effect.differentiable:
             return None
-    return (*log[:place], AttachNode(log[max(changed)].input), *log[place:])
+        marks -= isinstance(effect, MarkRequiresGrad) and not effect.steps and effect.input in taken
+        if isinstance(effect, (SetData, InplaceView)) and effect.input in changes:
+            changes[effect.input], last = changes[effect.input] + 1, effect.input
+        if not marks and all(changes[index] in counts for index, counts in fitting.items()):
+            return (*log[:place], AttachNode(last), *log[place:])
+    return None
 
 
 def with_graph(

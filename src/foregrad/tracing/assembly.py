@@ -21,6 +21,7 @@ from .derivatives.differentiation import Differentiated
 from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
+from .effects.gradient_looks import fitting, refused_size
 from .effects.infos import input_info
 from .effects.lowering import log_of
 from .effects.new_leaves import new_leaves
@@ -28,7 +29,6 @@ from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
 from .effects.result_objects import attributes_set, parameters_made
 from .effects.retained import check_watched_inside, retained_by
-from .effects.storage_swap import refused_size
 from .heap.records import InputRecord
 from .heap.view_chain import memory_root
 from .inputs.inputs import Inputs
@@ -212,7 +212,7 @@ class Assembly:
         if not described.late:
             return log
         taken = {i for i, gradient in enumerate(described.gradients) if gradient is not None}
-        with_node = attached(log, described.late, taken)
+        with_node = attached(log, fitting(self.recorder, records, described.gradients), taken)
         if with_node is None:
             raise refused_size(self.recorder, records[min(described.late)])
         return with_node

@@ -36,6 +36,7 @@ from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
+from .effects.gradient_looks import check_sizes
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
@@ -48,7 +49,7 @@ from .effects.side_effects import (
     check_run,
     check_tensors,
 )
-from .effects.storage_swap import check_marked, check_overlapping, check_sizes, views_of_written
+from .effects.storage_swap import check_marked, check_overlapping, views_of_written
 from .inputs.again import CaptureAgain
 from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view

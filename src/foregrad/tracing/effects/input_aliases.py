@@ -12,6 +12,7 @@ from ..heap.view_chain import chain_of
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis, Start
+from .gradient_looks import changes_look
 from .output_alias_sets import BaseOutput, as_it_was
 from .steps import early_steps, steps_between
 
@@ -31,6 +32,8 @@ def observed_swaps(
     waiting = [recorder.value_of(fake) for fake in fakes]
     waiting += [old for old, _ in recorder.changes.replaced.values()]
     found = {(index, len(events) - 1) for index, events in swaps.items()}
+    looking = [index for index in swaps if changes_look(recorder, records[index])]
+    found |= {(index, at) for index in looking for at in range(len(swaps[index]))}
     waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
     seen: set[int] = set()
     while waiting:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
@@ -18,19 +17,19 @@ from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_no_grad_view
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import has_undefined_gradient, nodes_behind
+from ..tape.gradient_paths import has_undefined_gradient
 from ..tape.origin import Origin, user_line
 
 if TYPE_CHECKING:
     from .analysis import Analysis
 
 __all__ = [
+    "RESIZES",
+    "SET_ELSEWHERE",
     "check_marked",
     "check_overlapping",
-    "check_sizes",
     "is_set_again",
     "is_written_with_history",
-    "refused_size",
     "swapped",
     "views_of_written",
 ]
@@ -40,7 +39,7 @@ SET_ELSEWHERE = (
     "{}, a view, is given memory where it begins at another place by `set_` at {}, and gradients flow to it: PyTorch "
     "takes it for another view then. Use a copy instead."
 )
-_RESIZES = {aten.resize_.default, aten.resize_as_.default}
+RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 
 def swapped(
@@ -108,81 +107,6 @@ def swapped(
     return entries
 
 
-def check_sizes(
-    recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]
-) -> frozenset[int]:
-    """The inputs that a gradient goes to in the sizes, or of the dtype, that they have after the call: the node is made
-    then. To others it goes in those that they come with.
-    """
-    late: set[int] = set()
-    log = recorder.changes.log
-    reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, Happened.RESHAPED)}
-    grown = [log.of(r.stand_in, Happened.RESHAPED, Happened.DATA) for r in records]
-    resized = {index for index, changes in enumerate(grown) if any(event.op in _RESIZES for event in changes)}
-    marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
-    for event in log.events:
-        value = recorder.values.get(event.tensor)
-        fake = None if value is None or event.what is not Happened.SET else value.fake
-        is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
-        if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise UnsupportedMutationError(SET_ELSEWHERE.format("a tensor", recorder.changes.where(fake)))
-    with_history = [fake for fake in analysis.fakes if fake is not None]
-    for index in {*analysis.replaced, *resized, *marked}:
-        record = records[index]
-        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
-        if record.real.is_leaf and _is_parted(with_history, record.leaf):
-            raise UnsupportedMutationError(
-                f"{record.slot} is given memory by `set_`, or of another dtype, at "
-                f"{recorder.changes.where(record.stand_in)}, after it was used with gradients: they still flow to it "
-                "in `backward()`, but not in `torch.autograd.grad`. Do so before it is used."
-            )
-        if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
-            raise refused_size(recorder, record)  # it was detached in between
-        gradient = gradients[index]
-        is_as_before = gradient is not None and gradient.spec.shape == record.spec.shape and index not in resized
-        is_as_before &= gradient is None or gradient.spec.dtype is record.spec.dtype
-        views = _views_of_it(analysis, index)
-        of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
-        if gradient is not None and not (is_as_before or views or of_it) and _is_as_after(record, gradient.spec):
-            late.add(index)
-            continue
-        is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
-        if is_set and is_elsewhere and gradients[index] is not None:
-            raise UnsupportedMutationError(SET_ELSEWHERE.format(record.slot, recorder.changes.where_set()))
-        other_size = index in resized or record.stand_in.shape != record.spec.shape
-        # A view that was taken of it before has its gradients flow there by itself.
-        other_size |= record.stand_in.dtype is not record.spec.dtype
-        flows = gradient is not None and not is_as_before
-        flows |= bool(views and index not in resized and record.real.requires_grad)
-        other_layout = other_size or record.stand_in.stride() != record.spec.stride
-        if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
-            raise refused_size(recorder, record)
-    return frozenset(late)
-
-
-def _views_of_it(analysis: Analysis, index: int) -> list[AliasOutput]:
-    """Outputs that are views of what an input was before it was given other memory."""
-    outputs = [o for o in analysis.outputs if isinstance(o, AliasOutput) and o.input == index]
-    return [o for o in outputs if not analysis.is_of_swapped(o)]
-
-
-def _is_as_after(record: InputRecord, spec: TensorSpec) -> bool:
-    """Whether a gradient looks like what a leaf, which is no view, is after the call."""
-    stand_in = record.stand_in
-    if is_view(record.real) or is_view(stand_in) or not is_marked(stand_in) or not record.real.is_leaf:
-        return False
-    return spec.shape == stand_in.shape and spec.dtype is stand_in.dtype
-
-
-def refused_size(recorder: Recorder, record: InputRecord) -> UnsupportedMutationError:
-    """The error for an input that gradients go to both before and after it changes what it is."""
-    return UnsupportedMutationError(
-        f"{record.slot} takes on another size or layout in place (`resize_`, `squeeze_`, `set_`, `.data = ...`), last "
-        f"changed at {recorder.changes.where(record.stand_in)}, and has gradients flowing to it; compute with a tensor "
-        "of its own instead."
-    )
-
-
 def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
     """Of a leaf that has several elements in one place, eager's views give other gradients once it is written."""
     written = {
@@ -213,7 +137,7 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
     set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
     swapped_memory = {*set_again, *moved}
-    moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.changes.log.events if e.op in _RESIZES}
+    moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.changes.log.events if e.op in RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
     barred = {r.input: is_view(records[r.input].real) for r in _set_with_gradients(analysis.swaps)}
     bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
@@ -247,14 +171,6 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
 def _set_with_gradients(swaps: Sequence[Recorded]) -> list[SetStorage]:
     effects = [swap.effect for swap in swaps]
     return [effect for effect in effects if isinstance(effect, SetStorage) and effect.grad_enabled]
-
-
-def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
-    """Whether gradients flow to what the leaf was: `set_`, or another dtype, parts it from its accumulator."""
-    if leaf is None:
-        return False
-    ends = [node for node in nodes_behind(outputs) if getattr(node, "variable", None) is leaf]
-    return bool(ends) and any(node is not get_gradient_edge(leaf).node for node in ends)
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:

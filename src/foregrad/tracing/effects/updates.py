@@ -18,7 +18,8 @@ from ..heap.records import InputRecord, is_moved, is_of_another_kind
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
-from .storage_swap import is_set_again, is_written_with_history, refused_size
+from .gradient_looks import refused_size
+from .storage_swap import is_set_again, is_written_with_history
 
 __all__ = [
     "WRITTEN_BY_LISTS",
