@@ -6,7 +6,7 @@ the number of threads, so each such kernel runs once on zeros of the same shapes
 reports are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none that
 draws random numbers. A plain number that an operator is given becomes a tensor.
 
-A recurrent layer keeps what its backward reads in a result whose size its library alone knows: that is found out so too.
+What a recurrent layer keeps for its backward is a result whose size its library alone knows: it is found out so too.
 """
 
 from __future__ import annotations
