@@ -317,6 +317,11 @@ class _Renderer:
         check = self._bind("tensors", fits)
         self._require(f"{check}({', '.join(inputs[i] for i in checked)})")
 
+    def _is_part(self, index: int) -> bool:
+        """Whether an input is in a wrapper, of which it is known whether it is a leaf."""
+        info = self.signature.inputs[index]
+        return isinstance(info.source, PartOf) or info.argument in self.call.inside_wrappers()
+
     def _real(self, index: int) -> torch.Tensor:
         tensor = self.tensors[index]
         assert tensor is not None  # a whole memory, which is no tensor of the user's
@@ -382,7 +387,7 @@ class _Renderer:
                 self._require(f"{inputs[index]}._base is None")
         written = {u.input for u in signature.updates} | signature.reshaped
         for index in sorted(written | signature.detached):
-            if signature.inputs[index].requires_grad:
+            if signature.inputs[index].requires_grad and not self._is_part(index):
                 self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
         if not written:
             return

@@ -139,9 +139,13 @@ class InputOutput(OutputInfo):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WrapperOutput(OutputInfo):
-    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those."""
+    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those.
+
+    `view`: it is the view of that input that this is of its stand-in.
+    """
 
     wrapper: int
+    view: Any = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from .._torch import engine
 from .._torch.histories import have_hooks, lead_to
 from .._torch.settings import apply_settings, under_settings
-from .._torch.tensors import allow_writes, of_other_mode
+from .._torch.tensors import allow_writes, of_other_mode, view_again
 from ..errors import UnsupportedError
 from ..graph.effect_log import (
     AttachNode,
@@ -443,7 +443,10 @@ class _Renderer(LineWriter):
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, WrapperOutput):
-            return self.wrappers[info.wrapper]
+            wrapper = self.wrappers[info.wrapper]
+            if info.view is None:
+                return wrapper
+            return f"{self.bind('view_again', view_again)}({self.bind('view', info.view)}, {wrapper})"
         if isinstance(info, GraphOutput):
             name = self._result(info.output)
             if info.leaf:

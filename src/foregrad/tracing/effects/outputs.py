@@ -138,9 +138,9 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
-    wrapper = inputs.wrappers.number_of(leaf)
+    wrapper = inputs.wrappers.returned(leaf)
     if wrapper is not None:
-        return WrapperOutput(path, wrapper)
+        return WrapperOutput(path, *wrapper)
     record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
     if record is None and not isinstance(leaf, FakeTensor):
         inputs.adopt(leaf)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import version_of
-from ...errors import UnsupportedMutationError, UnsupportedTensorError
+from ..._torch.tensors import base_of, is_marked, is_view, version_of
+from ...errors import UnsupportedAliasError, UnsupportedMutationError, UnsupportedTensorError
 from ...frontend.sources import Source
 from ...frontend.tree import Tree
 from ...frontend.wrappers import FoundWrappers, ReachedWrapper
@@ -77,10 +77,6 @@ class _Input:
         """Raise where more happened to it than that plain tensors in it were written."""
         spec, stand_in = self.spec, self.stand_in
         said = f"the function changes an argument or parameter that is a {spec.cls.__qualname__}"
-        if self.writes and spec.requires_grad:
-            raise UnsupportedMutationError(
-                f"{said} and requires grad, in place. Return the new value, or do it outside the compiled function."
-            )
         is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
         is_same = is_same and (stand_in.requires_grad, stand_in.grad_fn) == self.history
         if not is_same or _without_history(stand_in) != self.spec_inside:
@@ -109,6 +105,7 @@ class Wrappers:
         self.inputs: list[_Input] = []  # arguments, one that comes twice twice, then those that it reached by itself
         self.by_stand_in: dict[int, _Input] = {}
         self.by_parts: dict[tuple[int, ...], _Input] = {}
+        self.results: dict[int, list[Any]] = {}  # those of the same base, by its id
         self.reached: dict[int, tuple[Any, _Input]] = {}  # by the id of the real wrapper, which is kept alive
 
     # ---------------------------------------------------------------- inputs
@@ -166,8 +163,17 @@ class Wrappers:
 
     def taken_apart(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
         """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
-        if id(self.adopt(result)) in self.by_stand_in:
+        result = self.adopt(result)
+        base: Any = base_of(result) if is_view(result) else None
+        is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
+        if base is not None and result.requires_grad and is_marked(result):
+            raise UnsupportedAliasError(
+                f"a result is a view of a {type(result).__qualname__} that requires grad taken under `torch.no_grad()`:"
+                " return a copy, or detach it."
+            )
+        if id(result) in self.by_stand_in or is_of_input:
             return None
+        self._check_apart(result, result if base is None else base)
         if any(part.requires_grad for part in parts_of(result)):
             raise UnsupportedTensorError(
                 f"a {type(result).__qualname__} that the function returns was made of tensors with a history: in eager "
@@ -177,12 +183,26 @@ class Wrappers:
         with self.recorder:
             return spec, unwrap(result, spec)
 
-    def number_of(self, value: Any) -> int | None:
-        """Which input a result is."""
+    def _check_apart(self, result: Any, base: Any) -> None:
+        """Raise for a result that is there already, or a view of what another one is, or is a view of, with gradients:
+        one that is written later has to change the other's history.
+        """
+        known = self.results.setdefault(id(base), [])
+        if any(other is result for other in known) or (known and result.requires_grad):
+            raise UnsupportedAliasError(
+                f"two results are one {type(result).__qualname__}, or views of one: return copies, or one of them."
+            )
+        known.append(result)
+
+    def returned(self, value: Any) -> tuple[int, Any] | None:
+        """Which input a result is, and None; or which it is a view of, and the view of its stand-in."""
         if not (self.inputs and is_wrapper(value)):
             return None
-        known = self.by_stand_in.get(id(self.adopt(value)))
-        return None if known is None else self.inputs.index(known)
+        value = self.adopt(value)
+        known = self.by_stand_in.get(id(value))
+        if known is not None:
+            return self.inputs.index(known), None
+        return self.inputs.index(self.by_stand_in[id(base_of(value))]), value
 
     # ---------------------------------------------------------------- afterwards
 

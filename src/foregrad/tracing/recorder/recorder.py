@@ -31,9 +31,10 @@ from ..._torch.settings import arithmetic
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import is_symbolic_zero
 from ...errors import (
+    UnsupportedMutationError,
     UnsupportedOpError,
 )
-from ...subclasses.spec import dispatched
+from ...subclasses.spec import dispatched, is_wrapper
 from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
@@ -255,12 +256,17 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def taken_as_data(self, tensor: torch.Tensor) -> None:
         """`tensor` came from `.data`: unlike a detached tensor, it has a version counter of its own."""
-        view = self.value_of(tensor).view
+        view = None if is_wrapper(tensor) else self.value_of(tensor).view
         if view is not None:
             view.op = take_data
 
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """`tensor.data = source` was run."""
+        if is_wrapper(tensor):
+            raise UnsupportedMutationError(
+                f"`.data = ...` on a {type(tensor).__qualname__} at {user_line(self.origins.here())} can't be compiled."
+                " Use `copy_`, or do it outside the compiled function."
+            )
         if self.in_backward:
             self.late.note_targets([tensor], (), is_metadata=True)
         self.changes.replaced_by(tensor, source)
