@@ -59,8 +59,8 @@ REMEDIES = {
     "export once more for such calls: `artifact.specialize(...)`, `dynamic_shapes=`.",
     "TensorTextError": "Print, log or save tensors after the call, or leave their values out: `x.shape` is known. With "
     "`foregrad.compile` the call runs eagerly, with a warning.",
-    "UnknownLeafError": "The message has the argument's path. Register its class as a container with "
-    "`torch.utils._pytree.register_pytree_node`, or hand over the tensors and numbers in it.",
+    "UnknownLeafError": "The message has the argument's path. Hand over the tensors and numbers in it, or register its "
+    "class as a container with `torch.utils._pytree.register_pytree_node`.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "
     "fault in foregrad: please report it.",
     "PartitionError": "The message says what does not fit. With a partitioner of your own, return a forward with the "

@@ -67,6 +67,7 @@ def pyro_regression():
                 pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
             return mean
 
+    pyro.clear_param_store()  # which all models of a process have in common
     model = Model()
     guide = AutoNormal(model)
     loss = Trace_ELBO()(model, guide)

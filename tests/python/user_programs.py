@@ -60,8 +60,6 @@ EAGER = {  # those that may run eagerly
     "read under another name",
     "read by a partial function",
     "read by a made-up name",
-    "an output class left",
-    "objects in a list",
     "legacy state",
     "a counter in a Function's backward",
     "gradients kept by a hook",

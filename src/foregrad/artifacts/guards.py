@@ -15,8 +15,8 @@ import torch
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_counters, storage_key, whole_memory
 from ..dispatch.constants import has_keys, is_constant
-from ..dispatch.guards import MISS, offset_dependent
-from ..dispatch.shapes import size_lines
+from ..dispatch.guards import MISS
+from ..dispatch.shapes import offset_dependent, size_lines
 from ..frontend.tree import Tree
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, InputInfo, MemoryOf

@@ -316,7 +316,7 @@ class Dispatcher:
 
     def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
         fills = self._fills_in_a_row < _MOST_FILLS
-        call = flatten_call(self.function, args, kwargs)
+        call = flatten_call(self.function, args, kwargs, objects=True)
         call = dataclasses.replace(call, fills_caches=fills, only_written=frozenset(self._only_written))
         try:
             return self.specialize(call)
@@ -379,10 +379,8 @@ class Dispatcher:
             guards = render_guards(call, captured, names, native=self.config.native)
             known = captured.joint.num_guards()
             eagerly = "return eagerly(*args, **kwargs)"
-            symbols, wrappers = guards.symbols, guards.wrappers
-            run = render_run(
-                product.compiled, guards.inputs, names, symbols=symbols, eagerly=eagerly, wrappers=wrappers
-            )
+            given = guards.symbols, eagerly, guards.wrappers, guards.containers
+            run = render_run(product.compiled, guards.inputs, names, "return MISS", *given)
             if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
                 break
         body = "\n".join("    " + line for line in (*guards.lines, *run.lines))

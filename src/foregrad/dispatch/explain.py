@@ -118,7 +118,7 @@ class Fingerprint:
 
     def difference(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
         """The first difference between this call and one with these arguments, made now."""
-        call = flatten_call(function, args, kwargs)
+        call = flatten_call(function, args, kwargs, objects=True)
         return (
             self._arguments(call)
             or self._state()

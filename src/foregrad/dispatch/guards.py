@@ -24,21 +24,21 @@ from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..frontend.wrappers import FoundWrappers
-from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import Names, unpacked
 from ..graph.spelling import attribute, item
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
-from .shapes import size_lines, static_or_none
+from .objects import apart_lines, object_lines
+from .shapes import offset_dependent, size_lines, static_or_none
 from .state import state_conditions
 from .watch import Watch
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-__all__ = ["MISS", "GuardLines", "offset_dependent", "render_guards"]
+__all__ = ["MISS", "GuardLines", "render_guards"]
 
 
 class _Miss:
@@ -57,7 +57,8 @@ _FEW_PAIRS = (
 class GuardLines:
     """Lines of a function of (args, kwargs); after them `inputs[i]` names the variable holding input i.
 
-    `symbols` has the variable of each symbolic size, `wrappers` those of the wrapper subclasses that were taken apart.
+    `symbols` has the variable of each symbolic size, `wrappers` those of the wrapper subclasses that were taken apart,
+    `containers` that of each container among the arguments.
     """
 
     lines: list[str]
@@ -66,6 +67,7 @@ class GuardLines:
     watch: Watch
     symbols: dict[Any, str]
     wrappers: list[str]
+    containers: dict[int, str]
 
 
 def render_guards(
@@ -83,6 +85,7 @@ class _Renderer:
         self.call = call
         self.native = native
         self.transformed = transformed
+        self.captured = captured
         self.joint = captured.joint
         self.signature = captured.joint.signature
         self.modules = captured.modules
@@ -96,11 +99,14 @@ class _Renderer:
         self.found = captured.wrappers or FoundWrappers((), {})
         self.wrappers: list[str] = []
         self.with_gradients: dict[tuple[int, ...], str] = {}  # those that require grad, by their first equal leaves
+        self.containers: dict[int, str] = {}
         self.symbols: dict[Any, str] = {}
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
 
     def render(self) -> GuardLines:
         self._take_apart()
+        reached, writes = self.captured.reached, self.signature.python_writes
+        self.lines += apart_lines(self.call, self.containers, writes, reached, self._bind)
         inputs = [
             self.names.fresh(_identifier(info)) if info.argument is None else "" for info in self.signature.inputs
         ]
@@ -138,7 +144,7 @@ class _Renderer:
                 of = inputs[info.source.input]
                 dtype = self._bind("dtype", info.spec.dtype)
                 lines.append(f"{name} = {self._bind('whole_memory', whole_memory)}({of}, {dtype})")
-        return GuardLines(lines, self.globals, inputs, watch, self.symbols, self.wrappers)
+        return GuardLines(lines, self.globals, inputs, watch, self.symbols, self.wrappers, self.containers)
 
     def _bind(self, wanted: str, value: Any) -> str:
         name = self.names.fresh(wanted)
@@ -183,6 +189,11 @@ class _Renderer:
         if tree.kind == "wrapper":
             self._wrapper(name, tree.context)
             return
+        if tree.kind == "ref":
+            self._require(f"{name} is {self.containers[tree.context]}")
+            return
+        if tree.number >= 0:
+            self.containers[tree.number] = name
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
         unpack = unpacked(children)
         cls = tree.type.__name__ if tree.type in (tuple, list, dict) else self._bind("cls", tree.type)
@@ -198,6 +209,20 @@ class _Renderer:
         elif tree.kind == "dataclass":
             for child, field in zip(children, tree.context, strict=True):
                 self.lines.append(f"{child} = {attribute(name, field, self._bind)}")
+        elif tree.kind == "object":
+            for line, condition in object_lines(name, tree, children, self.names, self._bind):
+                if line:
+                    self.lines.append(line)
+                else:
+                    self._require(condition)
+        elif tree.kind == "weakref":
+            self.lines.append(f"{children[0]} = {name}()")
+        elif tree.kind == "partial":
+            names = [f"{name}.{part}" for part in ("func", "args", "keywords")]
+            self._require(f"not {name}.__dict__")
+            self.lines.append(f"{unpack}{', '.join(names)}")
+        elif tree.kind == "method":
+            self.lines.append(f"{children[0]} = {name}.__func__; {children[1]} = {name}.__self__")
         else:
             functions = registered_functions(tree.type)
             assert functions is not None
@@ -477,24 +502,3 @@ def _as_name(path: str) -> str:
 
 def _tensor_of(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
-
-
-def offset_dependent(joint: JointGraph) -> set[int]:
-    """Inputs whose storage offset is written into the graph or into a view taken after it."""
-    aten = torch.ops.aten
-    found = set()
-    placeholders = joint.placeholders()
-    for index, info in enumerate(joint.signature.inputs):
-        if isinstance(info.source, MemoryOf) or info.number is not None:
-            continue
-        for user in placeholders[index].users:
-            if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-                found.add(index)
-    for output in joint.signature.outputs:
-        if getattr(output, "input", None) is not None and any(
-            s.op is aten.as_strided.default for s in getattr(output, "steps", ())
-        ):
-            found.add(output.input)  # type: ignore[attr-defined]
-    for _, group in joint.signature.shared_memory:
-        found.update(group)
-    return found

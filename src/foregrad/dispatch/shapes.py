@@ -13,7 +13,7 @@ from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
-from ..graph.signature import Signature
+from ..graph.signature import MemoryOf, Signature
 from ..graph.source import Names
 from ..runtime.decisions import range_text
 from .specialization import Specialization
@@ -199,3 +199,24 @@ def size_lines(
     known = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
     conditions += [expression_text(guard, variables, bind) for guard in known]
     return reads, list(dict.fromkeys(conditions)), variables
+
+
+def offset_dependent(joint: JointGraph) -> set[int]:
+    """Inputs whose storage offset is written into the graph or into a view taken after it."""
+    aten = torch.ops.aten
+    found = set()
+    placeholders = joint.placeholders()
+    for index, info in enumerate(joint.signature.inputs):
+        if isinstance(info.source, MemoryOf) or info.number is not None:
+            continue
+        for user in placeholders[index].users:
+            if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+                found.add(index)
+    for output in joint.signature.outputs:
+        if getattr(output, "input", None) is not None and any(
+            s.op is aten.as_strided.default for s in getattr(output, "steps", ())
+        ):
+            found.add(output.input)  # type: ignore[attr-defined]
+    for _, group in joint.signature.shared_memory:
+        found.update(group)
+    return found

@@ -15,8 +15,8 @@ from ..errors import EscapedTensorError, UnsupportedLayoutError, UnsupportedTens
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
 from ..subclasses.conversion import wrap
-from .lifted import Lifted
-from .tree import Tree, Wrap, check_leaves, flatten
+from .lifted import Lifted, times_lifted
+from .tree import Tree, Wrap, check_leaves, flatten, open_arguments
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
 
@@ -33,6 +33,8 @@ class FlatCall:
     `every_size`: each may, from the first capture on.
     `fills_caches`: a place that was empty and holds a tensor afterwards is taken for a cache, which an eager call is to
     fill. `only_written`: the places of containers that earlier captures found to be added to and not to be read.
+    `objects`: plain objects among arguments and results are taken apart; `containers`: those among the arguments whose
+    identity the tree keeps then, by their numbers there, with the paths of each.
     """
 
     function: Callable[..., Any]
@@ -48,15 +50,19 @@ class FlatCall:
     every_size: bool = False
     fills_caches: bool = False
     only_written: frozenset[tuple[int, Any]] = frozenset()
+    objects: bool = False
+    containers: tuple[tuple[Any, str], ...] = ()
 
     @property
     def may_open_sizes(self) -> bool:
         """Whether some size that depends on values may become symbolic."""
         return self.sizes is not None and (self.every_size or bool(self.sizes))
 
-    def arguments(self, leaves: Sequence[Any], wrap: Wrap = wrap) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with these leaves."""
-        args, kwargs = self.tree.unflatten(list(leaves), wrap)
+    def arguments(
+        self, leaves: Sequence[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these leaves. `made` gets the containers by their numbers."""
+        args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
         return args, kwargs
 
     def inside_wrappers(self) -> set[int]:
@@ -64,26 +70,34 @@ class FlatCall:
         return {first + i for first, spec in self.tree.wrappers() for i in range(spec.count)}
 
 
-def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
-    """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for what can't be captured."""
-    leaves, tree = flatten((args, dict(kwargs)))
+def flatten_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, objects: bool = False
+) -> FlatCall:
+    """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for what can't be captured.
+
+    `objects`: plain objects are taken apart, and containers keep their identity.
+    """
+    containers: tuple[Any, ...] = ()
+    if objects:
+        opened = open_arguments(args, dict(kwargs), values=times_lifted(function))
+        leaves, tree, containers = opened.leaves, opened.tree, opened.containers
+    else:
+        leaves, tree = flatten((args, dict(kwargs)))
     keywords = tree.children[1]
-    positional, state = list(tree.children[0].children), []
+    positional = list(tree.children[0].children)
+    named: list[tuple[str, Tree]] = []
     lifted = function
     while isinstance(lifted, Lifted):
         values, *positional = positional
-        named = zip(values.children, lifted.places, strict=True)
-        state += [path for child, place in named for path in child.paths(place.path)]
+        named += [(place.path, child) for child, place in zip(values.children, lifted.places, strict=True)]
         lifted = lifted.func
-    paths = [
-        *state,
-        *(p for i, child in enumerate(positional) for p in child.paths(f"args[{i}]")),
-        *(
-            path
-            for name, text, child in zip(keywords.context, key_texts(keywords.context), keywords.children, strict=True)
-            for path in child.paths(name if name.isidentifier() else f"kwargs[{text}]")
-        ),
-    ]
+    named += [(f"args[{i}]", child) for i, child in enumerate(positional)]
+    keys = zip(keywords.context, key_texts(keywords.context), keywords.children, strict=True)
+    named += [(name if name.isidentifier() else f"kwargs[{text}]", child) for name, text, child in keys]
+    nodes = [pair for path, child in named for pair in child.walk(path)]
+    paths = [path for path, node in nodes if node.kind == "leaf"]
+    path_of = {node.number: path for path, node in nodes}
+    named_containers = tuple((container, path_of[number]) for number, container in enumerate(containers))
     check_leaves(leaves, paths, "argument")
     first: dict[int, int] = {}
     first_of = []
@@ -93,7 +107,9 @@ def flatten_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Ma
             first_of.append(first.setdefault(id(leaf), index))
         else:
             first_of.append(index)
-    return FlatCall(function, tuple(leaves), tree, tuple(paths), tuple(first_of))
+    return FlatCall(
+        function, tuple(leaves), tree, tuple(paths), tuple(first_of), objects=objects, containers=named_containers
+    )
 
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:

@@ -10,13 +10,10 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
 from ..graph.spelling import key_text
 from .classes import dict_of_class
 from .expected import ABSENT
 from .libraries import is_outside
-from .reads import table_of
 
 __all__ = [
     "BUFFER",
@@ -34,7 +31,6 @@ __all__ = [
     "SLOTS",
     "Holder",
     "Kind",
-    "attributes_to_copy",
     "is_import",
     "slots_of",
 ]
@@ -201,25 +197,6 @@ def _read_slots(value: Any) -> dict[str, Any]:
         except AttributeError:
             found[name] = ABSENT
     return found
-
-
-_NEW: Any = object.__new__
-
-
-def attributes_to_copy(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object that is nothing but these, so that another with them is as good; None for others."""
-    cls = type(value)
-    is_bag = issubclass(cls, types.SimpleNamespace)
-    if not is_bag and (
-        is_outside(cls.__module__) or getattr(cls, "__new__", None) is not _NEW or isinstance(value, type)
-    ):
-        return None
-    table = table_of(value)
-    found = dict(table) if type(table) is dict else {}
-    computed = (hasattr(type(getattr(cls, name, None)), "__set__") for name in found)  # a property takes what is set
-    if hasattr(cls, "__del__") or issubclass(cls, torch.nn.Module) or any(computed):
-        return None
-    return found | {name: item for name, item in _read_slots(value).items() if item is not ABSENT}
 
 
 def _put_back_slots(value: Any, before: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ import torch
 __all__ = [
     "asked_of_library",
     "asked_of_module",
+    "is_class_outside",
     "is_installed",
     "is_library",
     "is_outside",
@@ -50,6 +51,11 @@ _FIXED = set(
 def is_outside(module: Any) -> bool:
     """Whether a module's name says that its globals are not the user's."""
     return not isinstance(module, str) or _is_name_outside(module)
+
+
+def is_class_outside(cls: type) -> bool:
+    """Whether a class is a library's. One that extends the user's is the user's, whatever module it says it is of."""
+    return all(is_outside(base.__module__) for base in cls.__mro__)
 
 
 @functools.lru_cache(4096)

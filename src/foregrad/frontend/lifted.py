@@ -35,6 +35,7 @@ __all__ = [
     "numbered",
     "place_of",
     "stand_in_at",
+    "times_lifted",
 ]
 
 _MOST_NESTED = 3
@@ -264,9 +265,14 @@ def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
     return None
 
 
-def may_lift_more(function: Any) -> bool:
-    """Whether a function has not been lifted too often: one that finds new places each time never comes to an end."""
+def times_lifted(function: Any) -> int:
+    """How many arguments of a function are states of it."""
     depth = 0
     while isinstance(function, Lifted):
         depth, function = depth + 1, function.func
-    return depth < _MOST_NESTED
+    return depth
+
+
+def may_lift_more(function: Any) -> bool:
+    """Whether a function has not been lifted too often: one that finds new places each time never comes to an end."""
+    return times_lifted(function) < _MOST_NESTED

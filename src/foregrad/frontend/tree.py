@@ -1,7 +1,8 @@
-"""Nested containers to a flat list of leaves and back: tuples, lists, dicts, dataclasses, registered types.
+"""Nested containers to a flat list of leaves and back: tuples, lists, dicts, dataclasses, registered types, objects.
 
 A `Tree` is the structure without its leaves: immutable, comparable, and able to say the path of each leaf.
-Dataclasses need no registration; any type registered with PyTorch's pytree works.
+Dataclasses need no registration; any type registered with PyTorch's pytree works. `flatten` takes values alone;
+`open_objects` also takes plain objects apart, and keeps which containers are one and the same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,13 +20,26 @@ import torch
 
 from .._torch.pytree import registered_functions
 from ..errors import UnknownLeafError
-from ..graph.python_effects import Made
 from ..graph.spelling import key_text, key_texts
 from ..subclasses.conversion import Samples, wrap
 from ..subclasses.spec import WrapperSpec, is_wrapper
+from .objects import fill, is_plain_class, look_into, make_empty
 from .opaque import is_number_of_numpy
 
-__all__ = ["LEAF", "Tree", "Unwrap", "Wrap", "check_leaves", "flatten"]
+__all__ = [
+    "LEAF",
+    "Opened",
+    "Tree",
+    "Unwrap",
+    "Wrap",
+    "check_leaves",
+    "flatten",
+    "is_leaf",
+    "list_of",
+    "open_arguments",
+    "open_container",
+    "open_objects",
+]
 
 Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
 Wrap = Callable[[WrapperSpec, "list[torch.Tensor]"], Any]
@@ -51,24 +67,62 @@ _CONSTANTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tree:
-    """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children."""
+    """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children.
 
-    kind: str  # leaf, tuple, list, dict, namedtuple, dataclass, registered, wrapper
+    `number`: which of the containers it is whose identity is kept; a `ref` is the one with the number `context`.
+    """
+
+    # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref, method,
+    # function, cell, ref
+    kind: str
     type: Any = None
     context: Any = None
     children: tuple[Tree, ...] = ()
     size: int = 1
+    number: int = -1
 
-    def unflatten(self, leaves: list[Any], wrap: Wrap = wrap) -> Any:
-        """The container with these leaves in it; `wrap` makes wrapper subclasses."""
-        return self._build(iter(leaves), wrap)
+    def unflatten(self, leaves: list[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None) -> Any:
+        """The container with these leaves in it. `wrap` makes wrapper subclasses, `made` has and gets the containers by
+        their numbers.
+        """
+        return self._build(iter(leaves), wrap, {} if made is None else made)
 
-    def _build(self, leaves: Iterator[Any], wrap: Wrap) -> Any:
+    def _build(self, leaves: Iterator[Any], wrap: Wrap, made: dict[int, Any]) -> Any:
         if self.kind == "leaf":
             return next(leaves)
-        items = [child._build(leaves, wrap) for child in self.children]
+        if self.kind == "ref":
+            return made[self.context]
+        empty = None
+        if self.number >= 0:  # made first, as what is in it may lead back to it
+            if self.kind == "object":
+                empty = made[self.number] = make_empty(self.type, self.context)
+            elif self.kind == "cell":
+                empty = made[self.number] = types.CellType()
+            elif self.kind in ("list", "dict"):
+                empty = made[self.number] = self.type()
+        items = [child._build(leaves, wrap, made) for child in self.children]
         if self.kind == "wrapper":
             return wrap(self.context, items)
+        if empty is not None:
+            self._fill(empty, items)
+            return empty
+        built = self._built(items)
+        if self.number >= 0:
+            made[self.number] = built
+        return built
+
+    def _fill(self, empty: Any, items: list[Any]) -> None:
+        if self.kind == "object":
+            fill(empty, self.context, items)
+        elif self.kind == "list":
+            empty.extend(items)
+        elif self.kind == "cell":
+            if items:
+                empty.cell_contents = items[0]
+        else:
+            empty.update(zip(self.context, items, strict=True))
+
+    def _built(self, items: list[Any]) -> Any:
         if self.kind == "list":
             return items
         if self.kind == "tuple":
@@ -81,6 +135,15 @@ class Tree:
             return self.type(items)
         if self.kind == "dataclass":
             return _make_dataclass(self.type, self.context, items)
+        if self.kind == "weakref":
+            return weakref.ref(items[0])
+        if self.kind == "method":
+            return types.MethodType(*items)
+        if self.kind == "partial":
+            function, args, kwargs = items
+            return self.type(function, *args, **kwargs)
+        if self.kind == "function":
+            return self.context.made(items)
         functions = registered_functions(self.type)
         assert functions is not None
         return functions[1](items, self.context)
@@ -101,20 +164,58 @@ class Tree:
 
     def paths(self, prefix: str) -> list[str]:
         """For each leaf, the expression that reaches it from a variable called `prefix`."""
-        if self.kind == "leaf":
-            return [prefix]
+        return [path for path, node in self.walk(prefix) if node.kind == "leaf"]
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, Tree]]:
+        """This node and all below it, those above first, with the expressions that reach them."""
+        yield prefix, self
+        if not self.children:
+            return
         if self.kind == "wrapper":
             steps = self.context.paths()
+        elif self.kind == "object":
+            steps = self.context.steps(self.type)
+        elif self.kind in _STEPS:
+            steps = [*_STEPS[self.kind], *(f".__closure__[{i}]" for i in range(len(self.children)))]
+            steps = steps[: len(self.children)]
         elif self.kind == "dict":
             steps = [f"[{text}]" for text in key_texts(self.context)]
         elif self.kind in ("namedtuple", "dataclass"):
             steps = [f".{name if name.isidentifier() else key_text(name)}" for name in self.context]
         else:
             steps = [f"[{index}]" for index in range(len(self.children))]
-        return [path for step, child in zip(steps, self.children, strict=True) for path in child.paths(prefix + step)]
+        for step, child in zip(steps, self.children, strict=True):
+            yield from child.walk(prefix + step)
 
 
 LEAF = Tree("leaf")
+_STEPS: dict[str, list[str]] = {
+    "weakref": ["()"],
+    "method": [".__func__", ".__self__"],
+    "partial": [".func", ".args", ".keywords"],
+    "function": [".__defaults__", ".__kwdefaults__", ".__dict__"],
+    "cell": [".cell_contents"],
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Code:
+    """What functions made by one `def` have in common."""
+
+    code: types.CodeType
+    globals: dict[str, Any]
+    name: str
+    qualname: str
+    module: Any
+    doc: Any
+
+    def made(self, items: list[Any]) -> types.FunctionType:
+        defaults, keyword_defaults, attributes, *cells = items
+        function = types.FunctionType(self.code, self.globals, self.name, defaults, tuple(cells))
+        function.__kwdefaults__ = keyword_defaults
+        function.__qualname__, function.__module__, function.__doc__ = self.qualname, self.module, self.doc
+        function.__dict__.update(attributes)
+        return function
 
 
 def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
@@ -125,7 +226,8 @@ def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
     return instance
 
 
-def _open(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
+def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
+    """Kind, class, context and items of a container that is no plain object; None for others."""
     cls = type(value)
     if cls is tuple:
         return "tuple", tuple, None, list(value)
@@ -133,8 +235,6 @@ def _open(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
         return "list", list, None, value
     if cls is dict or cls is collections.OrderedDict:
         return "dict", cls, tuple(value), list(value.values())
-    if cls is Made:
-        return "dataclass", value.cls, tuple(value.attributes), list(value.attributes.values())
     if cls is torch.Size or isinstance(value, torch.Tensor):
         return None
     functions = registered_functions(cls)
@@ -161,30 +261,154 @@ def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     return leaves, _flatten(value, leaves, unwrap or Samples())
 
 
-def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
-    opened = _open(value)
-    if opened is None:
-        unwrapped = unwrap(value) if is_wrapper(value) else None
-        if unwrapped is not None:
-            spec, parts = unwrapped
-            leaves += parts
-            return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)
+def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+    unwrapped = unwrap(value) if is_wrapper(value) else None
+    if unwrapped is None:
         leaves.append(value)
         return LEAF
+    spec, parts = unwrapped
+    leaves += parts
+    return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)
+
+
+def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
+    opened = open_container(value)
+    if opened is None:
+        return _leaf(value, leaves, unwrap)
     kind, cls, context, items = opened
     children = tuple(_flatten(item, leaves, unwrap) for item in items)
     return Tree(kind, cls, context, children, sum(child.size for child in children))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opened:
+    """Values taken apart: `leaves` and `tree`, and the `containers` that have numbers, by these."""
+
+    leaves: list[Any]
+    tree: Tree
+    containers: tuple[Any, ...]
+
+
+def open_objects(values: Sequence[Any], instead: Callable[[Any], Any], unwrap: Unwrap) -> Opened:
+    """The leaves of nested containers and plain objects, and the structure of the list of `values`; the same object
+    twice is one. `instead(value)` gives a leaf that is put in the place of something, or None; `unwrap`: see `flatten`.
+    """
+    opener = _Opener(instead, unwrap, makes=True)
+    tree = list_of([opener.open(value) for value in values])
+    return Opened(opener.leaves, tree, tuple(opener.containers))
+
+
+def list_of(trees: Sequence[Tree]) -> Tree:
+    """The structure of a list of containers."""
+    return Tree("list", list, None, tuple(trees), sum(tree.size for tree in trees))
+
+
+def open_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], values: int = 0) -> Opened:
+    """The same for the arguments of a call. The first `values` of them are not opened, but flattened."""
+    opener = _Opener(lambda _: None, Samples(), makes=False)
+    trees = [_flatten(arg, opener.leaves, opener.unwrap) for arg in args[:values]]
+    trees += [opener.open(arg) for arg in args[values:]]
+    positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
+    children = tuple(map(opener.open, kwargs.values()))
+    keyword = Tree("dict", dict, tuple(kwargs), children, sum(child.size for child in children))
+    tree = Tree("tuple", tuple, None, (positional, keyword), positional.size + keyword.size)
+    return Opened(opener.leaves, tree, tuple(opener.containers))
+
+
+_MOST_CONTAINERS = 2000  # that an object leads to: what has more is a program's state rather than a value
+
+
+class _Opener:
+    """`makes`: what was made in a call is to be made in each, functions with variables of their own among it."""
+
+    def __init__(self, instead: Callable[[Any], Any], unwrap: Unwrap, *, makes: bool) -> None:
+        self.instead = instead
+        self.unwrap = unwrap
+        self.makes = makes
+        self.leaves: list[Any] = []
+        self.containers: list[Any] = []
+        self._number: dict[int, int] = {}
+        self._begun: set[int] = set()  # numbers of containers that can't be referred to before they are made
+
+    def open(self, value: Any) -> Tree:
+        cls = type(value)
+        number = self._number.get(id(value))
+        if number is not None and number not in self._begun:
+            return Tree("ref", context=number, size=0)
+        stands = None if cls in _SCALARS or issubclass(cls, torch.Tensor) else self.instead(value)
+        opened = None if stands is not None or number is not None else self._look(value)
+        if opened is None:
+            return _leaf(value if stands is None else stands, self.leaves, self.unwrap)
+        kind, cls, context, items = opened
+        number = -1
+        if kind not in _BY_VALUE:
+            number = self._number[id(value)] = len(self.containers)
+            self.containers.append(value)
+            if kind not in ("object", "list", "dict", "cell"):
+                self._begun.add(number)
+        children = tuple(map(self.open, items))
+        self._begun.discard(number)
+        return Tree(kind, cls, context, children, sum(child.size for child in children), number)
+
+    def _is_made(self, value: Any) -> bool:
+        return self.makes and is_plain_class(type(value))
+
+    def _look(self, value: Any) -> tuple[str, Any, Any, list[Any]] | None:
+        cls = type(value)
+        if cls is weakref.ref:
+            target = value()
+            # Of what is held by nothing else there would be nothing left.
+            is_held = id(target) in self._number and value.__callback__ is None
+            return ("weakref", cls, None, [target]) if is_held else None
+        if cls is types.MethodType and (id(value.__self__) in self._number or self._is_made(value.__self__)):
+            return "method", cls, None, [value.__func__, value.__self__]
+        if cls is functools.partial and not value.__dict__:
+            return "partial", cls, None, [value.func, value.args, value.keywords]
+        if self.makes and cls is types.FunctionType and value.__closure__:
+            code = _Code(
+                value.__code__, value.__globals__, value.__name__, value.__qualname__, value.__module__, value.__doc__
+            )
+            return "function", cls, code, [value.__defaults__, value.__kwdefaults__, vars(value), *value.__closure__]
+        if self.makes and cls is types.CellType:
+            return "cell", cls, None, _contents(value)
+        opened = None
+        if cls in (list, tuple, dict) or is_leaf(value):
+            opened = open_container(value)
+        elif cls in _OBJECTS or registered_functions(cls) is None:
+            found = look_into(value)
+            opened = open_container(value) if found is None else ("object", cls, *found)
+        else:
+            opened = open_container(value)
+        if opened is not None and len(self.containers) >= _MOST_CONTAINERS:
+            return None
+        return opened
+
+
+def _contents(cell: Any) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+_OBJECTS = (collections.OrderedDict, collections.defaultdict, collections.deque)  # which PyTorch has registered
+_BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
+
+
+def is_leaf(leaf: Any) -> bool:
+    """Whether it is a tensor or a plain value."""
+    return isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size)) or is_number_of_numpy(leaf)
+
+
 def check_leaves(leaves: list[Any], paths: list[str], what: str) -> None:
     """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value."""
     for leaf, path in zip(leaves, paths, strict=True):
-        if isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size)) or is_number_of_numpy(leaf):
+        if is_leaf(leaf):
             continue
         cls = type(leaf)
         raise UnknownLeafError(
             f"{what} `{path}` is a {cls.__module__}.{cls.__qualname__}, which is neither a tensor, a plain value nor a "
-            "container foregrad can look into. If it holds tensors, register it with "
-            f"torch.utils._pytree.register_pytree_node({cls.__name__}, flatten, unflatten) or make it a dataclass; "
-            "otherwise pass it by closure."
+            "container, nor an object that is nothing but its attributes. If it holds tensors, hand these over, or "
+            f"register it with torch.utils._pytree.register_pytree_node({cls.__name__}, flatten, unflatten); otherwise "
+            "pass it by closure."
         )

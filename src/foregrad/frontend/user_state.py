@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from .._torch.fakes import FakeTensor
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, imports_dates, is_of_dates
@@ -47,7 +48,7 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import is_outside, keeps_state, referent
+from .libraries import is_class_outside, is_outside, keeps_state, referent
 from .opaque import is_random_generator, used_up
 from .reads import Reads, keys_in, table_of
 from .scan import BAGS
@@ -182,7 +183,8 @@ class UserState:
                 items = enumerate(holder.before)
             else:
                 items = holder.before.items() if holder.kind in (DICT, NAMESPACE, CLASS, SLOTS) else ()
-            yield from ((holder, key, value) for key, value in items if isinstance(value, torch.Tensor))
+            held = ((holder, key, value) for key, value in items if isinstance(value, torch.Tensor))
+            yield from (found for found in held if type(found[2]) is not FakeTensor)  # in the arguments of a run
 
     # ---------------------------------------------------------------- the walk
 
@@ -249,7 +251,7 @@ class UserState:
                 return self._array
             if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
-        is_constant = is_outside(cls.__module__) and not issubclass(cls, BAGS) and not keeps_state(cls)
+        is_constant = is_class_outside(cls) and not issubclass(cls, BAGS) and not keeps_state(cls)
         return None if is_constant else self._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
@@ -274,7 +276,7 @@ class UserState:
         holder = self._hold(DICT, value, parent, step, "item")
         if len(holder.before) <= _LARGE:
             self._push(holder, holder.before.items())
-        if not is_outside(type(value).__module__):
+        if not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _list(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -287,12 +289,12 @@ class UserState:
         holder = self._hold(kind, value, parent, step, "item")
         if len(holder.before) <= _LARGE:
             self._push(holder, enumerate(holder.before))
-        if not is_outside(type(value).__module__):
+        if not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _set(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(SET, value, parent, step, "")
-        if not is_outside(type(value).__module__):
+        if not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:

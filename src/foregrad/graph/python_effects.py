@@ -1,8 +1,8 @@
 """What a call leaves behind in Python: writes to items, attributes, cells and sequences, as an ordered list of values.
 
-Each entry says where (`target`, the user's own object) and which of the written values goes there, by its position
-among these. A written value is an output like any other: its leaves are tensors, numbers and constants. `Kept` is a
-leaf that stands for an object that was there before the call, and is written as that object.
+Each entry says where (`target`) and which of the written values goes there, by its position among these. A written
+value is an output like any other: its leaves are tensors, numbers and constants. `Kept` is a leaf that stands for an
+object that was there before the call, and is written as that object; `OfArgument` for one that the call is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = [
     "DeleteAttribute",
     "DeleteItem",
     "Kept",
-    "Made",
+    "OfArgument",
     "PythonWrite",
     "RemoveFromSet",
     "SetAttribute",
@@ -38,20 +38,21 @@ class Kept:
         return f"Kept(a {type(self.value).__name__} at {id(self.value):#x})"  # the object's own repr is the user's code
 
 
-class Made:
-    """In a written value: an object of the user's class that each call makes anew, with these attributes."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class OfArgument:
+    """A container or object among the arguments, of which each call has its own: the one with this number in the tree
+    of the arguments, or with `attributes` its `__dict__`. As a leaf of a value, and as the target of a write.
+    """
 
-    __slots__ = ("attributes", "cls")
-
-    def __init__(self, cls: type, attributes: dict[str, Any]) -> None:
-        self.cls = cls
-        self.attributes = attributes
+    number: int
+    cls: type
+    attributes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PythonWrite:
-    """A write to `target`; `path` is what people call the place. `counts`: a number takes another one's place, or
-    a container that of one of the same structure.
+    """A write to `target`, the object itself or an `OfArgument`; `path` is what people call the place. `counts`: a
+    number takes another one's place, or a container that of one of the same structure.
     """
 
     target: Any = dataclasses.field(repr=False)  # its own repr is the user's code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ __all__ = ["LineWriter", "op_name"]
 
 
 class LineWriter:
-    """Lines of a function body and the globals that they use. `symbols` has the variable of each symbolic size."""
+    """Lines of a function body and the globals that they use. `symbols` has the variable of each symbolic size,
+    `containers` that of each container among the arguments, by its number.
+    """
 
     def __init__(self, names: Names) -> None:
         self.names = names
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
         self.symbols: dict[Any, str] = {}
+        self.containers: Mapping[int, str] = {}
         self.views: dict[tuple[Any, ...], str] = {}  # the variable of each view that was taken
 
     def bind(self, wanted: str, value: Any) -> str:

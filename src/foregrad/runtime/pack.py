@@ -8,7 +8,20 @@ from typing import Any
 from ..frontend.tree import Tree
 from ..graph.spelling import literal
 
-__all__ = ["pack_expression"]
+__all__ = ["build_expression", "has_objects", "pack_expression"]
+
+
+def has_objects(tree: Tree) -> bool:
+    """Whether there is something in a container that is made before what is in it."""
+    return any(node.kind in _MADE_FIRST for _, node in tree.walk(""))
+
+
+_MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
+
+
+def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
+    """The expression that builds a container with objects in it; `made` is the variable of a dict that gets these."""
+    return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 
 def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], str]) -> str:

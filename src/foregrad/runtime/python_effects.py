@@ -6,12 +6,12 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..frontend.tree import Tree
 from ..graph.python_effects import (
     AddToSet,
     CallMethod,
     DeleteAttribute,
     DeleteItem,
+    OfArgument,
     PythonWrite,
     RemoveFromSet,
     SetAttribute,
@@ -21,18 +21,13 @@ from ..graph.python_effects import (
 )
 from ..graph.spelling import literal
 from .lines import LineWriter
-from .pack import pack_expression
 
 __all__ = ["write_lines"]
 
 
-def write_lines(writer: LineWriter, writes: Sequence[PythonWrite], spec: Tree, values: list[str]) -> list[str]:
-    """Lines for `writes`, given the expressions of the leaves of the written values, whose structure is `spec`."""
-    packed, at = [], 0
-    for child in spec.children:
-        packed.append(pack_expression(child, values[at : at + child.size], writer.bind))
-        at += child.size
-    return [_LINES[type(write)](writer, write, packed) for write in writes]
+def write_lines(writer: LineWriter, writes: Sequence[PythonWrite], values: list[str]) -> list[str]:
+    """Lines for `writes`, given the expressions of the written values."""
+    return [_LINES[type(write)](writer, write, values) for write in writes]
 
 
 def _key(writer: LineWriter, key: Any) -> str:
@@ -40,19 +35,33 @@ def _key(writer: LineWriter, key: Any) -> str:
 
 
 def _table(writer: LineWriter, write: PythonWrite) -> str:
-    return writer.bind("state", write.target)
+    target = write.target
+    if type(target) is not OfArgument:
+        return writer.bind("state", target)
+    name = writer.containers[target.number]
+    if not target.attributes:
+        return name
+    return f"{writer.bind('attribute_of', object.__getattribute__)}({name}, '__dict__')"
+
+
+def _class(write: PythonWrite) -> type:
+    """The class of the target."""
+    target = write.target
+    if type(target) is not OfArgument:
+        return type(target)
+    return dict if target.attributes else target.cls
 
 
 def _unbound(writer: LineWriter, write: Any, method: str) -> str:
     """A method of the built-in class behind the target, whatever its own class says."""
     bases = (collections.OrderedDict, dict, list, collections.deque, set)
-    base = next(base for base in bases if isinstance(write.target, base))
+    base = next(base for base in bases if issubclass(_class(write), base))
     return writer.bind(f"{base.__name__}_{method.strip('_')}", getattr(base, method))
 
 
 def _set_item(writer: LineWriter, write: SetItem, values: list[str]) -> str:
     table, key = _table(writer, write), _key(writer, write.key)
-    if type(write.target) is dict:
+    if _class(write) is dict:
         return f"{table}[{key}] = {values[write.value]}"
     return f"{_unbound(writer, write, '__setitem__')}({table}, {key}, {values[write.value]})"
 
@@ -91,9 +100,9 @@ def _set_cell(writer: LineWriter, write: SetCell, values: list[str]) -> str:
 def _set_items(writer: LineWriter, write: SetItems, values: list[str]) -> str:
     sequence = _table(writer, write)
     items = [values[item] if item >= 0 else f"{sequence}[{-1 - item}]" for item in write.items]
-    if isinstance(write.target, collections.deque):
+    if issubclass(_class(write), collections.deque):
         return f"{writer.bind('set_deque', set_deque)}({sequence}, [{', '.join(items)}])"
-    if type(write.target) is list:
+    if _class(write) is list:
         return f"{sequence}[{write.start}:] = [{', '.join(items)}]"
     return f"{_unbound(writer, write, '__setitem__')}({sequence}, slice({write.start}, None), [{', '.join(items)}])"
 

@@ -35,7 +35,7 @@ from ..graph.effect_log import (
     with_graph,
 )
 from ..graph.meta import TensorSpec
-from ..graph.python_effects import Kept
+from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import (
     AliasOutput,
     ConstantOutput,
@@ -52,7 +52,7 @@ from .decisions import decision_lines, open_sizes
 from .in_backward import update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
-from .pack import pack_expression
+from .pack import build_expression, has_objects, pack_expression
 from .passed import join, join_error, join_leaf, marking
 from .python_effects import write_lines
 from .result_objects import result_lines
@@ -78,15 +78,18 @@ def render_run(
     symbols: Mapping[Any, str] | None = None,
     eagerly: str | None = None,
     wrappers: Sequence[str] = (),
+    containers: Mapping[int, str] | None = None,
 ) -> RunLines:
     """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
 
     `wrappers` are the variables of the wrapper subclasses that inputs are parts of.
 
     `symbols` has the variable of each symbolic size. `diverged` is the statement for a call in which a decision
-    comes out otherwise than when it was captured, `eagerly` that for a call in which a check fails.
+    comes out otherwise than when it was captured, `eagerly` that for a call in which a check fails. `containers`: the
+    variables of containers among the arguments, by number.
     """
-    return _Renderer(compiled, inputs, names, diverged, symbols or {}, eagerly or diverged, wrappers).render()
+    tables = symbols or {}, eagerly or diverged, wrappers, containers or {}
+    return _Renderer(compiled, inputs, names, diverged, *tables).render()
 
 
 class _Renderer(LineWriter):
@@ -99,8 +102,10 @@ class _Renderer(LineWriter):
         symbols: Mapping[Any, str],
         eagerly: str,
         wrappers: Sequence[str],
+        containers: Mapping[int, str],
     ) -> None:
         super().__init__(names)
+        self.containers = containers
         self.compiled = compiled
         self.diverged = diverged
         self.eagerly = eagerly
@@ -415,10 +420,27 @@ class _Renderer(LineWriter):
             settings = self.bind("settings", dict(self.signature.settings))
             self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
         leaves, signature = [values[at] for at in range(len(outputs))], self.signature
-        if signature.python_writes:
-            written = leaves[signature.output_spec.size :]
-            self.lines += write_lines(self, signature.python_writes, signature.written_spec, written)
-        self.lines.append(f"return {pack_expression(signature.output_spec, leaves, self.bind)}")
+        result, *written = self._packed(leaves)
+        self.lines += write_lines(self, signature.python_writes, written)
+        self.lines.append(f"return {result}")
+
+    def _packed(self, leaves: list[str]) -> list[str]:
+        """Expressions of the result and of the values that are written to Python's state."""
+        signature = self.signature
+        trees = [signature.output_spec, *(signature.written_spec.children if signature.python_writes else ())]
+        made = self.names.fresh("made") if any(map(has_objects, trees)) else None
+        if made is not None:
+            self.lines.append(f"{made} = {{}}")
+        packed, at = [], 0
+        for tree in trees:
+            part = leaves[at : at + tree.size]
+            at += tree.size
+            if made is None or tree.kind == "leaf":
+                packed.append(pack_expression(tree, part, self.bind))
+            else:  # in this order: one may have something of another in it
+                packed.append(self.names.fresh("value"))
+                self.lines.append(f"{packed[-1]} = {build_expression(tree, part, made, self.bind)}")
+        return packed
 
     def _make_leaves(self) -> None:
         self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.leaves)]
@@ -439,6 +461,8 @@ class _Renderer(LineWriter):
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
+            if type(value) is OfArgument:
+                return self.containers[value.number]
             return self.bind("kept", value.value) if type(value) is Kept else self.literal(value)
         if isinstance(info, InputOutput):
             return self.inputs[info.input]

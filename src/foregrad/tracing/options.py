@@ -32,7 +32,8 @@ class Learned:
     `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the places of those
     that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
     replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
-    `regions`: custom Functions that use NumPy, which run as eager regions. `samples`: see `Wrappers`.
+    `regions`: custom Functions that use NumPy, which run as eager regions. `samples`: see `Wrappers`. `asking`: by id,
+    globals of modules whose code asks for types besides those that are known to.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -43,3 +44,4 @@ class Learned:
     replays_views: bool = True
     regions: set[Any] = dataclasses.field(default_factory=set)
     samples: Samples = dataclasses.field(default_factory=Samples)
+    asking: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)

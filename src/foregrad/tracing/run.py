@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..frontend.call import FlatCall
 from ..frontend.lifted import capturing
 from ..frontend.reads import Reads
 from ..frontend.sources import Source
-from ..frontend.tree import Tree, check_leaves, flatten
+from ..frontend.tree import Tree
 from ..frontend.wrappers import FoundWrappers
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
@@ -36,6 +36,7 @@ from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
+from .effects.given import Given
 from .effects.gradient_looks import check_sizes
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
@@ -78,7 +79,8 @@ _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 class Captured:
     """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
     modules whose code ran, what the function read besides tensors, what it asked of which input (as an expression of
-    that, with its value), what it takes to differentiate it again, and the wrapper subclasses that it was given.
+    that, with its value), what it takes to differentiate it again, the wrapper subclasses that it was given, and, by
+    class, the ids of objects that it reaches by itself, which its arguments must not be.
     """
 
     joint: JointGraph
@@ -88,6 +90,7 @@ class Captured:
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     resumable: ResumableTrace | None = None
     wrappers: FoundWrappers | None = None
+    reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
 
 
 class CaptureRun:
@@ -147,12 +150,15 @@ class CaptureRun:
         """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
-        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers)
+        leaves = self.inputs.add_arguments(self.recorder, lifted)
+        given = Given(self.call, leaves, self.inputs.arguments)
+        learned = self.learned.containers, self.learned.asking
+        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, *learned, given)
         self.draws = Draws(self.name, self.call.function, self.state.before.knows)
         self.inputs.source_in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:
-            captured = self._run(lifted)
+            captured = self._run(given)
         except BaseException as error:
             if self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)):
                 raise CaptureAgain from None
@@ -170,8 +176,7 @@ class CaptureRun:
             check_escaped_tensors(self.name, looked_at, written)
         return captured
 
-    def _run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        leaves = self.inputs.add_arguments(self.recorder, lifted)
+    def _run(self, given: Given) -> Captured | None:
         self.code.scan_roots()
         with (
             patched(self._hooks()),
@@ -182,7 +187,7 @@ class CaptureRun:
             symbolic_composites(self.recorder.is_symbolic),
             self.code.types,
         ):
-            result = self._called(leaves)
+            result = self._called(given)
             if result is None:
                 return None
             out_leaves, paths, out_tree = result
@@ -216,16 +221,15 @@ class CaptureRun:
             self.learned.regions.__contains__,
         )
 
-    def _called(self, leaves: list[Any]) -> tuple[list[Any], list[str], Tree] | None:
+    def _called(self, given: Given) -> tuple[list[Any], list[str], Tree] | None:
         """Run the function: the leaves of what it returns and of what it writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
-        args, kwargs = inputs.arguments(leaves)
-        self.code.tell_types()
+        self.code.tell_types(self.learned.asking.values())
         self.state.put_stand_ins()
         with self.settings.put_back(), self.lifting, recorder:
             try:
                 with self.options.around(), capturing(), drawing(self.draws):
-                    result = _run_function(call.function, args, kwargs)
+                    result = _run_function(call.function, given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
                 if self.learned.replays_views and recorder.changes.resized:
@@ -242,7 +246,8 @@ class CaptureRun:
         if self.state.needs_another_run():
             return None
         self.draws.check()
-        check_run(self.name, call, (args, kwargs), leaves, self.reads, inputs.wrappers.unwrap)
+        arguments = given.args, given.kwargs
+        check_run(self.name, call, arguments, given.leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
@@ -253,11 +258,7 @@ class CaptureRun:
         if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
             self.learned.replays_views = False
             return None
-        out_leaves, out_tree = flatten(result, inputs.wrappers.taken_apart)
-        paths = out_tree.paths("out")
-        check_leaves(out_leaves, paths, "output")
-        written, written_paths = self.state.outputs(result)
-        return [*out_leaves, *written], [*paths, *written_paths], out_tree
+        return self.state.outputs(result, inputs.wrappers.taken_apart)
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""
@@ -321,7 +322,7 @@ class CaptureRun:
         if described.outputs and self.options.higher_order:
             resumable = assembly.resumable(analysis, records, joint)
         facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
-        found = self.reads, facts, resumable, inputs.wrappers.found(self.call.tree)
+        found = self.reads, facts, resumable, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
 
     def _refuse_output(self, what: str) -> None:

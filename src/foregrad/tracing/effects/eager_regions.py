@@ -109,7 +109,7 @@ class EagerRegions:
         """The result of a marked function, with stand-ins in it."""
         recorder = self.recorder
         name, where = _name_of(function), recorder.where()
-        knows = self.state().before.knows
+        knows = self.state().knows
         arguments = Arguments(args, kwargs, knows)
         new = function if getattr(function, "__closure__", None) and not knows(function) else arguments.new
         if new is not None:

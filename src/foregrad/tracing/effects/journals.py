@@ -23,9 +23,10 @@ from ..._torch.pytree import refuse_flattening
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
-from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder, attributes_to_copy
+from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from ...frontend.lifted import StatePlace
 from ...frontend.module_tables import TABLES
+from ...frontend.objects import is_plain_object
 from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.user_state import UserState
@@ -194,7 +195,7 @@ def replaced(holder: Holder) -> Iterator[Any]:
             value = now.get(key)
             if value is before or type(value) is not type(before) or isinstance(value, torch.Tensor):
                 continue
-            if not is_plain(value) and attributes_to_copy(value) is not None:
+            if not is_plain(value) and is_plain_object(value):
                 yield key
 
 

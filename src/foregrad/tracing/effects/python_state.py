@@ -18,13 +18,17 @@ from ...frontend.lifted import lifted_places
 from ...frontend.opaque import is_generator_of_numpy
 from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
-from ...frontend.tree import LEAF, Tree, flatten
+from ...frontend.tree import LEAF, Tree, Unwrap
 from ...frontend.user_state import UserState, forget_written
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
+from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
+from .given import Given
 from .journals import Identity, Journals, grows, replaced
+from .made_values import MadeValues
 from .python_writes import PythonWrites
+from .type_tables import modules_asking
 
 __all__ = ["PythonState"]
 
@@ -41,13 +45,18 @@ class PythonState:
         reads: Reads,
         real_of: Callable[[Any], Any],
         containers: dict[Identity, bool],
+        asking: dict[int, dict[str, Any]],
+        given: Given,
     ) -> None:
         self.call = call
         self.name = name
         self.reads = reads
         self.real_of = real_of
-        self.before = UserState([(call.function, name), *zip(call.leaves, call.paths, strict=True)])
-        self.containers = containers  # see `Learned`: more become known
+        self.given = given
+        roots = [(call.function, name), *zip(call.leaves, call.paths, strict=True), *given.named]
+        self.before = UserState(roots)
+        self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
+        self.containers, self.asking = containers, asking  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
@@ -91,6 +100,10 @@ class PythonState:
             "name of its module."
         )
 
+    def knows(self, value: Any) -> bool:
+        """Whether an object is older than the call, and one for all calls."""
+        return self.before.knows(value) and id(value) not in self.made.arguments
+
     def needs_another_run(self) -> bool:
         """The function has run. Whether it is to run again with other journals: with none of what it reads, or with
         some of containers that it changed.
@@ -101,12 +114,16 @@ class PythonState:
         self._changed = self.before.changed()
         found: set[Identity] = set()
         for holder in self._changed:
+            if self.made.is_argument(holder):
+                continue
             places = references_to(holder.target, self.before) if grows(holder) else []
             found.update((id(parent.target), key) for parent, key in places)
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
-        return bool(new)
+        asking = [table for table in modules_asking(self._changed) if id(table) not in self.asking]
+        self.asking.update((id(table), table) for table in asking)
+        return bool(new or asking)
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -123,26 +140,32 @@ class PythonState:
         """The containers in whose places journals are matter for what the function does."""
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
-    def outputs(self, result: Any) -> tuple[list[Any], list[str]]:
-        """The leaves of the written values, more outputs behind those of the result, and what people call them."""
+    def outputs(self, result: Any, unwrap: Unwrap) -> tuple[list[Any], list[str], Tree]:
+        """The leaves of the result, then those of the written values, which are more outputs; what people call them;
+        the structure of the result.
+        """
+        self.given.check_closed(self.name)
         changed = self._changed
         self._after = [(holder, _now_in(holder)) for holder in changed]
-        if not changed and not self.journals:
-            return [], []
         found = PythonWrites(
             self.name,
             self.call.function,
             self.before,
             changed,
             self.real_of,
-            result,
+            self.made,
             fills_caches=self.call.fills_caches,
         )
         found.call_methods(self.journals.calls())
-        self.writes = tuple(found.entries)
-        leaves, self.spec = flatten(found.values)
+        self.writes = tuple(map(self.made.in_arguments, found.entries))
+        opened = self.made.all(result, found.values, unwrap, objects=self.call.objects)
+        tree, self.spec = opened.tree.children
         named = zip(found.paths, self.spec.children, strict=True)
-        return leaves, [path for name, child in named for path in child.paths(name)]
+        return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
+
+    def reached(self) -> dict[type, frozenset[int]]:
+        """By class, the ids of objects that no argument may be, see `Given`."""
+        return self.given.reached(self.name, self.before, self.writes)
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""

@@ -1,16 +1,12 @@
 """The writes that a run made to the Python state of the user's program, found by comparing, as effects of the call.
 
-Values that a compiled call can make anew are tensors, numbers, constants and fresh containers of these; objects that
-were there before the call are written as they are. Anything else is refused by the name of its place.
+What can be written is told by `MadeValues`. Anything else is refused by the name of its place.
 """
 
 from __future__ import annotations
 
-import collections
-import enum
-import types
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -31,7 +27,6 @@ from ...frontend.holders import (
     SET,
     SLOTS,
     Holder,
-    attributes_to_copy,
     is_import,
 )
 from ...frontend.lifted import StatePlace, stand_in_at
@@ -42,8 +37,6 @@ from ...graph.python_effects import (
     CallMethod,
     DeleteAttribute,
     DeleteItem,
-    Kept,
-    Made,
     PythonWrite,
     RemoveFromSet,
     SetAttribute,
@@ -51,10 +44,9 @@ from ...graph.python_effects import (
     SetItem,
     SetItems,
 )
+from .made_values import MadeValues
 
 __all__ = ["PythonWrites"]
-
-_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, torch.Generator, torch.Size)
 
 
 class PythonWrites:
@@ -71,7 +63,7 @@ class PythonWrites:
         state: UserState,
         changed: list[Holder],
         real_of: Callable[[Any], Any],
-        result: Any,
+        made: MadeValues,
         *,
         fills_caches: bool,
     ) -> None:
@@ -83,7 +75,7 @@ class PythonWrites:
         self.entries: list[PythonWrite] = []
         self.values: list[Any] = []
         self.paths: list[str] = []
-        self._fresh = {id(container): container for container in _containers(result)}
+        self.made = made
         for holder in changed:
             find = _FINDERS.get(holder.kind)
             if find is None:
@@ -105,7 +97,8 @@ class PythonWrites:
         moved = set(list(now)[same:])
         gone = [key for key in before if key not in now or key in moved]
         written = [key for key in now if key in moved or self._is_written(holder, key, now[key])]
-        if len(now) != len(before) and holder.style == "item":
+        is_argument = self.made.is_argument(holder)
+        if len(now) != len(before) and holder.style == "item" and not is_argument:
             self._check_growth(holder, [now[key] for key in written])
         is_dict = holder.kind in (DICT, NAMESPACE)
         for key in gone:
@@ -115,8 +108,8 @@ class PythonWrites:
             if value is ABSENT:  # of a slot
                 self.entries.append(DeleteAttribute(holder.target, path, key))
                 continue
-            at = self._add(value, path, before.get(key, ABSENT))
-            counts = _varies(before.get(key), value)
+            at = self._value(value, path) if is_argument else self._add(value, path, before.get(key, ABSENT))
+            counts = not is_argument and _varies(before.get(key), value)
             self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
 
     def _is_written(self, holder: Holder, key: Any, value: Any) -> bool:
@@ -152,14 +145,18 @@ class PythonWrites:
             start += 1
         if start == len(now) == len(before):
             return
-        if len(now) != len(before):
+        is_argument = self.made.is_argument(holder)
+        if len(now) != len(before) and not is_argument:
             self._check_growth(holder, now[start:])
         former = {id(item): -1 - i for i, item in reversed(list(enumerate(before)))}
         start = 0 if holder.kind is DEQUE else start
         items = []
         for i, item in enumerate(now[start:], start):
             known = former.get(id(item)) if not is_plain(item) else None
-            items.append(known if known is not None else self._add(item, f"{holder.name()}[{i}]", ABSENT))
+            if known is None:
+                path = f"{holder.name()}[{i}]"
+                known = self._value(item, path) if is_argument else self._add(item, path, ABSENT)
+            items.append(known)
         self.entries.append(SetItems(holder.target, holder.name(), start, tuple(items)))
 
     def set_(self, holder: Holder) -> None:
@@ -167,10 +164,13 @@ class PythonWrites:
         known, left = {id(item) for item in before}, {id(item) for item in now}
         removed = [item for item in before if id(item) not in left]
         added = [item for item in now if id(item) not in known]
-        self._check_growth(holder, added)
+        is_argument = self.made.is_argument(holder)
+        if not is_argument:
+            self._check_growth(holder, added)
         for kind, items in ((RemoveFromSet, removed), (AddToSet, added)):
             for item in items:
-                self.entries.append(kind(holder.target, holder.name(), self._add(item, holder.name(), ABSENT)))
+                at = self._value(item, holder.name()) if is_argument else self._add(item, holder.name(), ABSENT)
+                self.entries.append(kind(holder.target, holder.name(), at))
 
     def call_methods(self, calls: Iterable[tuple[Any, str, str, tuple[Any, ...]]]) -> None:
         """Methods that were called on containers that are only written to, see `Journals.calls`."""
@@ -191,7 +191,8 @@ class PythonWrites:
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container that has another length after each call is another one for each: no graph is right twice."""
         is_bounded = holder.kind is DEQUE and holder.target.maxlen is not None  # it is full after some calls
-        if is_bounded or (self.fills_caches and (not holder.before or any(map(_has_tensors, written)))):
+        is_fill = not holder.before or holder.kind is DICT or any(map(_has_tensors, written))
+        if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         raise UnsupportedSideEffectError(
             f"`{self.name}` changes how many items {holder.name() or 'a container'} has, which a compiled call would "
@@ -210,40 +211,10 @@ class PythonWrites:
         return self._value(value, path)
 
     def _value(self, value: Any, path: str) -> int:
-        self.values.append(self._encoded(value, path))
+        self.made.check(value, path)
+        self.values.append(value)
         self.paths.append(path)
         return len(self.values) - 1
-
-    def _encoded(self, value: Any, path: str) -> Any:
-        """The value with `Kept` in the place of objects that stay what they are."""
-        if isinstance(value, FakeTensor) and value.is_leaf and value.requires_grad and self.real_of(value) is None:
-            self._refuse(value, path, "with a gradient of its own that it made")
-        if isinstance(value, torch.Tensor) or is_plain(value) or is_symbolic(value):
-            return value
-        if self.state.knows(value) or isinstance(value, _CONSTANT):
-            return Kept(value)
-        if id(value) in self._fresh and not isinstance(value, tuple):
-            self._refuse(value, path, "which it leaves in two places")
-        self._fresh[id(value)] = value
-        cls = type(value)
-        if cls in (list, tuple):
-            return cls(self._encoded(item, f"{path}[{i}]") for i, item in enumerate(value))
-        if cls in (dict, collections.OrderedDict):
-            return cls((key, self._encoded(item, f"{path}[...]")) for key, item in value.items())
-        leaves, tree = flatten(value)
-        made = all(isinstance(leaf, torch.Tensor) or is_plain(leaf) or is_symbolic(leaf) for leaf in leaves)
-        if tree.kind != "leaf" and made:
-            return value
-        attributes = attributes_to_copy(value)
-        if attributes is None:
-            self._refuse(value, path, "that it made")
-        return Made(cls, {name: self._encoded(item, f"{path}.{name}") for name, item in attributes.items()})
-
-    def _refuse(self, value: Any, path: str, what: str) -> NoReturn:
-        raise UnsupportedSideEffectError(
-            f"`{self.name}` leaves a {_kind_of(value)} {what} in {path}; a compiled call can't make "
-            "another one. Keep tensors, numbers, and lists, tuples and dicts of these there, or make it outside."
-        )
 
 
 _FINDERS = {
@@ -272,18 +243,5 @@ def _varies(before: Any, now: Any) -> bool:
     return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
 
 
-def _kind_of(value: Any) -> str:
-    return "tensor" if isinstance(value, FakeTensor) else type(value).__qualname__
-
-
 def _has_tensors(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in flatten(value)[0])
-
-
-def _containers(value: Any, depth: int = 8) -> list[Any]:
-    """The mutable containers in a result."""
-    found = [value] if isinstance(value, (list, dict)) else []
-    if depth and isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            found += _containers(item, depth - 1)
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Container, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -13,12 +13,21 @@ from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
 from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
 from ...frontend.call import FlatCall
+from ...frontend.lifted import times_lifted
 from ...frontend.reads import Reads
-from ...frontend.tree import Unwrap, flatten
+from ...frontend.tree import Tree, Unwrap, flatten
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
 
-__all__ = ["check_escaped_tensors", "check_finished", "check_gradients", "check_results", "check_run", "check_tensors"]
+__all__ = [
+    "check_escaped_tensors",
+    "check_finished",
+    "check_gradients",
+    "check_results",
+    "check_run",
+    "check_tensors",
+    "refuse_change",
+]
 
 
 def check_run(
@@ -29,19 +38,32 @@ def check_run(
     reads: Reads,
     unwrap: Unwrap,
 ) -> None:
-    """A run left the containers among its arguments and what can be used up as they were."""
-    _check_containers(name, call, arguments, leaves, unwrap)
+    """A run left what can be used up, and the containers among its arguments where no write to them is an effect of
+    the call, as they were.
+    """
     _check_used_up(name, reads)
+    if not call.objects:
+        _check_containers(name, call.tree, arguments, leaves, unwrap)
+        return
+    states, at = times_lifted(call.function), 0
+    for state, tree in zip(arguments[0][:states], call.tree.children[0].children, strict=False):
+        _check_containers(name, tree, state, leaves[at : at + tree.size], unwrap)
+        at += tree.size
 
 
-def _check_containers(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any], unwrap: Unwrap) -> None:
+def _check_containers(name: str, before: Tree, arguments: Any, leaves: list[Any], unwrap: Unwrap) -> None:
     """The containers among the arguments are as they were."""
     after, tree = flatten(arguments, unwrap)
-    if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
-        raise UnsupportedSideEffectError(
-            f"`{name}` changed a container among its arguments (added, removed or replaced an item), which a "
-            "compiled call would not repeat. Return the new values instead."
-        )
+    if tree != before or any(a is not b for a, b in zip(after, leaves, strict=True)):
+        refuse_change(name, "a container among its arguments")
+
+
+def refuse_change(name: str, what: str) -> NoReturn:
+    """Refuse a write to an argument that no call would repeat."""
+    raise UnsupportedSideEffectError(
+        f"`{name}` changed {what} (added, removed or replaced an item), which a compiled call would not repeat. Return "
+        "the new values instead."
+    )
 
 
 def _check_used_up(name: str, reads: Reads) -> None:

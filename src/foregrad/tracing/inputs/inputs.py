@@ -130,10 +130,10 @@ class Inputs:
                 leaves[index] = self._number(index)
         return leaves
 
-    def arguments(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The containers that the function is called with, with these leaves in them."""
+    def arguments(self, leaves: list[Any], made: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
         with self.recorder:
-            return self.call.arguments(leaves, self.wrappers.of_argument)
+            return self.call.arguments(leaves, self.wrappers.of_argument, made)
 
     def _number(self, index: int) -> Any:
         """A number that stands for an argument which is another number in other calls."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,9 +40,13 @@ class SeenCode:
         for module, _ in self.scan.modules.values():
             self.escaped_tensors.enter(module)
 
-    def tell_types(self) -> None:
-        """What was found so far, and asks for the type of a stand-in, is told that of a tensor."""
+    def tell_types(self, others: Iterable[dict[str, Any]]) -> None:
+        """What was found so far, and asks for the type of a stand-in, is told that of a tensor; so is the code with the
+        globals `others`.
+        """
         self._tell(self.scan)
+        for namespace in others:
+            self.types.namespace(namespace)
         for module, _ in list(self.scan.modules.values()):
             self._tell_functions(module)
 

@@ -7,10 +7,11 @@ ones, and now and then everything that the process has imported: a third of the 
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 from ...locks import InPlace
 
-__all__ = ["paused_collection"]
+__all__ = ["Newborns", "paused_collection"]
 
 
 _before: list[bool] = []
@@ -32,3 +33,26 @@ _paused = InPlace(_pause, _go_on)
 def paused_collection() -> InPlace:
     """Context: the collector is off, and as it was afterwards. For the whole process, but nothing else notices."""
     return _paused
+
+
+class Newborns:
+    """The objects made since then, while the collector is off: those of its youngest generation."""
+
+    def __init__(self) -> None:
+        gc.collect(0)
+        self._collections = _collections()
+        self._ids: set[int] | None = None
+
+    def has(self, value: Any) -> bool | None:
+        """Whether an object is one of them; None: there is no telling."""
+        if not gc.is_tracked(value):
+            return True
+        if _collections() != self._collections:
+            return None
+        if self._ids is None or id(value) not in self._ids:
+            self._ids = {id(young) for young in gc.get_objects(generation=0)}
+        return id(value) in self._ids
+
+
+def _collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())

@@ -1,0 +1,184 @@
+"""Plain objects: what there is in one, and how another of its class is made with other things in it.
+
+Plain is an object of a class written in Python that is nothing but its attributes (`__dict__`, slots), and perhaps the
+items of a built-in container that its class extends. No code of the class is run, neither to look nor to make one.
+What has a state that only C code sees (locks, files, generators, exceptions) is not plain.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..graph.spelling import key_text, key_texts
+from .expected import is_plain
+from .libraries import is_class_outside, keeps_state
+
+__all__ = ["Layout", "fill", "is_plain_class", "is_plain_object", "look_into", "make_empty", "slot_members"]
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes written in Python are
+_POINTER = tuple.__itemsize__
+_EXACT = (collections.defaultdict, collections.deque, set, collections.Counter)
+_BASES: tuple[Any, ...] = (collections.defaultdict, collections.OrderedDict, dict, list, collections.deque, set)
+_NO_OBJECTS = (type, torch.Tensor, torch.nn.Module, torch.Generator, BaseException)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """What there is in an object besides values. These come in order: what the items of a `base` hold (of a defaultdict
+    its factory first), the attributes `names` of its `__dict__`, those in slots (`slots`: numbers among the members).
+    """
+
+    base: Any = None
+    keys: tuple[Any, ...] | None = None  # of a dict
+    count: int = 0  # of the items of a list or deque
+    members: frozenset[Any] = frozenset()  # of a set, which hold no others
+    limit: int | None = None  # of a deque
+    names: tuple[str, ...] | None = None  # None: there is no `__dict__`
+    slots: tuple[int, ...] = ()
+
+    @property
+    def num_items(self) -> int:
+        """How many values are those of the base."""
+        return (self.base is collections.defaultdict) + (self.count if self.keys is None else len(self.keys))
+
+    def steps(self, cls: type) -> list[str]:
+        """How people reach each of the values, from the object."""
+        steps = [".default_factory"] if self.base is collections.defaultdict else []
+        steps += (
+            [f"[{i}]" for i in range(self.count)] if self.keys is None else [f"[{t}]" for t in key_texts(self.keys)]
+        )
+        names = [*(self.names or ()), *(slot_members(cls)[i].__name__ for i in self.slots)]
+        return steps + [f".{name if name.isidentifier() else key_text(name)}" for name in names]
+
+
+_known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def is_plain_class(cls: type) -> bool:
+    """Whether objects of a class are nothing but attributes and the items of a built-in container."""
+    known = _known.get(cls)
+    if known is None:
+        known = _known[cls] = _is_plain_class(cls)
+    return known
+
+
+def _is_plain_class(cls: type) -> bool:
+    if cls in _EXACT or cls is types.SimpleNamespace:
+        return True
+    if issubclass(cls, _NO_OBJECTS) or hasattr(cls, "__del__") or (is_class_outside(cls) and not keeps_state(cls)):
+        return False
+    base: Any = base_of(cls) or (types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object)
+    if cls.__new__ is not base.__new__:
+        return False
+    link: Any = cls
+    while link is not base:
+        own = vars(link)
+        slots = own.get("__slots__", ())
+        fields = 1 if isinstance(slots, str) else len(tuple(slots))
+        fields += ("__dict__" in own) + ("__weakref__" in own)
+        if not link.__flags__ & _HEAP_TYPE or link.__basicsize__ - link.__base__.__basicsize__ > fields * _POINTER:
+            return False
+        link = link.__base__
+    return True
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether an object is nothing but its attributes, so that another with them is as good."""
+    return is_plain_class(type(value)) and base_of(type(value)) is None
+
+
+def base_of(cls: type) -> Any:
+    """The built-in container that a class extends, or is; None where there is none."""
+    return next((base for base in _BASES if issubclass(cls, base)), None)
+
+
+def slot_members(cls: type) -> list[Any]:
+    """The slots of a class and its bases."""
+    own = [vars(base).values() for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE]
+    return [item for values in own for item in values if type(item) is types.MemberDescriptorType]
+
+
+def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
+    """The layout of a plain object, and the values in it; None for others."""
+    cls = type(value)
+    if not is_plain_class(cls):
+        return None
+    base = base_of(cls)
+    keys, count, limit = None, 0, None
+    members: frozenset[Any] = frozenset()
+    values: list[Any] = []
+    if base is set:
+        members = frozenset(set.__iter__(value))
+        if not all(map(is_plain, members)):
+            return None
+    elif base in (list, collections.deque):
+        values = list(base.__iter__(value))
+        count, limit = len(values), None if base is list else value.maxlen
+    elif base is not None:
+        kind = collections.OrderedDict if base is collections.OrderedDict else dict
+        keys = tuple(kind.keys(value))
+        if any(isinstance(key, torch.Tensor) for key in keys):
+            return None
+        values = [dict.__getitem__(value, key) for key in keys]
+        if base is collections.defaultdict:
+            values.insert(0, value.default_factory)
+    table = getattr(value, "__dict__", None) if cls in _EXACT else _table_of(value)
+    names = None if table is None else tuple(table)
+    values += [] if table is None else table.values()
+    slots = []
+    for index, member in enumerate(slot_members(cls)):
+        try:
+            values.append(member.__get__(value))
+            slots.append(index)
+        except AttributeError:
+            pass
+    return Layout(base, keys, count, members, limit, names, tuple(slots)), values
+
+
+def _table_of(value: Any) -> dict[str, Any] | None:
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+def make_empty(cls: type, layout: Layout) -> Any:
+    """A new object of this class with nothing in it yet."""
+    if layout.base is None:
+        base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+        return base.__new__(cls)
+    made = layout.base.__new__(cls)
+    if layout.base is collections.deque:
+        collections.deque.__init__(made, (), layout.limit)
+    return made
+
+
+def fill(made: Any, layout: Layout, values: Sequence[Any]) -> None:
+    """Put values into what `make_empty` made."""
+    base, count = layout.base, layout.num_items
+    items = values[:count]
+    if base is collections.defaultdict:
+        made.default_factory = items[0]
+        items = items[1:]
+    if base is set:
+        set.update(made, layout.members)
+    elif layout.keys is not None:
+        kind: Any = collections.OrderedDict if base is collections.OrderedDict else dict
+        for key, item in zip(layout.keys, items, strict=True):
+            kind.__setitem__(made, key, item)
+    elif base is not None:
+        base.extend(made, items)
+    if layout.names is not None:
+        end = count + len(layout.names)
+        object.__getattribute__(made, "__dict__").update(zip(layout.names, values[count:end], strict=True))
+        count = end
+    members = slot_members(type(made))
+    for index, value in zip(layout.slots, values[count:], strict=True):
+        members[index].__set__(made, value)

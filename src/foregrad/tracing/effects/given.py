@@ -1,0 +1,67 @@
+"""What a run is given: its arguments, made anew with stand-ins in them, so that the user's own stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ...errors import UnsupportedSideEffectError
+from ...frontend.call import FlatCall
+from ...frontend.reads import table_of
+from ...frontend.tree import open_container
+from ...frontend.user_state import UserState
+from ...graph.python_effects import OfArgument, PythonWrite
+from .side_effects import refuse_change
+
+__all__ = ["Given"]
+
+
+class Given:
+    """`args` and `kwargs` with `leaves` in them. `of_argument`: by their ids, the containers among these and the tables
+    of their attributes, as each call knows its own; `named`: the same containers with what people call them.
+    `arguments(leaves, made)` makes them.
+    """
+
+    def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
+        self.call = call
+        self.leaves = leaves
+        made: dict[int, Any] = {}
+        self.args, self.kwargs = arguments(leaves, made)
+        paths = [path for _, path in call.containers]
+        self.named = [(container, paths[number]) for number, container in made.items()]
+        self.of_argument: dict[int, OfArgument] = {}
+        for number, value in made.items():
+            self.of_argument[id(value)] = OfArgument(number, type(value))
+            if type(table := table_of(value)) is dict:
+                self.of_argument[id(table)] = OfArgument(number, type(value), attributes=True)
+        # Containers whose class says what is in them, or that are made at once: writes to these are not looked for.
+        closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
+        self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
+
+    def check_closed(self, name: str) -> None:
+        """Containers that are no lists, dicts or plain objects are as they were."""
+        for value, opened, path in self._closed:
+            now = open_container(value)
+            assert opened is not None
+            assert now is not None
+            if opened[2] != now[2] or [*map(id, opened[3])] != [*map(id, now[3])]:
+                refuse_change(name, path)
+
+    def reached(self, name: str, state: UserState, writes: Iterable[PythonWrite]) -> dict[type, frozenset[int]]:
+        """By class, the ids of objects that the function reaches by itself: none may be an argument. So with lists and
+        dicts where the call writes to its arguments.
+        """
+        classes = {node.type for _, node in self.call.tree.walk("") if node.kind == "object"}
+        if any(type(write.target) is OfArgument for write in writes):
+            classes.update(type(container) for container, _ in self.call.containers)
+        found: dict[type, set[int]] = {}
+        for value in state.met() if classes else ():
+            if type(value) in classes and id(value) not in self.of_argument:
+                found.setdefault(type(value), set()).add(id(value))
+        for container, path in self.call.containers:
+            if id(container) in found.get(type(container), ()):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` is given {path}, a {type(container).__name__} that it also reaches by itself: pass it, "
+                    "or use it, not both."
+                )
+        return {cls: frozenset(ids) for cls, ids in found.items()}

@@ -1,0 +1,125 @@
+"""What a call gives back and leaves behind, as values that each call can make anew.
+
+These are tensors, numbers, constants, and fresh containers and plain objects of these, as often as they are met. What
+was there before the call stays that very object; what the call is given is that of each call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ..._torch.fakes import FakeTensor
+from ..._torch.symbols import is_symbolic
+from ...errors import UnsupportedSideEffectError
+from ...frontend.expected import is_plain
+from ...frontend.holders import Holder
+from ...frontend.objects import is_plain_object, look_into
+from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_leaf, list_of, open_objects
+from ...frontend.user_state import UserState
+from ...graph.python_effects import Kept, OfArgument, PythonWrite
+from ..tape.collection import Newborns
+
+__all__ = ["MadeValues"]
+
+_CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, torch.Generator, torch.Size)
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeValues:
+    """Those of one run. `state` is what the function can reach; `arguments` has by their ids the containers that the
+    run was given, and the tables of their attributes; `real_of(fake)` is the tensor that a stand-in stands for;
+    `newborns` are the objects that the run made.
+    """
+
+    name: str
+    state: UserState
+    arguments: Mapping[int, OfArgument]
+    real_of: Callable[[Any], Any]
+    newborns: Newborns
+
+    def is_argument(self, holder: Holder) -> bool:
+        """Whether it is among the arguments: what it holds is guarded, so that it may grow."""
+        return id(holder.target) in self.arguments
+
+    def in_arguments(self, write: PythonWrite) -> PythonWrite:
+        """The same write, to what each call is given."""
+        target = self.arguments.get(id(write.target))
+        return write if target is None else dataclasses.replace(write, target=target)
+
+    def all(self, result: Any, written: list[Any], unwrap: Unwrap, *, objects: bool) -> Opened:
+        """The result and written values, with what is in several of them once: first of two, then of a list.
+
+        `objects`: the result may be or have objects. `UnknownLeafError` for what can't be made.
+        """
+        others: Sequence[Tree]
+        if objects:
+            opened = open_objects([result, *written], self._instead, unwrap)
+            first, *others = opened.tree.children
+        else:
+            leaves, first = flatten(result, unwrap)
+            opened = open_objects(written, self._instead, unwrap)
+            returned = {id(c) for c in open_objects([result], self._instead, _left).containers} if written else set()
+            for container in opened.containers:
+                if id(container) in returned:
+                    self._refuse(container, "what it returns, too", "that it made")
+            opened, others = dataclasses.replace(opened, leaves=leaves + opened.leaves), opened.tree.children
+        leaves = opened.leaves[: first.size]
+        if not all(map(_is_leaf, leaves)):
+            pairs = [pair for pair in zip(leaves, first.paths("out"), strict=True) if not _is_leaf(pair[0])]
+            check_leaves([leaf for leaf, _ in pairs], [path for _, path in pairs], "output")
+        return dataclasses.replace(opened, tree=list_of([first, list_of(others)]))
+
+    def check(self, value: Any, path: str) -> None:
+        """Raise where no call could leave a value like this one behind."""
+        opened = open_objects([value], self._instead, _left)
+        for leaf in opened.leaves:
+            if isinstance(leaf, FakeTensor) and leaf.is_leaf and leaf.requires_grad and self.real_of(leaf) is None:
+                self._refuse(value, path, "with a gradient of its own that it made")
+            if not (
+                isinstance(leaf, (torch.Tensor, *_CONSTANT))
+                or type(leaf) in (Kept, OfArgument)
+                or is_plain(leaf)
+                or is_symbolic(leaf)
+            ):
+                self._refuse(leaf, path, "that it made")
+
+    def _instead(self, value: Any) -> Any:
+        argument = self.arguments.get(id(value))
+        if argument is not None:
+            return argument
+        if is_plain(value):
+            return None
+        if self.state.knows(value):
+            return Kept(value)
+        if not is_plain_object(value) or self.newborns.has(value):
+            return None
+        # It is older than the run, found where nobody looks: a library's constant.
+        found = look_into(value)
+        if self.newborns.has(value) is None or found is None or any(isinstance(v, FakeTensor) for v in found[1]):
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` gives or leaves a {type(value).__qualname__}, and there is no telling whether it makes "
+                "it. Make it outside, or don't collect garbage inside."
+            )
+        return Kept(value)
+
+    def _refuse(self, value: Any, path: str, what: str) -> NoReturn:
+        kind = "tensor" if isinstance(value, FakeTensor) else type(value).__qualname__
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` leaves a {kind} {what} in {path}; a compiled call can't make "
+            "another one. Keep tensors, numbers, and lists, tuples, dicts and plain objects of these there, or make it "
+            "outside."
+        )
+
+
+def _is_leaf(leaf: Any) -> bool:
+    return is_leaf(leaf) or type(leaf) in (Kept, OfArgument)
+
+
+def _left(_: Any) -> None:
+    """Wrapper subclasses are left as they are."""

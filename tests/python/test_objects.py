@@ -1,0 +1,71 @@
+"""Objects as arguments and results are eager's: their attributes, what is shared, what the call writes to them."""
+
+import types
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import ForegradWarning
+from tests.python import object_programs as programs
+
+
+@pytest.mark.parametrize("name", programs.CAPTURED)
+def test_as_in_eager(name):
+    expected, found, eager, graphs = programs.check(programs.CAPTURED[name], name)
+    assert expected == found
+    assert eager == 0
+    assert graphs <= 5
+
+
+@pytest.mark.parametrize("name", programs.EAGER)
+def test_what_only_c_code_sees_runs_eagerly(name):
+    with pytest.warns(ForegradWarning):
+        expected, found, eager, _ = programs.check(programs.EAGER[name], name)
+    assert expected == found
+    assert eager == 7
+
+
+@pytest.mark.parametrize("name", programs.SOMETIMES)
+@pytest.mark.filterwarnings("ignore")
+def test_what_runs_eagerly_now_and_then(name):
+    expected, found, eager, _ = programs.check(programs.SOMETIMES[name], name)
+    assert expected == found
+    assert 0 < eager < 7
+
+
+def test_a_table_by_type_of_another_module_is_filled_under_the_type_that_eager_sees():
+    library = types.ModuleType("tables_by_type")
+    text = "table = {}\ndef rank(x):\n    if type(x) not in table: table[type(x)] = 'backend'\n    return len(x.shape)"
+    exec(text, vars(library))
+    modules = {"tables_by_type": library}
+    call = foregrad.compile(lambda x: x * modules["tables_by_type"].rank(x), backend="eager", on_unsupported="eager")
+    for _ in range(3):
+        assert torch.equal(call(torch.ones(2)), torch.ones(2))
+    assert library.table == {torch.Tensor: "backend"}
+    assert foregrad.explain_recompiles(call).eager_calls == 0
+    assert len(foregrad.explain_recompiles(call)) == 1
+
+
+def test_what_garbage_collection_hides_is_not_taken_for_old():
+    import gc
+
+    class Out:
+        pass
+
+    def step(x):
+        out = Out()
+        out.x = x * 2
+        gc.collect()
+        return out
+
+    call = foregrad.compile(step, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="no telling whether it makes it"):
+        first = call(torch.ones(2))
+    assert first.x.tolist() == [2.0, 2.0]
+    assert call(torch.zeros(2)) is not first
+
+
+def test_capture_takes_no_objects_apart():
+    with pytest.raises(foregrad.errors.UnknownLeafError, match=r"args\[0\]. is a types.SimpleNamespace"):
+        foregrad.capture(lambda o: o.x * 2, types.SimpleNamespace(x=torch.ones(2)))
