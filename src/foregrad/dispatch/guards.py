@@ -209,20 +209,9 @@ class _Renderer:
         elif tree.kind == "dataclass":
             for child, field in zip(children, tree.context, strict=True):
                 self.lines.append(f"{child} = {attribute(name, field, self._bind)}")
-        elif tree.kind == "object":
+        elif tree.kind in ("object", "partial", "weakref", "method"):
             for line, condition in object_lines(name, tree, children, self.names, self._bind):
-                if line:
-                    self.lines.append(line)
-                else:
-                    self._require(condition)
-        elif tree.kind == "weakref":
-            self.lines.append(f"{children[0]} = {name}()")
-        elif tree.kind == "partial":
-            names = [f"{name}.{part}" for part in ("func", "args", "keywords")]
-            self._require(f"not {name}.__dict__")
-            self.lines.append(f"{unpack}{', '.join(names)}")
-        elif tree.kind == "method":
-            self.lines.append(f"{children[0]} = {name}.__func__; {children[1]} = {name}.__self__")
+                self.lines.append(line or f"if not ({condition}): return MISS")
         else:
             functions = registered_functions(tree.type)
             assert functions is not None

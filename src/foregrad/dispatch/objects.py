@@ -44,6 +44,13 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
     """(a line, "") or ("", a condition) in order: the variable `name` holds an object with the layout of `tree`, and
     its values are in the variables `children`. The class has been looked at.
     """
+    if tree.kind != "object":
+        if tree.kind == "partial":
+            yield "", f"not {name}.__dict__"
+        parts = {"partial": ("func", "args", "keywords"), "method": ("__func__", "__self__")}.get(tree.kind)
+        values = [f"{name}()"] if parts is None else [f"{name}.{part}" for part in parts]
+        yield f"{', '.join(children)} = {', '.join(values)}", ""
+        return
     layout: Layout = tree.context
     end = layout.num_items
     yield from _items(name, layout, children[:end], names, bind)
