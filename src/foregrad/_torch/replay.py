@@ -12,7 +12,7 @@ import torch
 
 from .dispatch import default_generator
 
-__all__ = ["NOTE", "RESUME", "REWIND", "replayed", "state_bytes"]
+__all__ = ["NOTE", "RESUME", "REWIND", "replayed", "rewinding", "state_bytes"]
 
 _library = torch.library.Library("foregrad", "FRAGMENT")
 _library.define("random_state(Device device) -> Tensor")
@@ -71,3 +71,8 @@ def replayed(node: torch.fx.Node) -> torch.fx.Node | None:
     goes back; None for other nodes. The three are there together or not at all.
     """
     return node.prev if node.target is RESUME else None
+
+
+def rewinding(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What goes back to a state right before `node`, a random operator, draws from it; None for other nodes."""
+    return node.prev if node.prev.target is REWIND else None

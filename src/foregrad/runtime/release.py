@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from .._torch.histories import was_freed
+from .._torch.replay import rewinding
 from .._torch.tensors import version_of
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
@@ -149,6 +150,8 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
             comes_from[node] |= comes_from[operand]
             if not comes_from[operand]:
                 reads[node] |= reads[operand]
+        if (before := rewinding(node)) is not None:
+            reads[node] |= reads[before]
     leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from it
     found: dict[tuple[int, int], int] = {}
     for index, gradient in enumerate(nodes[-1].args[0]):
