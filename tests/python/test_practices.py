@@ -53,3 +53,22 @@ def test_as_in_eager(name):
 
 def test_there_are_sixty():
     assert len(practices.PRACTICES) >= 60
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.LazyLinear(3), lambda: torch.nn.LazyBatchNorm1d()])
+def test_a_lazy_module_that_is_compiled_itself_is_compiled_once_it_has_parameters(make):
+    torch.manual_seed(0)
+    module = make()
+    compiled = foregrad.compile(module, backend="eager")
+    x = torch.randn(4, 2)
+    torch.manual_seed(1)
+    out = compiled(x)
+    torch.manual_seed(1)
+    expected = make()
+    expected(x)
+    assert type(module) is type(expected) is type(compiled).__mro__[1]
+    assert torch.equal(compiled.eval()(x), expected.eval()(x))
+    assert out.requires_grad
+    report = foregrad.explain_recompiles(compiled)
+    assert len(report) > 0
+    assert report.eager_calls == 0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .dispatcher import Dispatcher
 
@@ -96,16 +97,36 @@ def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], reci
 
     body = {
         **attributes,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
         "__copy__": lambda self: recipe(copy.copy(module)),
         "__deepcopy__": deep_copy,
         "__reduce_ex__": lambda self, protocol: (_compile_again, (recipe, module)),
     }
-    compiled: torch.nn.Module = object.__new__(type(cls.__name__, (cls,), body))
+    lazy = {"cls_to_become": property(_Becoming(module, body))} if isinstance(module, LazyModuleMixin) else {}
+    compiled: torch.nn.Module = object.__new__(_class_like(cls, body | lazy))
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled
+
+
+def _class_like(cls: type, body: dict[str, Any]) -> type:
+    told = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (cls,), told | body)
+
+
+class _Becoming:
+    """What the class of a lazy module that is compiled becomes once it has parameters: that of the module becomes what
+    it is to be, that of the compiled one a class like it.
+    """
+
+    def __init__(self, module: Any, body: dict[str, Any]) -> None:
+        self.module, self.wanted = module, type(module).cls_to_become
+        self.made = None if self.wanted is None else _class_like(self.wanted, body)
+
+    def __call__(self, compiled: Any) -> Any:
+        if self.made is not None and type(self.module) is not self.wanted:
+            if self.module.has_uninitialized_params():
+                return self.wanted
+            self.module.__class__ = self.wanted
+        return self.made
 
 
 def _compile_again(recipe: Recipe, module: torch.nn.Module) -> torch.nn.Module:
