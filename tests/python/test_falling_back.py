@@ -256,3 +256,43 @@ def test_the_state_of_an_optimizer_that_a_module_holds_is_left_as_it_was(make, c
     for ours, eager in zip(got, train(lambda f: f), strict=True):
         for a, b in zip(ours, eager, strict=True):
             assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
+
+
+def test_a_window_is_compiled_once_it_is_full():
+    """A list that is read and grows makes calls eager; as soon as it does not grow any more they are tried again."""
+
+    class Windowed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recent = []
+
+        def forward(self, x):
+            self.recent.append(x.detach().mean())
+            if len(self.recent) > 3:
+                self.recent.pop(0)
+            return x - torch.stack(self.recent).mean()
+
+    expected, module = Windowed(), Windowed()
+    compiled = foregrad.compile(module, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="how many items"):
+        for n in range(9):
+            x = torch.full((2,), float(n))
+            assert torch.equal(compiled(x), expected(x))
+            assert module.recent == expected.recent
+    report = foregrad.explain_recompiles(compiled)
+    assert len(report) == 1
+    assert report.eager_calls < 6
+
+
+def test_a_list_that_goes_on_growing_is_not_captured_again_and_again():
+    made = []
+
+    def growing(x):
+        made.append(1)
+        return x * len(made)
+
+    compiled = foregrad.compile(growing, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="how many items"):
+        found = [compiled(torch.ones(1)).item() for _ in range(12)]
+    assert found == [float(n) for n in range(1, 13)]
+    assert foregrad.explain_recompiles(compiled).eager_calls >= 11

@@ -7,6 +7,7 @@ some kinds no other is tried either, so the time spent on captures that come to 
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import os
 import sys
@@ -24,11 +25,18 @@ from .explain import EagerCalls
 __all__ = ["Refusals", "warn_user"]
 
 _MOST_KINDS = 8
+_MOST_TRIES = 3  # of calls that made a container grow, once it does not
 _CHOOSING = (bool, str, type(None))
 _FOREGRAD = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "platstdlib")}
 _LIBRARIES = (_FOREGRAD, _TORCH, *_FOLDERS, "<foregrad", "<frozen", "<eval_with_key")
+
+
+@dataclasses.dataclass
+class _Growing:
+    container: Any
+    length: int  # when it was looked at last
 
 
 class Refusals:
@@ -42,6 +50,8 @@ class Refusals:
         self.always: EagerCalls | None = None  # what every call that fits no graph is counted as
         self.entries: list[EagerCalls] = []
         self._warned = False
+        self._growing: dict[int, _Growing] = {}  # by the id of an entry
+        self._tries = 0
         self._module = getattr(function, "__self__", None)
 
     def __bool__(self) -> bool:
@@ -52,10 +62,22 @@ class Refusals:
         found = self.always
         if found is None:
             found = self.by_kind.get(self._kind(args, kwargs))
-            if found is None:
+            if found is None or self._has_grown(found):
                 return False
         found.count += 1
         return True
+
+    def _has_grown(self, entry: EagerCalls) -> bool:
+        """Whether a container that grew in such calls has as many items as at the last one: they are tried again."""
+        growing = self._growing.get(id(entry))
+        if growing is None:
+            return False
+        now = len(growing.container)
+        is_full, growing.length = now == growing.length, now
+        if is_full:
+            del self._growing[id(entry)]
+            self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
+        return is_full
 
     def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
         """A call is refused for `error`: it runs eagerly, and so do others of its kind."""
@@ -65,6 +87,10 @@ class Refusals:
             entry = EagerCalls(reason)
             self.entries.append(entry)
         entry.count += 1
+        container = getattr(error, "container", None)
+        if container is not None and self._tries < _MOST_TRIES:
+            self._tries += 1
+            self._growing[id(entry)] = _Growing(container, len(container))
         self.by_kind[self._kind(args, kwargs)] = entry
         if len(self.by_kind) > _MOST_KINDS:
             self.always = entry

@@ -49,6 +49,14 @@ from .made_values import MadeValues
 __all__ = ["PythonWrites"]
 
 
+class GrowingError(UnsupportedSideEffectError):
+    """A run changed how many items a `container` has that it reads. A window does so until it is full."""
+
+    def __init__(self, message: str, container: Any) -> None:
+        super().__init__(message)
+        self.container = container
+
+
 class PythonWrites:
     """The writes of one run: `entries`, and the `values` that they write.
 
@@ -194,9 +202,10 @@ class PythonWrites:
         is_fill = not holder.before or holder.kind is DICT or any(map(_has_tensors, written))
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
-        raise UnsupportedSideEffectError(
+        raise GrowingError(
             f"`{self.name}` changes how many items {holder.name() or 'a container'} has, which a compiled call would "
-            "not repeat. Return what it adds, or add it outside."
+            "not repeat. Return what it adds, or add it outside.",
+            holder.target,
         )
 
     def _refuse_fill(self, path: str) -> None:
