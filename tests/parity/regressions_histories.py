@@ -275,9 +275,8 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
+regression(
     "an argument is given the memory of another, which is detached later",
-    "takes over the memory of",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -327,7 +326,7 @@ def f(x0):
 
 refusal(
     "a view is given memory of its own and written, beside what it is a view of",
-    "takes over another tensor's memory",
+    "is given other memory by",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1

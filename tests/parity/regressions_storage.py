@@ -520,9 +520,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "an argument is made to require grad after `set_` on a view of it, and a view that was taken in between is returned",
-    "calls `set_` on",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float32)
@@ -626,9 +625,8 @@ def f(x0, x3):
 """,
 )
 
-refusal(
+regression(
     "several views made at once of what an argument that `set_` is called on was detached from",
-    "calls `set_` on",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -643,9 +641,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "`set_` gives an argument a view made under no_grad, which is marked then",
-    "`requires_grad_` called on it",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32).expand((2, 3))
@@ -713,7 +710,7 @@ def f(x0):
 
 refusal(
     "a view made under no_grad of what was written with gradients and given other memory",
-    "makes require grad, detaches",
+    "requires? grad or detaches in place",
     """
 def make_args():
     return (torch.randn((2, 3)), torch.randn((), requires_grad=True))

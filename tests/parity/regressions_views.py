@@ -250,9 +250,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "an argument is detached in place and takes over a view that was taken of it before",
-    "takes over the memory of",
     """
 def make_args():
     a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -359,7 +358,7 @@ def f(x2):
 
 refusal(
     "a view takes over another one of the same tensor, of which several views are returned",
-    "calls `set_` on",
+    "is called on a view of",
     """
 def make_args():
     a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -653,9 +652,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "an argument is given the memory of a part of a view made under no_grad, and written",
-    "the memory of a view made under no_grad",
     """
 def make_args():
     a0 = (torch.randn((4, 1, 2), dtype=torch.float64)[1:-1]).detach().requires_grad_() * 1
@@ -833,9 +831,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "several views of what an argument was, which was written before it was given memory",
-    "is a view in the memory of",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -853,7 +850,7 @@ def f(x0):
 
 refusal(
     "a view is given memory of another place, and what it was a view of written",
-    "what it is a view of is written to",
+    "is given other memory by",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import torch
 
-from ..._torch.tensors import base_of, is_usable, is_view, leads_to, leads_to_base, share_counters
+from ..._torch.tensors import base_of, is_usable, leads_to, leads_to_base, share_counters
 from ...errors import UnsupportedAliasError
 from ...graph.effect_log import ViewStep
 from ...graph.signature import AliasOutput, InputOutput, OutputInfo
@@ -18,7 +18,7 @@ from .analysis import Analysis
 from .output_alias_sets import BaseOutput
 from .updates import WRITTEN_BY_LISTS
 
-__all__ = ["check_copy", "check_counter", "check_memory", "check_set", "check_view", "refuse_former"]
+__all__ = ["check_copy", "check_counter", "check_memory", "check_view", "refuse_former"]
 
 aten = torch.ops.aten
 
@@ -90,21 +90,6 @@ def check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     base = base_of(leaf)
     if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
         raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
-
-
-def check_set(recorder: Recorder, inputs: Inputs, alias: AliasOutput, leaf: torch.Tensor) -> None:
-    """Views made under no_grad, or several at once, after `set_`, which moves a version: not to be taken before."""
-    base = base_of(leaf) if is_view(leaf) else None
-    if base is None or all(step.grad_enabled and step.index is None for step in alias.steps):
-        return
-    keys = [key for key, (_, is_set) in recorder.changes.replaced.items() if is_set and key in inputs.by_stand_in]
-    for record in (inputs.by_stand_in[key] for key in keys):
-        if record.stand_in is base or share_counters(record.stand_in, base):
-            raise UnsupportedAliasError(
-                f"the output {alias.path} is a view, made under no_grad or one of several made at once, of "
-                f"{record.slot}, or of what that was detached from, and the function calls `set_` on {record.slot} at "
-                f"{recorder.changes.where(record.stand_in)}: return a copy."
-            )
 
 
 def refuse_former(path: str) -> NoReturn:

@@ -44,7 +44,7 @@ from .output_alias_sets import (
     has_undefined_gradient_of,
     tensor_outputs,
 )
-from .output_checks import check_copy, check_counter, check_memory, check_set, check_view, refuse_former
+from .output_checks import check_copy, check_counter, check_memory, check_view, refuse_former
 from .steps import steps_between, steps_of_plain
 from .storage_swap import swapped
 from .updates import (
@@ -267,7 +267,6 @@ def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: 
     recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     if not leaf.requires_grad:
         return alias
-    check_set(recorder, inputs, alias, leaf)
     if not is_usable(leaf):
         if any(step.op in CUTS for step in alias.steps):
             raise UnsupportedAliasError(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, leads_to_base, share_counters
+from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
 from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
 from ...graph.meta import TensorSpec
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
-from ..heap.records import InputRecord, is_moved, is_no_grad_view
+from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import has_undefined_gradient
 from ..tape.origin import Origin, user_line
@@ -61,49 +60,28 @@ def swapped(
         return entries
     value = recorder.value_of(stand_in)
     source = None if memory.input is None else records[memory.input]
-    if source is not None and source.detached_at is not None and stand_in.requires_grad:
-        raise UnsupportedMutationError(
-            f"{record.slot} takes over the memory of {source.slot} at {recorder.changes.where(stand_in)}, which "
-            f"`detach_` is called on, last at {recorder.changes.where(source.stand_in)}: its history would be lost. "
-            "Detach before, or out of place."
-        )
     is_of_it = source is not None and (source is record or base_of(source.real) is record.real)
-    is_marked_view = is_of_it or (source is not None and not source.stand_in.requires_grad)
-    if barred and not record.real.requires_grad and is_marked_view:
+    if barred and not record.real.requires_grad and is_of_it:
         raise UnsupportedMutationError(
             f"`set_` at {recorder.changes.where(stand_in)} gives {record.slot} the memory of a view that the function "
             "made require grad: detach it before, or use torch.no_grad()."
         )
-    base = None if source is None else base_of(source.real)
-    ends = source is not None and base is not None and base.requires_grad and not leads_to_base(source.real)
-    if (
-        is_set
-        and source is not None
-        and ends
-        and (value.storage.is_written or recorder.changes.log.of(source.stand_in, Happened.MARKED))
-    ):
-        raise UnsupportedMutationError(
-            f"`set_` at {recorder.changes.where(stand_in)} gives {record.slot} the memory of a view made under "
-            "no_grad, or of a view of that, and it is written to, or `requires_grad_` called on it: detach that view."
-        )
-    if is_written_with_history(record) and not barred:
-        takes_view = source is not None and base_of(source.real) is record.real and is_no_grad_view(source)
-        has_views = not is_set and any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
-        if is_view(stand_in) or is_view(record.real) or takes_view or has_views:
+    is_written = is_written_with_history(record) and not barred
+    if not is_set:
+        is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
+        has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
+        is_told_otherwise = is_written and (is_view(record.real) or has_views)
+        if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
             raise UnsupportedMutationError(
-                f"{record.slot} takes over another tensor's memory at {recorder.changes.where(stand_in)} and is "
-                "written with gradients flowing through; write to a copy and return it instead."
+                f"{record.slot} is given other memory by `.data = ...` at {recorder.changes.where(stand_in)}, is a "
+                "view or has views among the arguments, and is written with gradients, or what it is a view of is: "
+                "PyTorch gives the gradients of what was. Write to a copy and return it instead."
             )
+    if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
         changes = [e.at for e in recorder.changes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
         written_at = max(value.storage.written_at, *changes, event.at) + 0.5
         entries.append(Recorded(written_at, None, Write(index, output, differentiable=True, swapped=True)))
-    is_elsewhere = not is_set and is_view(record.real) and stand_in.storage_offset() != record.spec.offset
-    if is_elsewhere and record.real.requires_grad and is_moved(record):
-        raise UnsupportedMutationError(
-            f"{record.slot}, a view, is given other memory (`.data = ...`) at {recorder.changes.where(stand_in)}, and "
-            "what it is a view of is written to: its gradient would be another. Write to a copy instead."
-        )
     return entries
 
 
@@ -128,21 +106,16 @@ def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
 
 
 def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
-    """Views of memory that is both moved and made to require grad: autograd asks them when they are looked at next.
-
-    So are views of a view that `set_` leaves without a derivative, and views made several at once.
+    """Views of memory that is both moved and made to require grad, or detached: autograd asks them when they are looked
+    at next, and gives them what their base is by then.
     """
     inputs = {id(record.stand_in) for record in records}
     replaced = recorder.changes.replaced.items()
+    swapped_memory = {id(old.storage): key for key, (old, _) in replaced if key in inputs}
     moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
-    set_again = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and is_set}
-    swapped_memory = {*set_again, *moved}
     moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.changes.log.events if e.op in RESIZES}
     marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
-    barred = {r.input: is_view(records[r.input].real) for r in _set_with_gradients(analysis.swaps)}
-    bases = {id(base_of(records[index].real)) for index, is_of_view in barred.items() if is_of_view}
-    barred |= {i: False for i, r in enumerate(records) if bases & {id(r.real), id(base_of(r.real))} and i not in barred}
-    for at, leaf in analysis.aliases if moved or barred or set_again else ():
+    for at, leaf in analysis.aliases if moved or swapped_memory else ():
         info = analysis.outputs[at]
         if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
             continue
@@ -150,27 +123,15 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
             continue
         record = records[info.input]
         storage = id(record.initial.storage)
-        is_of_barred = info.input in barred and leaf.requires_grad
-        is_of_barred &= barred.get(info.input, False) or any(step.index is not None for step in info.steps)
-        is_many = leaf.requires_grad and any(step.index is not None for step in info.steps)
-        is_of_written = storage in moved and is_many and record.initial.storage.is_written
-        # `set_` moves the version that the view was taken at.
-        is_early = analysis.is_early(info)
         is_of_marked = storage in moved and storage in marked
         is_of_detached = storage in swapped_memory and record.detached_at is not None and is_moved(record)
-        is_before_set = is_early and storage in set_again and storage in marked
-        if is_of_barred or is_of_written or is_before_set or is_of_marked or is_of_detached:
-            key = id(record.stand_in) if is_of_barred else {**set_again, **moved}[storage]
+        if is_of_marked or is_of_detached:
+            key = {**swapped_memory, **moved}[storage]
             raise UnsupportedAliasError(
                 f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
-                "grad, detaches in place or calls `set_` on, and where a tensor is resized or given other memory at "
+                "grad or detaches in place, and where a tensor is resized or given other memory at "
                 f"{user_line(recorder.changes.changed_at.get(key))}: return a copy."
             )
-
-
-def _set_with_gradients(swaps: Sequence[Recorded]) -> list[SetStorage]:
-    effects = [swap.effect for swap in swaps]
-    return [effect for effect in effects if isinstance(effect, SetStorage) and effect.grad_enabled]
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
