@@ -227,3 +227,19 @@ def test_policies_are_values():
         )
         == 3
     )
+
+
+def test_one_of_several_results_is_of_the_operator_that_makes_them():
+    """A recurrent layer's operator is a function, which has no schema."""
+    seen = {}
+    layer = torch.nn.LSTM(4, 4)
+
+    def f(x):
+        return checkpoint_name(layer(x.sin())[0], "state").sum() + checkpoint_name(x.max(0).values, "most").sum()
+
+    def spy(candidate):
+        seen.update(dict.fromkeys(candidate.names, candidate.op))
+
+    foregrad.partition(foregrad.capture(f, torch.randn(3, 2, 4, requires_grad=True)), foregrad.Policy(spy))
+    assert seen["most"] is torch.ops.aten.max.dim
+    assert "rnn_layer" in seen["state"].__name__

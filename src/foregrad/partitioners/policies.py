@@ -7,6 +7,7 @@ answers become wishes (tags.py), which every partitioner grants as it grants tho
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -60,7 +61,7 @@ class Candidate:
     def op(self) -> Any:
         """The operator that makes the value; for one result of several, the operator with these."""
         node = self.node
-        while node.op == "call_function" and not hasattr(node.target, "_schema") and node.all_input_nodes:
+        while node.target is operator.getitem:
             node = node.all_input_nodes[0]
         return node.target
 
