@@ -21,7 +21,7 @@ from .specialization import Specialization
 __all__ = [
     "SizesSeen",
     "check_marked",
-    "floats_read",
+    "numbers_read",
     "mark_dynamic",
     "marked_dims",
     "size_lines",
@@ -93,7 +93,7 @@ class SizesSeen:
         if self._hopeless:
             return call
         if self.dynamic is not False and (self.varied or any(s.decides for s in specializations)):
-            call = dataclasses.replace(call, varied=self.varied | floats_read(specializations))
+            call = dataclasses.replace(call, varied=self.varied | numbers_read(specializations))
         if self.dynamic is not False and not self._closed:
             call = dataclasses.replace(call, sizes=sizes_found(specializations), every_size=bool(self.dynamic))
         numbers = self._numbers(call)
@@ -133,13 +133,13 @@ class SizesSeen:
         return frozenset(found)
 
 
-def floats_read(specializations: Sequence[Specialization]) -> frozenset[str]:
-    """The lines at which a graph there is read a float: as there is to be another, it differs."""
+def numbers_read(specializations: Sequence[Specialization]) -> frozenset[str]:
+    """The lines at which a graph there is read a number from a tensor: as there is to be another, it differs."""
     return frozenset(
         decision.where
         for s in specializations
         for decision in s.product.captured.joint.signature.decisions
-        if type(decision.value) is float
+        if type(decision.value) is float or (type(decision.value) is int and decision.is_tensor)
     )
 
 

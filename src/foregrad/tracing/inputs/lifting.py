@@ -209,7 +209,7 @@ class Lifting(TorchFunctionMode):
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
         number = func(*args, **kwargs)
-        return self.known_number(number) if isinstance(number, torch.SymFloat) else number
+        return self.known_number(number) if isinstance(number, (torch.SymFloat, torch.SymInt)) else number
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """As a number of Python's, which a constructor such as `torch.FloatTensor` may ask for."""

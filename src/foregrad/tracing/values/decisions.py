@@ -70,6 +70,7 @@ class Decisions:
         self._tape = tape
         self._by_entry: dict[int, Decided] = {}
         self._contents: dict[int, torch.Tensor] = {}
+        self._integers: dict[int, Any] = {}  # by the id of a tensor's entry: the symbolic integer that is in it
 
     def check_before(self, checks: Checks) -> None:
         """Make the checks, too, that come before a value that is read."""
@@ -87,6 +88,15 @@ class Decisions:
             value = self.value(entry, where).item()
             if type(value) is float and math.isfinite(value):
                 return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
+            if type(value) is int and id(entry) in self._integers:
+                return self._integers[id(entry)]
+            number = self.numbers.integer(value, where) if type(value) is int else None
+            if number is not None:
+                read = emit(aten._local_scalar_dense.default, entry)
+                self.sizes.made[id(read)] = number.plain()
+                self.add(Decided(read, value, where, is_tensor=False, symbol=symbol_made(number)))
+                self._integers[id(entry)] = number
+                return number
         if known is None:
             known = self.add(Decided(entry, self.value(entry, where).item(), where))
         return known.value

@@ -31,6 +31,7 @@ class Numbers:
         self.made: list[TracedFloat] = []
         self.by_entry: dict[int, TracedFloat] = {}
         self.by_symbol: dict[Any, TracedFloat] = {}
+        self.integers: set[Any] = set()  # symbols
 
     def float(self, entry: Entry, value: float, where: str) -> TracedFloat:
         """The number that `entry` computes, `value` in this call."""
@@ -45,6 +46,14 @@ class Numbers:
         """A size that the graph computes, `value` in this call; None where that can't be a symbol."""
         number = self._symbols().computed_symbol(value, f"a size found at {where}")
         return number if isinstance(number, torch.SymInt) else None
+
+    def integer(self, value: int, where: str) -> TracedInt | None:
+        """An integer that the graph reads from a tensor, `value` in this call; None where that can't be a symbol."""
+        number = self._symbols().computed_symbol(value, f"a number read at {where}") if 1 < value < _LARGEST else value
+        if not isinstance(number, torch.SymInt):
+            return None
+        self.integers.add(symbol_made(number))
+        return TracedInt(number.node)
 
     def _symbols(self) -> SymbolTable:
         if self.table is None:
@@ -64,7 +73,9 @@ class Numbers:
         return torch.SymFloat(number.node) if type(number) is TracedFloat else number
 
     def ours(self, number: Any) -> Any:
-        """`known`, or else the number as it is."""
+        """A number that was read from a tensor as the program is to see it; any other as it is."""
+        if type(number) is torch.SymInt and symbol_made(number) in self.integers:
+            return TracedInt(number.node)
         known = self.known(number)
         return number if known is None else known
 
@@ -95,6 +106,7 @@ class Numbers:
                 self.recorder.decisions.decide(number.entry, number.value, number.where)
 
 
+_LARGEST = 2**31  # arithmetic on symbols stays within 64 bits
 _FLOATS_OWN = frozenset(name for name in dir(float) if not name.startswith("_"))
 
 
