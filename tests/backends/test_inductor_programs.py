@@ -178,3 +178,20 @@ def test_segments_are_few_and_in_order():
     assert torch.equal(out[1], x.sin())
     assert out[2] == x.sin().sum().item()
     assert out[3] is z
+
+
+@pytest.mark.parametrize("size", ["read", "of a mask"])
+def test_a_size_found_by_the_forward_that_the_backward_adds_to(size):
+    """The backward is given the size itself, not only what was made of it: Inductor asks where symbols come from."""
+
+    def joined(x, t):
+        more = torch.zeros(t.item()) if size == "read" else torch.zeros(10)[torch.arange(10) < t]
+        return torch.cat([x, more]).cos().sum()
+
+    compiled = foregrad.compile(joined, backend="inductor", on_unsupported="raise")
+    for value in (3, 4, 5):
+        x, y = (torch.arange(4.0, requires_grad=True) for _ in range(2))
+        torch.testing.assert_close(compiled(x, torch.tensor(value)), joined(y, torch.tensor(value)))
+        compiled(x, torch.tensor(value)).backward()
+        joined(y, torch.tensor(value)).backward()
+        torch.testing.assert_close(x.grad, y.grad)

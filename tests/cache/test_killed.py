@@ -57,7 +57,9 @@ def finished(context, folder):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
 def test_200_children_killed_while_they_compile(tmp_path):
-    context, chance, folder = multiprocessing.get_context("fork"), random.Random(0), str(tmp_path / "cache")
+    # From a process of its own: where this one has run a backward, its children may not (PyTorch built for CUDA).
+    context, chance, folder = multiprocessing.get_context("forkserver"), random.Random(0), str(tmp_path / "cache")
+    context.set_forkserver_preload([__name__])
     store = Store(folder, 1 << 30)
     with foregrad.config.override(cache=False):
         plain = results()

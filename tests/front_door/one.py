@@ -39,6 +39,7 @@ class Heard(logging.Handler):
 def main(name: str, door: str) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0", RuntimeWarning)
     # Eager's own warning about an LSTM with projections; and PyTorch's compiler uses its deprecated TorchScript.
     warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
     warnings.filterwarnings("ignore", r"`?torch\.jit\.[a-z_]+`? is (deprecated|not supported)", DeprecationWarning)

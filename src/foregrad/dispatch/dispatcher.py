@@ -228,24 +228,7 @@ class Dispatcher:
         if self.inner is None and may_lift_more(self.function):
             places = draws or state_that_varies(self.function, self.name, self.specializations)
             if places:
-<<<<<<< HEAD
                 self._take(places, () if draws else self._why(args, kwargs))
-=======
-                lifted = Lifted(self.function, places)
-                inner = Dispatcher(
-                    lifted,
-                    self.pipeline,
-                    self.config,
-                    self.name,
-                    dynamic=self._sizes.dynamic,
-                    open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
-                    levels=False,
-                    why_lifted=() if draws else self._why(args, kwargs),
-                )
-                inner._only_written = self._only_written
-                inner._sizes.varied = self._sizes.varied | numbers_read(self.specializations)
-                self._stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
->>>>>>> d95d6d8 (Integers read by item() are symbols of the graph once they vary, as floats were: counters of right answers no longer make a graph for each value)
                 if not draws:  # the graphs that there are draw nothing
                     with self._order:
                         self._calls = ()
@@ -264,7 +247,7 @@ class Dispatcher:
             why_lifted=why,
         )
         inner._only_written = self._only_written
-        inner._sizes.varied = self._sizes.varied | floats_read(self.specializations)
+        inner._sizes.varied = self._sizes.varied | numbers_read(self.specializations)
         stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
         self._stateful = self._by_sizes.call(stateful) if self._by_sizes.others else stateful
         self.inner = inner

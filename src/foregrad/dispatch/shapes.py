@@ -21,9 +21,9 @@ from .specialization import Specialization
 __all__ = [
     "SizesSeen",
     "check_marked",
-    "numbers_read",
     "mark_dynamic",
     "marked_dims",
+    "numbers_read",
     "size_lines",
     "size_reads",
     "static_or_none",

@@ -160,11 +160,11 @@ def _ordered(index: JointIndex, used: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]) -> list[int]:
-    """The numbers, and the inputs that define any further symbol in the sizes of what the backward takes.
+    """The numbers, and those that define any further symbol in what the backward takes: inputs, or what is read.
 
     Compilers read those sizes off the backward's placeholders, and must find where each symbol comes from.
     """
-    definitions = {symbol_of(v): i for i, v in _symbolic_inputs(index)}
+    definitions = {symbol_of(v): i for i, v in _defining_symbols(index)}
     if not definitions:
         return numbers
     taken = set(numbers)
@@ -178,13 +178,15 @@ def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]
     return [*first, *numbers]
 
 
-def _symbolic_inputs(index: JointIndex) -> list[tuple[int, Any]]:
-    found = []
-    for i in reversed(index.inputs):
+def _defining_symbols(index: JointIndex) -> list[tuple[int, Any]]:
+    """(node, symbol that its value is), the first of each symbol last: an input, or a size or number that is found."""
+    found, inputs = [], set(index.inputs)
+    for i in reversed(range(len(index))):
         meta = index.nodes[i].meta
-        if dict.get(meta, "spec") is None and symbol_of(meta.get("val")) is not None:
+        is_there = index.in_forward[i] or i in inputs
+        if is_there and dict.get(meta, "spec") is None and isinstance(meta.get("val"), torch.SymInt):
             found.append((i, meta["val"]))
-    return found
+    return [(i, value) for i, value in found if symbol_of(value) is not None]
 
 
 # ------------------------------------------------------------------------------------------------ building the halves
