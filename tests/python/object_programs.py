@@ -433,6 +433,24 @@ seen = lambda g, r: (r.x is g[0], r.view._base is g[0])
 # ------------------------------------------------------------------------------------------ refused
 
 SOMETIMES = {
+    "looked up in a set": """
+objects = [Plain(1) for _ in range(7)]
+known = {objects[1], objects[4]}
+def step(o, t): return t * (2 if o in known else 3)
+give = lambda i: (objects[i], x(i))
+""",
+    "looked up in a dict": """
+objects = [Plain(1) for _ in range(7)]
+known = {objects[1]: 7}
+def step(o, t): return t * known.get(o, 3)
+give = lambda i: (objects[i], x(i))
+""",
+    "looked up weakly": """
+objects = [Plain(1) for _ in range(7)]
+known = weakref.WeakKeyDictionary({objects[2]: 7})
+def step(o, t): return t * known.get(o, 3)
+give = lambda i: (objects[i], x(i))
+""",
     "one that is also reached, later": """
 shared = Plain(1, n=1)
 def step(o, t):
@@ -449,6 +467,20 @@ give = lambda i: (shared if i % 3 == 2 else [*shared], x(i))
 """,
 }
 EAGER = {
+    "a tensor as a key": """
+def step(o, t):
+    o.d[t] = 1
+    return t * 2
+give = lambda i: (Plain(1, d={}), x(i).detach())
+seen = lambda g, r: next(iter(g[0].d)) is g[1]
+""",
+    "an argument as a key": """
+def step(o, t):
+    o.d[o] = t * 2
+    return t * 2
+give = lambda i: (Plain(1, d={}), x(i).detach())
+seen = lambda g, r: next(iter(g[0].d)) is g[0]
+""",
     "a lock": "step = lambda o: o.x * 2\ngive = lambda i: (Plain(x(i), lock=threading.Lock()),)",
     "a generator": "step = lambda o: o.x * 2\ngive = lambda i: (Plain(x(i), rest=iter([1])),)",
     "its own __new__": "step = lambda o: o.x * 2\ngive = lambda i: (Counted(x(i)),)",
@@ -497,7 +529,7 @@ def shown(value, seen=None):
     if isinstance(value, weakref.ref):
         return [*found, shown(value(), seen)]
     if isinstance(value, dict):
-        found += [(key, shown(dict.__getitem__(value, key), seen)) for key in dict.keys(value)]
+        found += [(shown(key, seen), shown(dict.__getitem__(value, key), seen)) for key in dict.keys(value)]
     elif isinstance(value, (list, tuple, collections.deque)):
         found += [shown(item, seen) for item in iter(value)]
     elif isinstance(value, set):

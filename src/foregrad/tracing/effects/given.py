@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
+from ...frontend.holders import DICT, SET
 from ...frontend.reads import table_of
 from ...frontend.tree import open_container
 from ...frontend.user_state import UserState
@@ -55,7 +57,7 @@ class Given:
         if any(type(write.target) is OfArgument for write in writes):
             classes.update(type(container) for container, _ in self.call.containers)
         found: dict[type, set[int]] = {}
-        for value in state.met() if classes else ():
+        for value in _objects_in(state) if classes else ():
             if type(value) in classes and id(value) not in self.of_argument:
                 found.setdefault(type(value), set()).add(id(value))
         for container, path in self.call.containers:
@@ -65,3 +67,20 @@ class Given:
                     "or use it, not both."
                 )
         return {cls: frozenset(ids) for cls, ids in found.items()}
+
+
+def _objects_in(state: UserState) -> Iterator[Any]:
+    """The objects that were met, and those by which something may be looked up."""
+    for value in state.met():
+        yield value
+        if isinstance(value, _WEAK):
+            yield from list(value)
+    for holder in state.holders:
+        for key in holder.before if holder.kind in (DICT, SET) else ():
+            if type(key) is tuple:
+                yield from key
+            elif type(key) is not str:
+                yield key
+
+
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakSet)

@@ -89,6 +89,15 @@ class MadeValues:
             ):
                 self._refuse(leaf, path, "that it made")
 
+    def check_key(self, key: Any, path: str) -> None:
+        """Raise for a key of a dict that no call could set: one that is of this call."""
+        parts = key if type(key) is tuple else (key,)
+        for part in parts:
+            is_value = is_plain(part) or isinstance(part, _CONSTANT) or is_symbolic(part)
+            is_old = self.state.knows(part) or (not is_value and self.newborns.has(part) is False)
+            if not (is_value or is_old) or id(part) in self.arguments or isinstance(part, FakeTensor):
+                self._refuse(part, path, "as a key")
+
     def _instead(self, value: Any) -> Any:
         argument = self.arguments.get(id(value))
         if argument is not None:

@@ -112,6 +112,7 @@ class PythonWrites:
         for key in gone:
             self.entries.append((DeleteItem if is_dict else DeleteAttribute)(holder.target, holder.path(key), key))
         for key in written:
+            self.made.check_key(key, holder.name())
             path, value = holder.path(key), now[key]
             if value is ABSENT:  # of a slot
                 self.entries.append(DeleteAttribute(holder.target, path, key))
