@@ -98,7 +98,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view is resized and its base is marked",
-    "which the function makes require grad",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -174,7 +174,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "an argument is resized and marked, and a view taken in between is written",
-    "which the function makes require grad",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float32)
@@ -210,7 +210,7 @@ def f(x0, x1, x2):
 
 refusal(
     "an argument is given other memory, marked, and a view of what it was is returned",
-    "which the function makes require grad",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.float32).copy_(torch.randn((3, 2, 2), dtype=torch.float32))
@@ -300,7 +300,7 @@ def f(x0, x1):
 
 refusal(
     "a view that repeats elements is marked, and its base resized",
-    "which the function makes require grad",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32)
@@ -319,7 +319,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view of an empty view that was given other memory is returned",
-    "was given another one's memory",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (3, 2, 2), dtype=torch.int32)
@@ -507,7 +507,7 @@ def f(x0):
 
 refusal(
     "as_strided of an imaginary part past its elements, and a view of the base reshaped",
-    "goes past the edges of a view",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -575,7 +575,7 @@ def f(x0):
 
 refusal(
     "parts of a view are returned, whose base is detached and written",
-    "is written to and then detached in place",
+    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -611,7 +611,7 @@ def f(x0):
 
 refusal(
     "an expanded leaf is written after a view of it was taken",
-    "is written to after a view of it was taken",
+    "has several elements in one place",
     """
 def make_args():
     a1 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_()
@@ -662,7 +662,7 @@ def f(x0):
 
 refusal(
     "set_ is called on a view of an argument, which is reshaped",
-    "is called on a view of",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a2 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -698,7 +698,7 @@ def f(x0):
 
 refusal(
     "a view of a marked argument, which takes itself over, is used",
-    "`detach_` or `set_` was called on",
+    "in memory that is detached in the call",
     """
 def make_args():
     a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]
@@ -936,7 +936,7 @@ def f(x0, x1, x2):
 
 refusal(
     "set_ gives an argument the memory of a view of it that was marked",
-    "the memory of a view that the function made",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float32)
@@ -1184,7 +1184,7 @@ def f(x0, x1):
 
 refusal(
     "a window past the edges of a part is reshaped",
-    "goes past the edges of a view",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a1 = (torch.randn((3, 2, 2), dtype=torch.float64)).detach().requires_grad_() * 1

@@ -159,7 +159,7 @@ def f(x0):
 
 refusal(
     "gradients end at the edges of the view that a window is taken of",
-    "`as_strided` at .* goes past the edges of a view",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -177,7 +177,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a window into an argument past an empty view is written with what it holds",
-    "`as_strided` at .* goes past the edges of a view",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -194,7 +194,7 @@ def f(x0):
 
 refusal(
     "a real view of a complex argument is unsqueezed, and then that argument written",
-    "a view of another dtype",
+    "sizes of a view, or of its base, are changed in place",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -242,7 +242,7 @@ def f(x0):
 
 refusal(
     "a view of an argument that is written to in another place and then detached",
-    "a view of .* `detach_` was called on",
+    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -293,7 +293,7 @@ def f(x0, x1):
 
 refusal(
     "an intermediate with a history is given an argument's memory",
-    "is given the memory of",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = torch.randn((6,), dtype=torch.float32)

@@ -322,7 +322,7 @@ def f(x0):
 
 refusal(
     "a view that was written is returned, and its base detached",
-    "is a view of",
+    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -342,7 +342,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view is stacked whose base was written and detached",
-    "is written to and then detached in place",
+    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -360,7 +360,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "set_ of a view that requires grad to itself",
-    "`set_` at",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = (torch.empty_strided((2, 1, 2), (1, 2, 2), dtype=torch.float32).copy_(torch.randn((2, 1, 2), dtype=torch.float32))).detach().requires_grad_() * 1
@@ -557,7 +557,7 @@ def f(x1, x2):
 
 refusal(
     "a view of an argument that was given other memory, given other memory itself",
-    "a write to it counts as one to",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn(3, 2),)
@@ -692,7 +692,7 @@ def f(x0):
 
 refusal(
     "a view of what an argument was, which is given other memory, written and detached",
-    "detaches in place",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True) * 1,)
@@ -710,7 +710,7 @@ def f(x0):
 
 refusal(
     "a view made under no_grad of what was written with gradients and given other memory",
-    "requires? grad or detaches in place",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn((2, 3)), torch.randn((), requires_grad=True))

@@ -41,7 +41,7 @@ def f(x0, x1, x2):
 
 refusal(
     "sizes of a conjugate view are changed in place, and it is used then",
-    "sizes of a view that is conjugated",
+    "sizes of a view, or of its base, are changed in place",
     """
 def make_args():
     a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -163,7 +163,7 @@ def f(x0):
 
 refusal(
     "a view is given other memory and returned detached",
-    "a write to it counts as one to",
+    "was exchanged or resized in place",
     """
 def make_args():
     a1 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -323,7 +323,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "one of several views made at once is given other memory",
-    "is a view that was given other memory",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
@@ -340,7 +340,7 @@ def f(x0):
 
 refusal(
     "a view is written and given other memory, and returned",
-    "is a view that was given other memory",
+    "was exchanged or resized in place",
     """
 def make_args():
     a3 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.complex64).copy_(torch.randn((2, 3), dtype=torch.complex64))).detach().requires_grad_() * 1
@@ -358,7 +358,7 @@ def f(x2):
 
 refusal(
     "a view takes over another one of the same tensor, of which several views are returned",
-    "is called on a view of",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -394,7 +394,7 @@ def f(x0, x1):
 
 refusal(
     "a tensor is given memory by set_ with gradients, and written",
-    "which has no derivative",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -412,7 +412,7 @@ def f(x0):
 
 refusal(
     "one operator on lists writes to a tensor twice, which other memory is given to",
-    "writes to a tensor twice",
+    "by a `_foreach_` operator",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
@@ -430,7 +430,7 @@ def f(x0, x1):
 
 refusal(
     "an argument takes over the memory of a view of it that is marked",
-    "gives args",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32)
@@ -446,7 +446,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view takes itself over, with gradients, beside what was given the argument's memory",
-    "is called on a view of args",
+    "with gradients on: PyTorch lets it be differentiated no more",
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -497,7 +497,7 @@ def f(x0, x1):
 
 refusal(
     "a view is written by no_grad, used, and its base detached then",
-    "is written to and then detached in place",
+    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -672,7 +672,7 @@ def f(x0, x1):
 
 refusal(
     "a view is given its argument's memory and then another",
-    "is a view that was given other memory",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_()
@@ -726,7 +726,7 @@ def f(x0):
 
 refusal(
     "a view of a view that was given other memory, and what that was of is written",
-    "is a view of a tensor that was given other memory",
+    "was exchanged or resized in place",
     """
 def make_args():
     a1 = torch.randn((), dtype=torch.float32)
@@ -794,7 +794,7 @@ def f(x0, x1):
 
 refusal(
     "a window of bytes begins before the argument that it is of",
-    "goes back past the beginning",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]
@@ -931,7 +931,7 @@ def f(x0, x1):
 
 refusal(
     "a conjugate view without a history changes its sizes, and is written then",
-    "its memory is written to later",
+    "sizes of a view, or of its base, are changed in place",
     """
 def make_args():
     a0 = torch.randn((3,), dtype=torch.float32).requires_grad_() * 1
@@ -983,7 +983,7 @@ def f(x1):
 
 refusal(
     "a view of a window of an argument that is a real part, whose base changes its sizes",
-    "goes past the edges of a view",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a2 = (torch.randn((4, 3), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1

@@ -17,9 +17,10 @@ from ...graph.meta import TensorSpec
 from ...graph.signature import AliasOutput
 from ..heap.event_log import Event, Happened
 from ..heap.records import InputRecord
+from ..heap.refusals import set_elsewhere
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import nodes_behind
-from .storage_swap import RESIZES, SET_ELSEWHERE
+from .storage_swap import RESIZES
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -44,7 +45,7 @@ def check_sizes(
         fake = None if value is None or event.what is not Happened.SET else value.fake
         is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
         if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise UnsupportedMutationError(SET_ELSEWHERE.format("a tensor", recorder.changes.where(fake)))
+            raise set_elsewhere("a tensor", recorder.changes.where(fake))
     with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in {*analysis.replaced, *resized, *marked}:
         record = records[index]
@@ -71,7 +72,7 @@ def check_sizes(
             continue
         is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
         if is_set and is_elsewhere and gradients[index] is not None:
-            raise UnsupportedMutationError(SET_ELSEWHERE.format(record.slot, recorder.changes.where_set()))
+            raise set_elsewhere(str(record.slot), recorder.changes.where_set())
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
         other_size |= record.stand_in.dtype is not record.spec.dtype

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..._torch.fakes import FakeTensor
-from ...errors import UnsupportedAliasError
 from ...graph.effect_log import Memory
 from ...graph.signature import AliasOutput
 from ..heap.alias import Value
 from ..heap.records import InputRecord
+from ..heap.refusals import of_exchanged_memory
 from ..heap.view_chain import chain_of
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -104,6 +104,6 @@ def memory_of(
             analysis.early |= {(start.input, call): taken for call, taken in early.items()}
             return Memory(start.input, None, steps, path)
     if value.storage.is_input:
-        raise UnsupportedAliasError(f"{path} takes over memory that is no input's any more; use a copy.")
+        raise of_exchanged_memory(path)
     base = bases[id(value.storage)]
     return Memory(None, base.output, (*base.back, *steps_between(value, base.value)), path)

@@ -9,12 +9,12 @@ import torch
 
 from ..._torch.fakes import FakeTensor
 from ..._torch.tensors import base_of, history_of, is_marked, is_usable, is_view
-from ...errors import UnsupportedAliasError
 from ...graph.effect_log import ViewStep
 from ...graph.meta import TensorSpec
 from ...graph.slots import Base, Output, Slot
 from ..heap.alias import Value
 from ..heap.inplace_detach import keeps_history
+from ..heap.refusals import of_exchanged_memory
 from ..heap.view_chain import chain_of, is_from_custom_function, memory_root
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -24,7 +24,6 @@ from ..tape.tape import Entry
 from .analysis import Analysis
 
 __all__ = [
-    "SHARED_THROUGH_REPLACED",
     "BaseOutput",
     "as_it_was",
     "bases_of",
@@ -34,10 +33,6 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-
-SHARED_THROUGH_REPLACED = (
-    "outputs share memory through a tensor that was replaced in place (`.data = ...`, `set_`); return copies instead."
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -194,7 +189,7 @@ def _keeps_history(recorder: Recorder, member: _Member) -> bool:
     if not (member.tensor.requires_grad and is_usable(member.tensor)):
         return False
     if not keeps_history(member.tensor):
-        raise UnsupportedAliasError(recorder.detached.stale(member.tensor, member.path))
+        raise recorder.detached.stale(member.tensor, member.path)
     return True
 
 
@@ -225,7 +220,7 @@ def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]
 def _after_resizing(value: Value) -> Value:
     """What the tensor is now that held `value` before its sizes were changed in place."""
     if value.became is None:
-        raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
+        raise of_exchanged_memory("an output")
     while value.became is not None:
         value = value.became
     return value

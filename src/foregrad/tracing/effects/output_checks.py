@@ -10,13 +10,13 @@ from ..._torch.tensors import base_of, is_usable, leads_to, leads_to_base, share
 from ...errors import UnsupportedAliasError
 from ...graph.effect_log import ViewStep
 from ...graph.signature import AliasOutput, InputOutput, OutputInfo
+from ..heap.refusals import of_exchanged_memory, written_by_lists
 from ..heap.view_chain import chain_of
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 from .analysis import Analysis
 from .output_alias_sets import BaseOutput
-from .updates import WRITTEN_BY_LISTS
 
 __all__ = ["check_copy", "check_counter", "check_memory", "check_view", "refuse_former"]
 
@@ -49,21 +49,14 @@ def check_memory(
     base = base_of(leaf)
     assert base is not None
     if leaf.requires_grad and id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins:
-        raise UnsupportedAliasError(
-            f"the output {path} is a view of a tensor that is given other memory (`.data = ...`, `set_`) and detached "
-            f"in place, last at {recorder.changes.where(base)}: return a copy."
-        )
+        raise of_exchanged_memory(f"the output {path}", recorder.changes.where(base))
     if id(base) not in inputs.by_stand_in and id(base) not in analysis.by_fake:
         return
     above = {id(value) for value in chain_of(recorder.value_of(leaf))}
     for key, (old, _) in recorder.changes.replaced.items():
         is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
         if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
-            raise UnsupportedAliasError(
-                f"the output {path} is a view of a tensor that was given another one's memory (`.data = ...` or "
-                f"`set_`) at {user_line(recorder.changes.changed_at.get(key))}, while autograd takes it for a view of "
-                "what is in the memory that this had: return a copy."
-            )
+            raise of_exchanged_memory(f"the output {path}", user_line(recorder.changes.changed_at.get(key)))
 
 
 def check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
@@ -79,19 +72,16 @@ def check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: to
             continue
         if share_counters(leaf, stand_in):
             where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
-            raise UnsupportedAliasError(
-                f"the output {info.path} is taken of a view of {record.slot} that was given other memory (`.data = "
-                f"...`) at {user_line(where)}: a write to it counts as one to {record.slot}. Return a copy."
-            )
+            raise of_exchanged_memory(f"the output {info.path}", user_line(where))
 
 
 def check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
     base = base_of(leaf)
     if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
-        raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"the output {path} is", recorder.writes.where_lists()))
+        raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
 
 
 def refuse_former(path: str) -> NoReturn:
     """Raise for a view of memory that an input had."""
-    raise UnsupportedAliasError(f"the output {path} is a view of memory that is no input any more; return a copy.")
+    raise of_exchanged_memory(f"the output {path}")

@@ -16,7 +16,6 @@ from ..._torch.tensors import (
     is_usable,
     is_view,
 )
-from ...errors import UnsupportedAliasError
 from ...graph.effect_log import Memory, ViewStep
 from ...graph.signature import (
     AliasOutput,
@@ -28,6 +27,7 @@ from ...graph.signature import (
 )
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
+from ..heap.refusals import detached_and_written, of_exchanged_memory, set_with_gradients
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -158,39 +158,26 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         check_memory(recorder, inputs, run.analysis, run.bases, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.changed_at or not allows_writes(leaf)):
-            raise UnsupportedAliasError(
-                f"the output {path} is a view that was given other memory (`.data = ...` or `set_`) at "
-                f"{recorder.changes.where(leaf)}, while what it was a view of is written, or which is one of several "
-                "views made at once: return a copy."
-            )
+            raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
         if (
             is_set
             and leaf.requires_grad
             and not has_undefined_gradient_of(leaf)
             and any(map(has_undefined_gradient, nodes_behind([leaf])))
         ):
-            raise UnsupportedAliasError(
-                f"the output {path} is given other memory by `set_` with gradients, which has no derivative, at "
-                f"{recorder.changes.where(leaf)}, and is written to with gradients then: detach it before."
-            )
+            raise set_with_gradients(f"the output {path}", recorder.changes.where(leaf))
         alias = _what_it_was(run, old, path)
         if alias is None:
             info = _memory(run, leaf, path)
             given = inputs.records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
             if given is not None and is_set and has_undefined_gradient_of(leaf) and not given.real.requires_grad:
-                raise UnsupportedAliasError(
-                    f"the output {path} is given the memory of {given.slot} by `set_` with gradients at "
-                    f"{recorder.changes.where_set()}, and can't be differentiated then: detach it before."
-                )
+                raise set_with_gradients(f"the output {path}", recorder.changes.where_set())
             return info
         is_cut = any(step.op in CUTS for step in alias.steps) and not (
             is_marked(leaf) or has_undefined_gradient_of(leaf)
         )
         if leaf.requires_grad and is_cut:
-            raise UnsupportedAliasError(
-                f"the output {path} is detached memory that was written to with gradients, and is given other memory "
-                f"(`.data = ...`, `set_`) at {recorder.changes.where(leaf)}: return a copy."
-            )
+            raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
         memory = _memory_given(run, leaf, path)
         return dataclasses.replace(
             alias,
@@ -255,10 +242,7 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     alias = _with_own_history(run, alias, leaf, value)
     has_history = alias.history is not None or alias.leaf or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
-        raise UnsupportedAliasError(
-            f"the output {path} is a view with the history of a tensor whose memory was replaced in place "
-            "(`.data = ...`, `set_`): return a copy."
-        )
+        raise of_exchanged_memory(f"the output {path}")
     return alias
 
 
@@ -269,10 +253,7 @@ def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: 
         return alias
     if not is_usable(leaf):
         if any(step.op in CUTS for step in alias.steps):
-            raise UnsupportedAliasError(
-                f"the output {alias.path} is a view of detached memory that was written to with gradients, and again "
-                f"since it was taken, at {user_line(value.taken_at)}: PyTorch lets nobody use it. Return a copy."
-            )
+            raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
         return alias
     if leaf.is_leaf:
         is_cut = any(step.op in CUTS for step in alias.steps)  # its base, taken again, does not require grad

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from ..._torch.tensors import allows_writes, is_view
-from ...errors import UnsupportedAliasError
 from ...graph.effect_log import ViewStep
 from ..heap.alias import Value
 from ..heap.event_log import Event, Happened
 from ..heap.records import InputRecord, is_moved
+from ..heap.refusals import of_exchanged_memory
 from ..heap.view_replay import View
 from ..recorder.recorder import Recorder
 from .analysis import Early
-from .output_alias_sets import SHARED_THROUGH_REPLACED
 
 __all__ = ["early_steps", "steps_between", "steps_of_plain", "toggles"]
 
@@ -30,7 +29,7 @@ def _values_between(value: Value, base: Value) -> list[Value]:
     values = []
     while value is not base:
         if value.parent is None:
-            raise UnsupportedAliasError(SHARED_THROUGH_REPLACED)
+            raise of_exchanged_memory("an output")
         values.append(value)
         value = value.parent
     return values[::-1]

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters
-from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
 from ...graph.meta import TensorSpec
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved
+from ..heap.refusals import of_exchanged_memory, overlapping_views, set_with_gradients
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import has_undefined_gradient
 from ..tape.origin import Origin, user_line
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESIZES",
-    "SET_ELSEWHERE",
     "check_marked",
     "check_overlapping",
     "is_set_again",
@@ -34,10 +34,6 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-SET_ELSEWHERE = (
-    "{}, a view, is given memory where it begins at another place by `set_` at {}, and gradients flow to it: PyTorch "
-    "takes it for another view then. Use a copy instead."
-)
 RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 
@@ -62,10 +58,7 @@ def swapped(
     source = None if memory.input is None else records[memory.input]
     is_of_it = source is not None and (source is record or base_of(source.real) is record.real)
     if barred and not record.real.requires_grad and is_of_it:
-        raise UnsupportedMutationError(
-            f"`set_` at {recorder.changes.where(stand_in)} gives {record.slot} the memory of a view that the function "
-            "made require grad: detach it before, or use torch.no_grad()."
-        )
+        raise set_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     is_written = is_written_with_history(record) and not barred
     if not is_set:
         is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
@@ -98,11 +91,7 @@ def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
             continue
         record = written.get(id(base_of(fake)))
         if record is not None and fake.numel() and not is_marked(fake):
-            raise UnsupportedAliasError(
-                f"{record.slot} has several elements in one place (`expand`) and is written to after a view of it was "
-                f"taken at {user_line(value.taken_at)}: the view's gradient is another then. Take the view after the "
-                "write, or pass a copy."
-            )
+            raise overlapping_views(str(record.slot), user_line(value.taken_at))
 
 
 def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
@@ -127,11 +116,7 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
         is_of_detached = storage in swapped_memory and record.detached_at is not None and is_moved(record)
         if is_of_marked or is_of_detached:
             key = {**swapped_memory, **moved}[storage]
-            raise UnsupportedAliasError(
-                f"the output {info.path} is a view in the memory of {record.slot}, which the function makes require "
-                "grad or detaches in place, and where a tensor is resized or given other memory at "
-                f"{user_line(recorder.changes.changed_at.get(key))}: return a copy."
-            )
+            raise of_exchanged_memory(f"the output {info.path}", user_line(recorder.changes.changed_at.get(key)))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
@@ -159,11 +144,7 @@ def _check_views(records: list[InputRecord], origin: Origin | None) -> None:
     for record in records:
         base = base_of(record.real)
         if base is not None and base.requires_grad and _spreads_otherwise(record.real, base):
-            raise UnsupportedAliasError(
-                f"{record.slot} is a view of a tensor that has several elements in one place (`expand`), or is "
-                f"`as_strided` of a view, and that memory is written to at {user_line(origin)}: its gradient can't be "
-                "captured. Pass a view of a copy."
-            )
+            raise overlapping_views(str(record.slot), user_line(origin))
 
 
 def _spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from ..._torch.tensors import base_of, history_of, is_view, share_counters
-from ...errors import UnsupportedAliasError, UnsupportedMutationError
 from ...graph.effect_log import Write
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind
+from ..heap.refusals import set_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -22,7 +22,6 @@ from .gradient_looks import refused_size
 from .storage_swap import is_set_again, is_written_with_history
 
 __all__ = [
-    "WRITTEN_BY_LISTS",
     "add_counted",
     "add_updates",
     "check_histories",
@@ -30,11 +29,6 @@ __all__ = [
     "is_replaced",
     "written_through_bases",
 ]
-
-WRITTEN_BY_LISTS = (
-    "{} a view that a `_foreach_` operator at {} wrote to together with another tensor in its memory, with gradients: "
-    "PyTorch gives the view gradients of one of the writes only. Write to them one by one, or to a copy."
-)
 
 
 def written_through_bases(inputs: Inputs) -> dict[int, int]:
@@ -74,18 +68,14 @@ def check_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs, thro
         is_listed_view = id(record.stand_in) in recorder.writes.listed and is_view(record.real)
         if is_listed_view and is_written_with_history(record):
             where = recorder.changes.where(record.stand_in)
-            raise UnsupportedAliasError(WRITTEN_BY_LISTS.format(f"{record.slot} is", where))
+            raise written_by_lists(str(record.slot), where)
         if index in known or id(record) in through_bases or is_view(record.stand_in):
             continue
         is_written = is_written_with_history(record)
         if index in moved:  # that gives another history by itself
             is_written &= id(record.initial.storage) in parted
         if is_written:
-            raise UnsupportedMutationError(
-                f"`set_` at {recorder.changes.where_set()} is called on a view of {record.slot}, with gradients on, "
-                "which can't be given back: "
-                f"PyTorch lets {record.slot} be differentiated no more. Use torch.no_grad(), or a detached view."
-            )
+            raise set_with_gradients(str(record.slot), recorder.changes.where_set())
 
 
 def _is_written(record: InputRecord) -> bool:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedMutationError
 from ...graph.meta import TensorSpec
 from ..tape.origin import Origin
 from ..tape.tape import Entry
 from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
 from .clock import now
+from .refusals import past_the_edges
 from .view_replay import View, replayed, with_bits
 from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
@@ -265,10 +265,7 @@ class Value:
     def _write_in_memory(self, emit: Emit, new: Entry) -> None:
         place = extent_of(self, 0)
         if place is None:
-            raise UnsupportedMutationError(
-                f"a write to a tensor {self.spec} that goes past the memory of the tensor it is a view of, or whose "
-                "sizes vary, can't be captured; write to a contiguous copy instead."
-            )
+            raise past_the_edges()
         root, spec = self.root, self.spec
         if 0 in spec.stride:  # all of these are in one place, and alike
             once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))

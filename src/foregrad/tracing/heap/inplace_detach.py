@@ -13,6 +13,7 @@ from ..tape.opinfo import set_to
 from ..tape.origin import line_of, user_line
 from .event_log import Happened
 from .recording import Recording
+from .refusals import detached_and_written, of_exchanged_memory, resized_view
 from .view_replay import View
 
 if TYPE_CHECKING:
@@ -57,17 +58,11 @@ class Detached:
     def explain(self, error: Exception) -> None:
         """Raise what to do about a view that autograd can't take again, as its base has no history by now."""
         if "new_fn INTERNAL ASSERT" in str(error):
-            raise UnsupportedAliasError(
-                f"a view used at {line_of(error)} is of a tensor that was written to and that `detach_` or `set_` was "
-                "called on since. Take the view again after that, or detach without changing the tensor (`x = "
-                "x.detach()`)."
-            ) from error
+            raise detached_and_written(f"a view used at {line_of(error)}") from error
 
         if self.recorder.changes.resized and self._has_unfit():
-            raise UnsupportedAliasError(
-                f"{line_of(error)} raises ({str(error).splitlines()[0]}) after a tensor was given other sizes in place "
-                "(`set_`, `resize_`, `squeeze_`) of which there are views with gradients, whose place PyTorch does not "
-                "know any more. Change sizes out of place instead."
+            raise resized_view(
+                f"some line before {line_of(error)}, which raises {str(error).splitlines()[0]}"
             ) from error
 
     def _has_unfit(self) -> bool:
@@ -90,23 +85,16 @@ class Detached:
             except Exception as error:  # not autograd's own: that of the operator which made the view
                 changes = self.recorder.changes
                 where = user_line(changes.changed_at.get(next(reversed(changes.replaced))))
-                raise UnsupportedAliasError(
-                    f"the output {path} is a view of a tensor that was given other memory (`.data = ...`, `set_`) at "
-                    f"{where}, and what is there was written to: return a copy."
-                ) from error
+                raise of_exchanged_memory(f"the output {path}", where) from error
         known = [(view, path, id(base_of(view))) for view, path in views if self.twins and is_view(view)]
         known = [(view, path, base) for view, path, base in known if base in self.twins and view.requires_grad]
         for view, path, base in known:
             usable = is_usable(view)
             if not view.requires_grad or (not usable and base not in inputs):  # it may be no more, once asked
-                raise UnsupportedAliasError(self.stale(view, path))
+                raise self.stale(view, path)
 
-    def stale(self, view: torch.Tensor, path: str) -> str:
-        return (
-            f"the output {path} is a view of a tensor that was written to and that `detach_` was called on at "
-            f"{self.recorder.changes.where(base_of(view))}: return a copy, or detach without changing the tensor "
-            "(`x = x.detach()`)."
-        )
+    def stale(self, view: torch.Tensor, path: str) -> UnsupportedAliasError:
+        return detached_and_written(f"the output {path}", self.recorder.changes.where(base_of(view)))
 
     def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
         """Raise where a view goes on with a history that the function gave to an input, and took from it again."""
@@ -122,11 +110,7 @@ class Detached:
                 continue
             history: Any = twin.grad_fn
             if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
-                raise UnsupportedAliasError(
-                    f"{path} is a view of {record.slot}, which the function wrote to with gradients flowing through "
-                    f"and then called `detach_` on at {self.recorder.changes.where(base)}: detach a copy, or leave it "
-                    "to the caller to detach it."
-                )
+                raise detached_and_written(path, self.recorder.changes.where(base))
 
 
 def views_with_history(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,8 +14,8 @@ import torch
 from ..._torch.generators import drawing_from
 from ..._torch.symbols import has_symbolic
 from ..._torch.tensors import storage_key
-from ...errors import UnsupportedAliasError
 from ..tape.origin import Origins, user_line
+from .refusals import written_by_lists
 
 __all__ = [
     "ask_kernel",
@@ -40,10 +40,7 @@ def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
     """Refuse an operator on lists that writes to one tensor twice, with gradients."""
     tensors = [id(tensor) for tensor in targets if tensor.requires_grad]
     if len(set(tensors)) < len(tensors):
-        raise UnsupportedAliasError(
-            f"the `_foreach_` operator at {user_line(origins.here())} writes to a tensor twice, with gradients: it "
-            "gets gradients of one of the writes only. Write to it twice, or to a copy."
-        )
+        raise written_by_lists("a tensor", user_line(origins.here()))
 
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:

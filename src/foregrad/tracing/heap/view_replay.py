@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedAliasError
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import IDENTITIES
 from ..tape.origin import Made
 from ..tape.tape import Entry
+from .refusals import past_the_edges
 from .views import Emit, without_bits
 
 __all__ = ["View", "replayed", "with_bits"]
@@ -64,10 +64,7 @@ def replayed(emit: Emit, view: View, source: Entry, had: TensorSpec, spec: Tenso
     if view.op is aten.as_strided.default and shift and len(args) > 2 and args[2] is not None:
         args = (args[0], args[1], args[2] + shift)
         if spec.is_static and args[2] < 0:
-            raise UnsupportedAliasError(
-                "`as_strided` of a view of another dtype goes back past the beginning of the tensor that this is a "
-                "view of; take it of that tensor instead."
-            )
+            raise past_the_edges()
     if view.op is aten.as_strided.default and _bits(spec) != _bits(had):  # not read from its own parent
         return with_bits(emit, emit(view.op, source, *args, spec=without_bits(spec)), spec, had)
     if view.index is None:

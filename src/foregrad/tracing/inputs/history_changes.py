@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
-from ...errors import UnsupportedAliasError
 from ..heap.clock import now
 from ..heap.event_log import Happened
 from ..heap.records import is_moved, is_no_grad_view
+from ..heap.refusals import detached_and_written
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 from .inputs import Inputs
@@ -67,11 +67,7 @@ class HistoryChanges:
             if base_of(real) is not record.real:
                 continue
             if is_moved(record) and is_usable(real) and leads_to_base(real) and is_view(other.stand_in):
-                raise UnsupportedAliasError(
-                    f"{record.slot} is written to and then detached in place (`detach_`) at "
-                    f"{user_line(self.recorder.origins.here())}, and {other.slot} is a view of it, which may keep the "
-                    "history that it had: use `x = x.detach()`."
-                )
+                raise detached_and_written(str(other.slot), user_line(self.recorder.origins.here()))
             if is_view(other.stand_in):
                 continue
             if is_marked(real) or self._has_marked_views(other.stand_in):

@@ -23,9 +23,9 @@ from ..._torch.tensors import (
     version_of,
     view_again,
 )
-from ...errors import UnsupportedMutationError
 from ..heap.recording import Recording
 from ..heap.records import is_of_another_kind
+from ..heap.refusals import resized_view
 from ..tape.origin import user_line
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ def reshape_view(
     if base is None or kwargs or not (tensor.requires_grad and torch.is_grad_enabled() and allows_writes(tensor)):
         return NotImplemented
     if storage_key(base) != storage_key(tensor):
-        raise UnsupportedMutationError(
-            f"the sizes of a view are changed in place at {user_line(recorder.origins.here())}, of which the base has "
-            "been given another tensor's memory (`.data = ...`, `set_`) since: change them out of place instead."
-        )
+        raise resized_view(user_line(recorder.origins.here()))
     if base.is_complex() and tensor.dtype is base.dtype.to_real():
         base = torch.view_as_real(base)
     before = version_of(tensor)
@@ -77,10 +74,7 @@ def reshape_view(
     if base.is_leaf:
         return NotImplemented  # which raises
     if tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
-        raise UnsupportedMutationError(
-            f"the sizes of a view that is conjugated or negated, or is of such a tensor, are changed in place at "
-            f"{user_line(recorder.origins.here())}, with gradients on: change them out of place instead."
-        )
+        raise resized_view(user_line(recorder.origins.here()))
     record = inputs.by_stand_in.get(id(base))
     outer = base_of(record.real) if record is not None and is_view(record.real) else None
     if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]
@@ -150,10 +144,7 @@ def _become(recorder: Recording, tensor: torch.Tensor, new: torch.Tensor) -> Non
     try:
         exchange(tensor, new)
     except RuntimeError:
-        raise UnsupportedMutationError(
-            f"the sizes of a view, or of its base, are changed in place at {user_line(recorder.origins.here())}, after "
-            "its elements were used in a way that the backward needs them for; change them out of place instead."
-        ) from None
+        raise resized_view(user_line(recorder.origins.here())) from None
     if old.fake is tensor:
         old.fake = None
     value.fake = tensor
@@ -165,7 +156,4 @@ def check_reshaped(recorder: Recording) -> None:
     """Raise for views of another dtype that are written to once their sizes were changed, or their base is."""
     for tensor, version, where in recorder.reshaped:
         if tensor.requires_grad and version_of(tensor) != version:
-            raise UnsupportedMutationError(
-                f"the sizes of a view of another dtype, or conjugated, are changed in place at {where}, and its memory "
-                "is written to later: PyTorch can't take its gradient then. Change the sizes out of place instead."
-            )
+            raise resized_view(where)

@@ -22,7 +22,7 @@ from ..._torch.tensors import (
     whole_memory,
 )
 from ..._torch.transforms import levels_off
-from ...errors import ForegradWarning, UnsupportedMutationError
+from ...errors import ForegradWarning
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.reads import Reads
 from ...frontend.sources import Source, find_sources
@@ -33,6 +33,7 @@ from ...subclasses.conversion import Samples
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord
+from ..heap.refusals import past_the_edges
 from ..recorder.recorder import Recorder
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
@@ -272,10 +273,7 @@ class Inputs:
         """A write went past the edges of the input that `root` is: capture again with all of its memory."""
         record = next((r for r in self.records if r.initial is root), None)
         if record is None:
-            raise UnsupportedMutationError(
-                "a view that goes past the memory of the tensor it is a view of, once that was replaced or resized in "
-                "place (`.data = ...`, `set_`, `resize_`), can't be captured; take it of a copy instead."
-            )
+            raise past_the_edges()
         self.whole.add(id(record.real))
         raise SharedClosureFound(record.real, record.source if record.argument is None else None)
 

@@ -18,20 +18,11 @@ from ..._torch.tensors import (
     leads_to_base,
     storage_key,
 )
-from ...errors import UnsupportedAliasError
 from ...graph.meta import TensorSpec
+from ..heap.refusals import past_the_edges, resized_view
 from ..tape.gradient_paths import nodes_behind
 
 __all__ = ["ViewTracking"]
-
-_PAST_EDGES = (
-    "`as_strided` at {} goes past the edges of a view, where its gradients end, and sizes or elements of that memory "
-    "are changed in place: take it of what that is a view of, or of a copy."
-)
-_STALE = (
-    "a view is taken at {} of a view of another dtype, or conjugated, and what that is a view of was given other sizes "
-    "in place at {}: PyTorch can't take its gradient then. Take the first view again, or change sizes out of place."
-)
 
 
 class ViewTracking:
@@ -82,7 +73,7 @@ class ViewTracking:
         behind = set(nodes_behind(outputs)) if self.out_of_bounds_views else set()
         for history, view, where in self.out_of_bounds_views:
             if (history if view is None else history_of(view)) in behind:
-                raise UnsupportedAliasError(_PAST_EDGES.format(where))
+                raise past_the_edges(where)
 
     def check_stale(self, result: Any, args: tuple[Any, ...]) -> None:
         """Raise for a view of a view whose base has other sizes by now: its gradients do not fit those."""
@@ -93,13 +84,13 @@ class ViewTracking:
             return
         for view, where in self.stale:
             if any(arg is view for arg in args) and first is not view:
-                raise UnsupportedAliasError(_STALE.format(self.where(), where))
+                raise resized_view(f"{where}, and taken again at {self.where()}")
 
     def check_out_of_bounds(self, tensor: torch.Tensor) -> None:
         """Raise for an out-of-bounds view whose own sizes change: it is taken anew then."""
         for history, _, where in self.out_of_bounds_views:
             if history is not None and history is history_of(tensor):
-                raise UnsupportedAliasError(_PAST_EDGES.format(where))
+                raise past_the_edges(where)
 
 
 def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) -> Any:

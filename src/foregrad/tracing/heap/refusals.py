@@ -1,0 +1,92 @@
+"""What is refused about memory and gradients, one function a rule: each is a row of docs/limits.md.
+
+`what` begins the sentence: `args[0]`, `the output out[1]`. `where`: the user's line.
+"""
+
+from __future__ import annotations
+
+from ...errors import UnsupportedAliasError, UnsupportedMutationError
+
+__all__ = [
+    "detached_and_written",
+    "of_exchanged_memory",
+    "overlapping_views",
+    "past_the_edges",
+    "resized_view",
+    "set_elsewhere",
+    "set_with_gradients",
+    "written_by_lists",
+]
+
+
+def of_exchanged_memory(what: str, where: str = "") -> UnsupportedAliasError:
+    """A result that PyTorch takes for a view of what its memory, or that of its base, was before."""
+    return UnsupportedAliasError(
+        f"{what} is, or shares memory with, a view whose memory or that of its base was exchanged or resized in place "
+        f"(`.data = ...`, `set_`, `resize_`){_at(where)}: PyTorch takes it for a view of what was there before. Return "
+        "a copy."
+    )
+
+
+def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
+    """A view of memory that is detached, and written with gradients: its history is another than what is in it."""
+    return UnsupportedAliasError(
+        f"{what} is in memory that is detached in the call, and written with gradients{_at(where)}: PyTorch gives it "
+        "another history than what is there, or none. Use `x = x.detach()`, or return a copy."
+    )
+
+
+def set_with_gradients(what: str, where: str = "") -> UnsupportedMutationError:
+    """What `set_` leaves without a derivative can't be given back."""
+    return UnsupportedMutationError(
+        f"{what} is, or is in the memory of, a tensor that `set_` is called on or given{_at(where)}, with gradients "
+        "on: PyTorch lets it be differentiated no more, which can't be given back. Use torch.no_grad(), or detach "
+        "before."
+    )
+
+
+def set_elsewhere(what: str, where: str) -> UnsupportedMutationError:
+    """PyTorch takes a view that `set_` moves for another view."""
+    return UnsupportedMutationError(
+        f"{what}, a view, is given memory where it begins at another place by `set_` at {where}, and gradients flow to "
+        "it: PyTorch takes it for another view then. Use a copy instead."
+    )
+
+
+def resized_view(where: str) -> UnsupportedMutationError:
+    """PyTorch can't take a view again by its operator once its sizes, or those of its base, are others."""
+    return UnsupportedMutationError(
+        f"sizes of a view, or of its base, are changed in place at {where}, with gradients, where the view is of "
+        "another dtype, conjugated, in memory that was exchanged, or written or used otherwise too: PyTorch can't take "
+        "its gradient then. Change sizes out of place, or take views after that."
+    )
+
+
+def overlapping_views(what: str, where: str) -> UnsupportedAliasError:
+    """Gradients by strides go alike to all elements in one place, those by operators do not."""
+    return UnsupportedAliasError(
+        f"{what} has several elements in one place (`expand`), is a view of such a tensor, or is `as_strided` of a "
+        f"view, and that memory is written to beside a view of it, at {where}: the view's gradient is another then. "
+        "Take the view after the write, or pass a copy."
+    )
+
+
+def past_the_edges(where: str = "") -> UnsupportedAliasError:
+    """`as_strided` sees memory that its gradients, or its tensor, know nothing of."""
+    return UnsupportedAliasError(
+        f"`as_strided`{_at(where)} goes past the edges of what it is taken of, where its gradients end, and sizes or "
+        "elements of that memory are changed in place: take it of what that is a view of, or of a copy."
+    )
+
+
+def written_by_lists(what: str, where: str) -> UnsupportedAliasError:
+    """Autograd gives a tensor that one operator on lists writes to twice gradients of one of the writes."""
+    return UnsupportedAliasError(
+        f"{what} is written to by a `_foreach_` operator at {where}, with gradients, together with another tensor in "
+        "its memory or twice: PyTorch gives it gradients of one of the writes only. Write to them one by one, "
+        "or to a copy."
+    )
+
+
+def _at(where: str) -> str:
+    return f" at {where}" if where else ""
