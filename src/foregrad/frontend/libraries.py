@@ -35,7 +35,7 @@ __all__ = [
 _LIBRARIES = (
     "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
     "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "
-    "safetensors tokenizers regex PIL jinja2 typing_extensions jax jaxlib flax optax tensorflow keras mlx scipy "
+    "safetensors tokenizers regex psutil PIL jinja2 typing_extensions jax jaxlib flax optax tensorflow keras mlx scipy "
     "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
