@@ -95,11 +95,13 @@ def _taken(spec: WrapperSpec, gradient: Any) -> Parts:
         if is_wrapper(gradient):
             raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), "a plain tensor"))
         return [*[None] * len(spec.carries), gradient]
-    given = gradient
+    given: Any = gradient
     if not _is_like(gradient, spec):
         convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
-        given = convert(spec.metadata, spec.cls) if convert is not None else None
-        if given is None or not _is_like(given, spec):
+        expected = () if type(gradient) is spec.cls else (spec.cls,)
+        given = convert(spec.metadata, *expected) if convert is not None else None
+        cls = type(given)
+        if cls is not spec.cls or given.shape != spec.shape:
             raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), _expected(spec)))
     parts = taken_apart(given)
     return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]

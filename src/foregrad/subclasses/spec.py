@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import without_torch_functions
 from .._torch.fakes import FakeTensor
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import is_traceable_wrapper_subclass
@@ -21,7 +20,7 @@ from ..errors import UnsupportedTensorError
 __all__ = [
     "GradientKindError",
     "WrapperSpec",
-    "dispatched",
+    "holds_tensors",
     "is_of_capture",
     "is_parameter",
     "is_wrapper",
@@ -43,7 +42,8 @@ class WrapperSpec:
     """One wrapper: its class, the attributes that hold inner tensors, and what else `__tensor_unflatten__` takes.
 
     `inner[i]` is the spec of the tensor in `names[i]` where that is a wrapper too, None where it is plain.
-    `carries[i]`: plain tensor i, of all in order, is of a dtype that has gradients. `requires_grad`: of the wrapper.
+    `constants` are what it holds besides tensors, and where (a device mesh). `carries[i]`: plain tensor i, of all in
+    order, is of a dtype that has gradients. `requires_grad`: of the wrapper.
     `is_whole`: its gradient is a plain tensor of its own shape, not a wrapper like it: an input without elements, one
     more after the plain tensors, stands for the wrapper where gradients are concerned.
     """
@@ -61,6 +61,7 @@ class WrapperSpec:
     is_leaf: bool = True
     is_parameter: bool = False
     is_whole: bool = False
+    constants: tuple[tuple[str, Any], ...] = ()
 
     @property
     def count(self) -> int:
@@ -93,7 +94,13 @@ class WrapperSpec:
     def has_structure_of(self, tensor: Any) -> bool:
         """Whether a wrapper of the same class has the same metadata, sizes and inner classes."""
         names, metadata = tensor.__tensor_flatten__()
-        if tuple(names) != self.names or tensor.shape != self.shape or not self.has_metadata(metadata):
+        if (
+            len(names) != len(self.names) + len(self.constants)
+            or tensor.shape != self.shape
+            or not self.has_metadata(metadata)
+        ):
+            return False
+        if not all(_is_same(getattr(tensor, name), value) for name, value in self.constants):
             return False
         for name, spec in zip(self.names, self.inner, strict=True):
             part = getattr(tensor, name)
@@ -128,12 +135,10 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
     names, metadata = wrapper.__tensor_flatten__()
     inner: list[WrapperSpec | None] = []
     carries: list[bool] = []
+    constants = tuple((n, getattr(wrapper, n)) for n in names if not isinstance(getattr(wrapper, n), torch.Tensor))
+    names = [name for name in names if all(name != constant for constant, _ in constants)]
     for name in names:
         part = getattr(wrapper, name)
-        if not isinstance(part, torch.Tensor):
-            raise UnsupportedTensorError(
-                f"a {type(wrapper).__qualname__} holds a {type(part).__qualname__} in `.{name}`, which is no tensor."
-            )
         spec = spec_of(part) if is_wrapper(part) else None
         inner.append(spec)
         carries += [_has_gradients(part.dtype)] if spec is None else spec.carries
@@ -143,7 +148,7 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
         )
     layout = tuple(wrapper.shape), tuple(wrapper.stride()), wrapper.dtype, wrapper.device
     flags = wrapper.requires_grad, wrapper.is_leaf, is_parameter(wrapper), is_whole
-    return WrapperSpec(type(wrapper), tuple(names), metadata, *layout, tuple(inner), tuple(carries), *flags)
+    return WrapperSpec(type(wrapper), tuple(names), metadata, *layout, tuple(inner), tuple(carries), *flags, constants)
 
 
 def parts_of(wrapper: Any) -> list[torch.Tensor]:
@@ -151,7 +156,8 @@ def parts_of(wrapper: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for name in wrapper.__tensor_flatten__()[0]:
         part = getattr(wrapper, name)
-        found += parts_of(part) if is_wrapper(part) else [part]
+        if isinstance(part, torch.Tensor):
+            found += parts_of(part) if is_wrapper(part) else [part]
     return found
 
 
@@ -168,26 +174,22 @@ def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:
 
 
 def _rebuilt(spec: WrapperSpec, parts: Iterator[torch.Tensor]) -> Any:
-    inner = {
+    inner: dict[str, Any] = {
         name: next(parts) if part is None else _rebuilt(part, parts)
         for name, part in zip(spec.names, spec.inner, strict=True)
     }
+    inner.update(spec.constants)
     return spec.cls.__tensor_unflatten__(inner, spec.metadata, torch.Size(spec.shape), spec.stride)  # type: ignore[attr-defined]
+
+
+def _is_same(value: Any, constant: Any) -> bool:
+    return value is constant or (type(value) is type(constant) and bool(value == constant))
 
 
 def _has_gradients(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def dispatched(mode: Any, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
-    """What the class of a wrapper among the arguments makes of an operator, while `mode` sees those on plain tensors.
-
-    `NotImplemented` where there is no wrapper among these classes.
-    """
-    for cls in types:
-        if hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__"):
-            with mode, without_torch_functions():
-                result = cls.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[attr-defined]
-            if result is not NotImplemented:
-                return result
-    return NotImplemented
+def holds_tensors(types: Sequence[type]) -> bool:
+    """Whether one of these classes of arguments is a wrapper's, which says itself what an operator does."""
+    return any(hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__") for cls in types)

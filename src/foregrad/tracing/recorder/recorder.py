@@ -34,7 +34,7 @@ from ...errors import (
     UnsupportedMutationError,
     UnsupportedOpError,
 )
-from ...subclasses.spec import dispatched, is_wrapper
+from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
@@ -104,10 +104,8 @@ class Recorder(Trace, ThreadDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:  # more often asked than all else is done
             return args[0].fake_device
-        if types != _FAKES and types:
-            result = dispatched(self, func, types, args, kwargs or {})
-            if result is not NotImplemented:
-                return result
+        if types != _FAKES and types and holds_tensors(types):
+            return NotImplemented  # operators on the tensors inside come here
         if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
             with without_torch_functions():
                 return self._dispatch(func, args, kwargs or {})
