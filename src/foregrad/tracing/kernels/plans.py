@@ -13,7 +13,7 @@ from .checks import check_formula
 from .formulas import FORMULAS
 from .metadata import is_cacheable
 
-__all__ = ["NO_KEYWORDS", "PLAIN", "PLAINER", "QUERIES", "Plan", "draws_nothing", "has_real"]
+__all__ = ["NO_KEYWORDS", "PLAIN", "PLAINER", "PLAINER_BY_NAME", "QUERIES", "Plan", "draws_nothing", "has_real"]
 
 aten = torch.ops.aten
 prim = torch.ops.prim
@@ -45,6 +45,13 @@ def _plain_zeros(size: Any, dtype: Any = None, layout: Any = None, device: Any =
 
 # Forward mode's zeros have no memory, which no compiler knows.
 PLAINER = {aten._efficientzerotensor.default: _plain_zeros}
+
+
+# By name: they are known once their module is imported. A result that is still under way is no plain tensor, which is
+# what kernels take.
+PLAINER_BY_NAME = {
+    "_c10d_functional._wrap_tensor_autograd.default": lambda tensor: torch.ops._c10d_functional.wait_tensor(tensor)
+}
 
 
 class Plan:

@@ -44,7 +44,7 @@ from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.kernel_errors import as_kernels_say
 from ..kernels.metadata import Metadata
-from ..kernels.plans import NO_KEYWORDS, PLAINER, QUERIES, Plan, has_real
+from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan, has_real
 from ..tape.opinfo import OpInfo, op_info, take_data
 from ..tape.origin import Origins, user_line
 from ..values.constants import evaluate
@@ -162,7 +162,8 @@ class Recorder(Trace, ThreadDispatchMode):
                 "captured. Keep that part outside the compiled function."
             )
         # What it is made of keeps a history, where a detached result has none.
-        wanted = None if func is aten.detach.default else self.decompositions.get(func, PLAINER.get(func))
+        plainer = PLAINER.get(func) or PLAINER_BY_NAME.get(str(func))
+        wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
         plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
         return plan
 
