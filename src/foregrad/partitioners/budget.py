@@ -38,7 +38,7 @@ from .uniform import Measured, Segment, Space, measure
 
 __all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "read_budget"]
 
-_BUDGETS = 32  # closer together towards the least, where a byte costs most
+_BUDGETS = 64  # closer together towards the least, where a byte costs most
 
 
 _PRICE_OF_MOVING = 200  # operations in the time that a byte takes there and back, most of it beside other work
