@@ -90,7 +90,7 @@ class Inputs:
     def add_arguments(self, recorder: Recorder, lifted: list[tuple[torch.Tensor, Source]]) -> list[Any]:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
         self.recorder, self.stand_ins = recorder, StandIns(self.fake_mode, recorder)
-        self.wrappers = Wrappers(self._adopt, self._source_of, self._samples, recorder)
+        self.wrappers = Wrappers(self._samples, recorder)
         call = self.call
         plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
@@ -189,7 +189,7 @@ class Inputs:
         if isinstance(real, FakeTensor):
             return real
         if is_wrapper(real):
-            found: torch.Tensor = self.wrappers.adopt(real)
+            found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self._source_of)
             return found
         source = self._source_of(real)
         check_tensor(real, str(source.slot))

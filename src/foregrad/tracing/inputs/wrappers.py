@@ -87,20 +87,11 @@ class _Input:
 
 
 class Wrappers:
-    """The wrappers of one capture. `adopt_part(tensor, source)` makes an input of a plain tensor in a wrapper.
-
-    `samples` are the plain tensors of those that the function reaches by itself, the same ones in each run.
+    """The wrappers of one capture. `samples` are the plain tensors of those that the function reaches by itself, which
+    are the same ones in each run.
     """
 
-    def __init__(
-        self,
-        adopt_part: Callable[[torch.Tensor, PartOf], torch.Tensor],
-        source_of: Callable[[torch.Tensor], Source],
-        samples: Samples,
-        recorder: Recorder,
-    ) -> None:
-        self.adopt_part = adopt_part
-        self.source_of = source_of
+    def __init__(self, samples: Samples, recorder: Recorder) -> None:
         self.samples, self.recorder = samples, recorder
         self.inputs: list[_Input] = []  # arguments, one that comes twice twice, then those that it reached by itself
         self.by_stand_in: dict[int, _Input] = {}
@@ -120,19 +111,26 @@ class Wrappers:
         self.by_stand_in[id(known.stand_in)] = known
         return known.stand_in
 
-    def adopt(self, real: Any) -> Any:
-        """The stand-in of a wrapper that the function reaches by itself; one that it made is none of those."""
+    def adopt(
+        self,
+        real: Any,
+        adopt_part: Callable[[torch.Tensor, PartOf], torch.Tensor],
+        source_of: Callable[[torch.Tensor], Source],
+    ) -> Any:
+        """The stand-in of a wrapper that the function reaches by itself, which `source_of` says where; one that it made
+        is none of those. `adopt_part(tensor, source)` makes an input of a plain tensor in it.
+        """
         if id(real) in self.by_stand_in:
             return real
         known = self.reached.get(id(real))
         if known is None:
             if is_of_capture(real):
                 return real
-            source = self.source_of(real)
+            source = source_of(real)
             spec, samples = self.samples(real)
             number = len(self.reached)
             parts = [
-                self.adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path)))
+                adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path)))
                 for i, (sample, path) in enumerate(zip(samples, spec.paths(), strict=True))
             ]
             known = self.reached[id(real)] = real, _Input(spec, parts, source)
