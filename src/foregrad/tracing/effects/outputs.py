@@ -138,7 +138,7 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
-    wrapper = inputs.wrappers.returned(leaf)
+    wrapper = inputs.wrappers.returned(leaf, inputs.adopt)
     if wrapper is not None:
         return WrapperOutput(path, *wrapper)
     record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))

@@ -159,9 +159,9 @@ class Wrappers:
         known = self.by_stand_in.get(id(stand_in))
         return None if known is None else (known.spec, known.parts)
 
-    def taken_apart(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
+    def taken_apart(self, result: Any, adopt: Callable[[Any], Any]) -> tuple[WrapperSpec, Sequence[Any]] | None:
         """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
-        result = self.adopt(result)
+        result = adopt(result)
         base: Any = base_of(result) if is_view(result) else None
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
         if base is not None and result.requires_grad and is_marked(result):
@@ -192,11 +192,11 @@ class Wrappers:
             )
         known.append(result)
 
-    def returned(self, value: Any) -> tuple[int, Any] | None:
+    def returned(self, value: Any, adopt: Callable[[Any], Any]) -> tuple[int, Any] | None:
         """Which input a result is, and None; or which it is a view of, and the view of its stand-in."""
         if not (self.inputs and is_wrapper(value)):
             return None
-        value = self.adopt(value)
+        value = adopt(value)
         known = self.by_stand_in.get(id(value))
         if known is not None:
             return self.inputs.index(known), None
