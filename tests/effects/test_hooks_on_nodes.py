@@ -96,7 +96,7 @@ def compare(function, compiled):
 
 @pytest.mark.parametrize(
     "function",
-    [of_a_result, of_a_view_used_inside, taken_away, of_several_inside, of_an_argument],
+    [of_a_result, of_a_view_used_inside, taken_away, of_several_inside],
     ids=lambda f: f.__name__,
 )
 def test_compiled_with_the_hook_in_the_backward(function):
@@ -126,3 +126,32 @@ def test_no_gradients_no_hooks():
     compiled = foregrad.compile(function, backend="eager")
     x = torch.randn(3, requires_grad=True)
     assert torch.equal(compiled(x), x * 2)
+
+
+def returned(x):
+    x.register_hook(lambda g: g * 10)
+    return x
+
+
+def used(x):
+    x.register_hook(lambda g: g * 10)
+    return x * 2
+
+
+def viewed(x):
+    x.register_hook(lambda g: g * 10)
+    return x.view(-1)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("function", [returned, used, viewed, of_an_argument], ids=lambda f: f.__name__)
+def test_a_hook_left_on_an_argument_sees_its_other_uses_too(function, leaf):
+    def gradient(called):
+        x = torch.ones(4, requires_grad=True)
+        y = x if leaf else x * 3
+        (called(y).sum() + y.sum()).backward()
+        return x.grad
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="puts a hook on a tensor from outside"):
+        assert torch.equal(gradient(compiled), gradient(function))

@@ -113,14 +113,23 @@ class OwnHooks:
         *,
         live: bool,
     ) -> None:
-        """Decide for each hook, before the backward is traced; `known`: ids of results that are inputs.
+        """Decide for each hook, before the backward is traced; `known`: ids of tensors that are inputs.
 
         `live`: calls can put hooks on their results.
+
+        Raises:
+            UnsupportedSideEffectError: a hook is left on an input, or on a view that can't take it.
         """
         for noted in self._on_nodes:
             noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
+        if any(id(noted.tensor) in known and _is_there(noted) for noted in self._registered):
+            raise UnsupportedSideEffectError(
+                f"`{name}` puts a hook on a tensor from outside (an argument, a parameter), where it stays and is "
+                "to see the gradients of other uses too. Put it there outside the compiled function, or on a result of "
+                "`x.view_as(x)` and use that."
+            )
         positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)
