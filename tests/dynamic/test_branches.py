@@ -291,3 +291,23 @@ class BatchNorm(torch.nn.Module):
 def test_cumulative_batch_norm_counts_its_batches():
     """Its momentum is a number read from a buffer that it has just written."""
     assert check(BatchNorm(), lambda: (torch.randn(5, 3).requires_grad_(),), calls=4) == "equal"
+
+
+@torch.library.custom_op("branches::fill_with_noise", mutates_args=("x",), tags=(torch.Tag.nondeterministic_seeded,))
+def fill_with_noise(x: torch.Tensor) -> None:
+    x.uniform_()
+
+
+def test_a_branch_on_what_an_operator_of_the_users_drew():
+    def f(x):
+        y = x.clone()
+        fill_with_noise(y)
+        return y * 2 if y.sum() > 1.5 else y * 3
+
+    compiled = foregrad.compile(f, backend="eager")
+    for seed in range(4):
+        results = []
+        for called in (f, compiled):
+            torch.manual_seed(seed)
+            results.append(called(torch.ones(3)))
+        assert torch.equal(*results)

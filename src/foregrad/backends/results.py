@@ -212,32 +212,38 @@ class Contract:
 
     def _aliases(self, out: list[Any], inputs: list[_Input]) -> Iterator[tuple[int, str]]:
         """Results whose memory is not as the graph says, and whose it is."""
+        extents = [_extent(value) for value in out]
+        meeting = _that_meet(extents)
         seen: list[int] = []
         for i, expected in enumerate(self.results):
-            if expected.memory is None or not isinstance(out[i], torch.Tensor) or out[i].numel() == 0:
+            extent = extents[i]
+            if expected.memory is None or extent is None:
                 continue
-            owner = self._owner(out, i, inputs) if expected.is_fresh else None
-            clash = next((j for j in seen if self._clash(i, j) and _meet(out[i], out[j])), None)
+            owner = self._owner(out[i], extent[0], inputs) if expected.is_fresh else None
+            others = seen if i in meeting else ()
+            clash = next((j for j in others if self._clash(i, j) and _meet(extent, extents[j])), None)
             if owner is not None:
                 yield i, f"that of {owner}"
             elif clash is not None:
                 yield i, f"that of `{self.results[clash].name}`"
-            elif expected.is_fresh and expected.is_handed_out and _is_held(out, i):
+            elif expected.is_fresh and expected.is_handed_out and i not in meeting and _is_held(out, i):
                 yield i, _HELD
             else:
                 seen.append(i)
 
-    def _owner(self, out: list[Any], i: int, inputs: list[_Input]) -> str | None:
-        """The input or constant whose memory a result is in."""
+    def _owner(self, value: torch.Tensor, start: int, inputs: list[_Input]) -> str | None:
+        """The input or constant whose memory a result is in, which begins at `start`."""
         for given in inputs:
-            if not given.start <= out[i].data_ptr() < given.stop:
+            if not given.start <= start < given.stop:
                 continue
             tensor = given.tensor()
             if tensor is None:  # its memory may be the result's since it was let go: that is seen while it is held
                 self.hold.add(given.position)
-            elif share_memory(out[i], tensor):
+            elif share_memory(value, tensor):
                 return f"the input `{self.inputs[given.position]}`"
-        return next((f"constant {j}" for j, value in enumerate(self.constants) if share_memory(out[i], value)), None)
+        return next(
+            (f"constant {j}" for j, constant in enumerate(self.constants) if share_memory(value, constant)), None
+        )
 
     def _clash(self, i: int, j: int) -> bool:
         """Whether two results may not share memory."""
@@ -309,18 +315,39 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_held(out: list[Any], i: int) -> bool:
-    """Whether somebody else leads to the memory of a result: a cache, the memory's true owner; no other result."""
-    if out[i]._base is not None or any(j != i and _meet(out[i], other) for j, other in enumerate(out)):
+    """Whether somebody else leads to the memory of a result that is no other's: a cache, the memory's true owner."""
+    if out[i]._base is not None:
         return False
     # The latter allows for a storage that has been looked at.
     return not (memory.owned()(out, (i,)) or memory.owned_in_python(out, (i,)))
 
 
-def _meet(a: torch.Tensor, b: Any) -> bool:
+Extent = tuple[int, int]
+
+
+def _extent(value: Any) -> Extent | None:
+    """The address of a tensor's first byte, and the one behind its last; None for what has no bytes."""
+    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+        return None
+    start = value.data_ptr()
+    return start, start + _span(value)
+
+
+def _meet(a: Extent, b: Extent | None) -> bool:
     """Whether two tensors have bytes in common, from first to last."""
-    if not isinstance(b, torch.Tensor) or b.numel() == 0:
-        return False
-    return a.data_ptr() < b.data_ptr() + _span(b) and b.data_ptr() < a.data_ptr() + _span(a)
+    return b is not None and a[0] < b[1] and b[0] < a[1]
+
+
+def _that_meet(extents: Sequence[Extent | None]) -> set[int]:
+    """The positions of those that have bytes in common with another one."""
+    found: set[int] = set()
+    last, farthest = -1, -1  # the one that ends farthest so far
+    for (start, stop), i in sorted((extent, i) for i, extent in enumerate(extents) if extent is not None):
+        if start < farthest:
+            found |= {i, last}
+        if stop > farthest:
+            last, farthest = i, stop
+    return found
 
 
 def _span(value: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ import torch
 from ..._torch.dispatch import default_generator, plain_execution
 from ..._torch.fakes import FakeTensor
 from ..._torch.generators import drawing_from
+from ..._torch.ops import OpOverload
 from ..._torch.symbols import concrete, map_symbolic
 from ...graph.effects import CheckFailed
 from ...graph.meta import TensorSpec
@@ -115,7 +116,7 @@ class Prefix:
         generators = _generators(entry)
         if len(generators) == 1:
             fork = self._fork_of(generators[0])
-            draw = drawing_from(entry.target, fork)
+            draw = drawing_from(entry.target, fork) if isinstance(entry.target, OpOverload) else None
             if draw is not None:
                 return draw(*args, **kwargs)
         with self._drawing(generators):  # this operator is known to draw from no other
