@@ -247,6 +247,7 @@ PROGRAMS = [
         3,
     ),
     ("a `backward()` inside", f"{LEAF},", ["(x * 2).sum().backward()", "return x * 2"], 0),
+    ("a hook is left on an argument", f"{LEAF},", ["x.register_hook(lambda g: g * 2)", "return x.sin()"], 0),
 ]
 
 

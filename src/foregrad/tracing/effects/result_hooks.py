@@ -34,12 +34,13 @@ _DEEPEST = 6
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Registered:
-    """A hook of a tensor: its key in the tensor's table, the tensor's history by then."""
+    """A hook of a tensor: its key in the tensor's table, the tensor's history by then, the user's line."""
 
     tensor: torch.Tensor
     hook: Any
     key: int
     history: Any
+    line: str
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -80,7 +81,7 @@ class OwnHooks:
 
     def note(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
         """`tensor.register_hook(hook)` gave `handle`."""
-        self._registered.append(_Registered(tensor, hook, handle.id, history_of(tensor)))
+        self._registered.append(_Registered(tensor, hook, handle.id, history_of(tensor), self._line()))
 
     def on_node(self, hook: Any, register: Callable[[Any], Any]) -> Any:
         """Register a hook on a node."""
@@ -124,11 +125,12 @@ class OwnHooks:
             noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
-        if any(id(noted.tensor) in known and _is_there(noted) for noted in self._registered):
+        left = [noted.line for noted in self._registered if id(noted.tensor) in known and _is_there(noted)]
+        if left:
             raise UnsupportedSideEffectError(
                 f"`{name}` puts a hook on a tensor from outside (an argument, a parameter), where it stays and is "
-                "to see the gradients of other uses too. Put it there outside the compiled function, or on a result of "
-                "`x.view_as(x)` and use that."
+                f"to see the gradients of other uses too.\n  registered at {left[0]}\n  Put it there outside the "
+                "compiled function, or on `y = x.view_as(x)` and use that."
             )
         positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
         fakes = [fake for fake in analysis.fakes if fake is not None]
