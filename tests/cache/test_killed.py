@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -57,9 +59,15 @@ def finished(context, folder):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
 def test_200_children_killed_while_they_compile(tmp_path):
-    # From a process of its own: where this one has run a backward, its children may not (PyTorch built for CUDA).
-    context, chance, folder = multiprocessing.get_context("forkserver"), random.Random(0), str(tmp_path / "cache")
-    context.set_forkserver_preload([__name__])
+    # In a process of its own: after some backwards of this one, its children may run none (PyTorch built for CUDA).
+    program = f"from tests.cache.test_killed import kill_children; kill_children({str(tmp_path / 'cache')!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def kill_children(folder):
+    kept.register()
+    context, chance = multiprocessing.get_context("fork"), random.Random(0)
     store = Store(folder, 1 << 30)
     with foregrad.config.override(cache=False):
         plain = results()

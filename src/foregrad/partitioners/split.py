@@ -179,14 +179,21 @@ def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]
 
 
 def _defining_symbols(index: JointIndex) -> list[tuple[int, Any]]:
-    """(node, symbol that its value is), the first of each symbol last: an input, or a size or number that is found."""
+    """(node, symbol that its value is), the first of each symbol last: an input, or a size or number that the forward
+    finds and no input has.
+    """
     found, inputs = [], set(index.inputs)
     for i in reversed(range(len(index))):
         meta = index.nodes[i].meta
         is_there = index.in_forward[i] or i in inputs
         if is_there and dict.get(meta, "spec") is None and isinstance(meta.get("val"), torch.SymInt):
-            found.append((i, meta["val"]))
-    return [(i, value) for i, value in found if symbol_of(value) is not None]
+            symbol = symbol_of(meta["val"])
+            if symbol is not None:
+                found.append((i, meta["val"], symbol))
+    if all(i in inputs for i, *_ in found):
+        return [(i, value) for i, value, _ in found]
+    given = set().union(*(symbols_in(index.nodes[i].meta.get("val")) for i in inputs))
+    return [(i, value) for i, value, symbol in found if i in inputs or symbol not in given]
 
 
 # ------------------------------------------------------------------------------------------------ building the halves
