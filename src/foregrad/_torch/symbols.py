@@ -27,6 +27,7 @@ __all__ = [
     "has_symbolic",
     "is_symbolic",
     "map_symbolic",
+    "may_vary",
     "same_numbers",
     "symbol_made",
     "write_expression",
@@ -41,6 +42,11 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def is_symbolic(value: Any) -> bool:
     """Whether a number is symbolic."""
     return isinstance(value, _SYMBOLIC)
+
+
+def may_vary(value: int) -> bool:
+    """Whether an integer may become symbolic: 0 and 1 never do, and arithmetic on symbols is to stay within 64 bits."""
+    return 1 < value < 2**31
 
 
 def has_symbolic(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._torch.symbols import expression_text, is_symbolic
+from .._torch.symbols import expression_text, is_symbolic, may_vary
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
@@ -31,7 +31,6 @@ __all__ = [
 
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
-_LARGEST = 2**31  # of integers that may become symbolic: arithmetic on them stays within 64 bits
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None) -> None:
@@ -126,7 +125,7 @@ class SizesSeen:
             if is_static or type(leaf) not in (int, float) or path in self.constants:
                 continue
             seen = self._numbers_seen.setdefault((path, type(leaf)), set())
-            if math.isfinite(leaf) if type(leaf) is float else 1 < leaf < _LARGEST:
+            if math.isfinite(leaf) if type(leaf) is float else may_vary(leaf):
                 seen.add(repr(leaf))
                 if len(seen) > 1 or path in self.open:
                     found.add(index)

@@ -15,7 +15,7 @@ from ..errors import EscapedTensorError, UnsupportedLayoutError, UnsupportedTens
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
 from ..subclasses.conversion import wrap
-from .lifted import Lifted, times_lifted
+from .lifted import forms_of, times_lifted
 from .tree import Tree, Wrap, check_leaves, flatten, open_arguments
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
@@ -86,11 +86,9 @@ def flatten_call(
     keywords = tree.children[1]
     positional = list(tree.children[0].children)
     named: list[tuple[str, Tree]] = []
-    lifted = function
-    while isinstance(lifted, Lifted):
+    for form in forms_of(function):
         values, *positional = positional
-        named += [(place.path, child) for child, place in zip(values.children, lifted.places, strict=True)]
-        lifted = lifted.func
+        named += [(place.path, child) for child, place in zip(values.children, form.places, strict=True)]
     named += [(f"args[{i}]", child) for i, child in enumerate(positional)]
     keys = zip(keywords.context, key_texts(keywords.context), keywords.children, strict=True)
     named += [(name if name.isidentifier() else f"kwargs[{text}]", child) for name, text, child in keys]

@@ -30,6 +30,7 @@ __all__ = [
     "capturing",
     "drawing_form",
     "drawn_in",
+    "forms_of",
     "lifted_places",
     "may_lift_more",
     "numbered",
@@ -220,13 +221,16 @@ def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
     return [] if form is None else form.drawn
 
 
+def forms_of(function: Any) -> Iterator[Lifted]:
+    """The lifted functions round a function, outermost first: there is one for each time that state was found to vary."""
+    while isinstance(function, Lifted):
+        yield function
+        function = function.func
+
+
 def drawing_form(function: Any) -> Lifted | None:
     """The form of a function that draws ahead of the call that runs."""
-    while isinstance(function, Lifted):
-        if function.drawn:
-            return function
-        function = function.func
-    return None
+    return next((form for form in forms_of(function) if form.drawn), None)
 
 
 _running = threading.local()
@@ -249,28 +253,18 @@ def is_capturing() -> bool:
 
 def lifted_places(function: Any) -> list[StatePlace]:
     """All places that are arguments of a function."""
-    found: list[StatePlace] = []
-    while isinstance(function, Lifted):
-        found += (place for place in function.places if isinstance(place, StatePlace))
-        function = function.func
-    return found
+    return [place for form in forms_of(function) for place in form.places if isinstance(place, StatePlace)]
 
 
 def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
     """What the last call of a function put at a place, or None."""
-    while isinstance(function, Lifted):
-        if identity in function.stand_ins:
-            return function.stand_ins[identity]
-        function = function.func
-    return None
+    forms = forms_of(function)
+    return next((form.stand_ins[identity] for form in forms if identity in form.stand_ins), None)
 
 
 def times_lifted(function: Any) -> int:
     """How many arguments of a function are states of it."""
-    depth = 0
-    while isinstance(function, Lifted):
-        depth, function = depth + 1, function.func
-    return depth
+    return sum(1 for _ in forms_of(function))
 
 
 def may_lift_more(function: Any) -> bool:

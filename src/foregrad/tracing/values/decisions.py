@@ -70,7 +70,9 @@ class Decisions:
         self._tape = tape
         self._by_entry: dict[int, Decided] = {}
         self._contents: dict[int, torch.Tensor] = {}
-        self._integers: dict[int, Any] = {}  # by the id of a tensor's entry: the symbolic integer that is in it
+        self._integers: dict[
+            int, Any
+        ] = {}  # by the id of a tensor's entry: the symbolic integer that is in it, None where it is plain
 
     def check_before(self, checks: Checks) -> None:
         """Make the checks, too, that come before a value that is read."""
@@ -88,18 +90,26 @@ class Decisions:
             value = self.value(entry, where).item()
             if type(value) is float and math.isfinite(value):
                 return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
-            if type(value) is int and id(entry) in self._integers:
-                return self._integers[id(entry)]
-            number = self.numbers.integer(value, where) if type(value) is int else None
+            number = self._integer(entry, value, where, emit) if type(value) is int else None
             if number is not None:
-                read = emit(aten._local_scalar_dense.default, entry)
-                self.sizes.made[id(read)] = number.plain()
-                self.add(Decided(read, value, where, is_tensor=False, symbol=symbol_made(number)))
-                self._integers[id(entry)] = number
                 return number
         if known is None:
             known = self.add(Decided(entry, self.value(entry, where).item(), where))
         return known.value
+
+    def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> Any:
+        """The symbol of an integer that the graph reads; None where it can't be one."""
+        if id(entry) not in self._integers:
+            number = self.numbers.integer(value, where)
+            if number is not None:
+                self._found(emit(aten._local_scalar_dense.default, entry), value, number.plain(), where)
+            self._integers[id(entry)] = number
+        return self._integers[id(entry)]
+
+    def _found(self, entry: Entry, value: int, number: Any, where: str) -> None:
+        """`entry` of the graph finds the symbolic integer `number`, `value` in this call."""
+        self.sizes.made[id(entry)] = number
+        self.add(Decided(entry, value, where, is_tensor=False, symbol=symbol_made(number)))
 
     def decide(self, entry: Entry, value: Any, where: str) -> Any:
         """`value`, which a number's entry gave, from now on a part of the program."""
@@ -179,8 +189,7 @@ class Decisions:
             index, dim = opened.place
             part = entry if index is None else emit(operator.getitem, entry, index)
             size = emit(aten.sym_size.int, part, dim)
-            self.sizes.made[id(size)] = opened.number
-            self.add(Decided(size, first.numel(), where, is_tensor=False, symbol=symbol_made(opened.number)))
+            self._found(size, first.numel(), opened.number, where)
         return _with_specs(result, entry.spec)
 
     def _decide_numbers(self, entry: Entry, result: Any, where: str, emit: Emit) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, symbol_made
+from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, may_vary, symbol_made
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
@@ -43,14 +43,14 @@ class Numbers:
         return number
 
     def size(self, value: int, where: str) -> Any:
-        """A size that the graph computes, `value` in this call; None where that can't be a symbol."""
+        """A size, or another integer, that the graph finds, `value` in this call; None where it can't be a symbol."""
         number = self._symbols().computed_symbol(value, f"a size found at {where}")
         return number if isinstance(number, torch.SymInt) else None
 
     def integer(self, value: int, where: str) -> TracedInt | None:
         """An integer that the graph reads from a tensor, `value` in this call; None where that can't be a symbol."""
-        number = self._symbols().computed_symbol(value, f"a number read at {where}") if 1 < value < _LARGEST else value
-        if not isinstance(number, torch.SymInt):
+        number = self.size(value, where) if may_vary(value) else None
+        if number is None:
             return None
         self.integers.add(symbol_made(number))
         return TracedInt(number.node)
@@ -106,7 +106,6 @@ class Numbers:
                 self.recorder.decisions.decide(number.entry, number.value, number.where)
 
 
-_LARGEST = 2**31  # arithmetic on symbols stays within 64 bits
 _FLOATS_OWN = frozenset(name for name in dir(float) if not name.startswith("_"))
 
 
