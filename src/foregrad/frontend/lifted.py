@@ -222,7 +222,7 @@ def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
 
 
 def forms_of(function: Any) -> Iterator[Lifted]:
-    """The lifted functions round a function, outermost first: there is one for each time that state was found to vary."""
+    """The lifted functions round a function, outermost first: one for each time that state was found to vary."""
     while isinstance(function, Lifted):
         yield function
         function = function.func

@@ -135,10 +135,10 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
     names, metadata = wrapper.__tensor_flatten__()
     inner: list[WrapperSpec | None] = []
     carries: list[bool] = []
-    constants = tuple((n, getattr(wrapper, n)) for n in names if not isinstance(getattr(wrapper, n), torch.Tensor))
-    names = [name for name in names if all(name != constant for constant, _ in constants)]
-    for name in names:
-        part = getattr(wrapper, name)
+    held = [(name, getattr(wrapper, name)) for name in names]
+    constants = tuple((name, value) for name, value in held if not isinstance(value, torch.Tensor))
+    parts = {name: value for name, value in held if isinstance(value, torch.Tensor)}
+    for part in parts.values():
         spec = spec_of(part) if is_wrapper(part) else None
         inner.append(spec)
         carries += [_has_gradients(part.dtype)] if spec is None else spec.carries
@@ -148,7 +148,7 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
         )
     layout = tuple(wrapper.shape), tuple(wrapper.stride()), wrapper.dtype, wrapper.device
     flags = wrapper.requires_grad, wrapper.is_leaf, is_parameter(wrapper), is_whole
-    return WrapperSpec(type(wrapper), tuple(names), metadata, *layout, tuple(inner), tuple(carries), *flags, constants)
+    return WrapperSpec(type(wrapper), tuple(parts), metadata, *layout, tuple(inner), tuple(carries), *flags, constants)
 
 
 def parts_of(wrapper: Any) -> list[torch.Tensor]:
