@@ -107,6 +107,34 @@ class Logging(torch.Tensor):
         return tree_map_only(torch.Tensor, Logging, func(*plain[0], **plain[1]))
 
 
+class Packed(torch.Tensor):
+    """Two rows of numbers in one: its size is in no tensor inside, and given to it."""
+
+    @staticmethod
+    def __new__(cls, packed, size, stride):
+        return torch.Tensor._make_wrapper_subclass(cls, size, strides=stride, dtype=packed.dtype, device=packed.device)
+
+    def __init__(self, packed, size, stride):
+        self.packed = packed
+
+    @classmethod
+    def of(cls, values):
+        return cls(torch.cat([values, values + 1]).flatten(), values.shape, values.stride())
+
+    def __tensor_flatten__(self):
+        return ["packed"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, metadata, size, stride):
+        return Packed(inner["packed"], size, stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        (given,) = (arg for arg in args if isinstance(arg, Packed))
+        plain = tree_map_only(Packed, lambda t: t.packed, args)
+        return Packed(func(*plain, **(kwargs or {})), given.shape, given.stride())
+
+
 def two(*size, grad=False):
     return TwoTensor(torch.randn(size), torch.randn(size)).requires_grad_(grad)
 

@@ -232,7 +232,7 @@ class _Renderer:
             self._require(f"{name} is {self.with_gradients[known]}")
             self.leaves += [self.leaves[i] for i in known]
             return
-        parts = self._parts(name, spec, self.found.gradients.get(at))
+        parts = self._parts(name, *self.found.arguments.get(at, (spec, None)))
         if spec.requires_grad:
             self.with_gradients[known] = name
         for part in parts:

@@ -99,7 +99,7 @@ class SizesSeen:
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
         found: dict[int, dict[int, Limits]] = {}
-        inside = call.inside_wrappers()  # their sizes are in what makes the wrappers
+        inside = call.inside_wrappers(parameters=True)
         for index, leaf in enumerate(call.leaves):
             if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or index in inside:
                 continue

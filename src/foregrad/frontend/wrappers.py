@@ -22,9 +22,9 @@ class ReachedWrapper:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundWrappers:
-    """The wrappers that a function was given: those that it reached by itself, and what the gradients of those among
-    its arguments are like, by their first leaf.
+    """The wrappers that a function was given: those that it reached by itself, and of those among its arguments, by
+    their first leaf, what they are like and what their gradients are like.
     """
 
     reached: tuple[ReachedWrapper, ...]
-    gradients: Mapping[int, WrapperSpec | None]
+    arguments: Mapping[int, tuple[WrapperSpec, WrapperSpec | None]]

@@ -33,7 +33,7 @@ class _Unwrap(torch.autograd.Function):
         ctx.kept = [None if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
         ctx.layouts = [(part.shape, part.dtype, part.device) for part in parts]
         ctx.mark_non_differentiable(*(p for p, c in zip(parts, spec.carries, strict=True) if spec.is_whole or not c))
-        return (*parts, _without_elements(spec)) if spec.is_whole else tuple(parts)
+        return (*parts, _without_elements(spec, parts)) if spec.is_whole else tuple(parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -101,7 +101,7 @@ def _taken(spec: WrapperSpec, gradient: Any) -> Parts:
         expected = () if type(gradient) is spec.cls else (spec.cls,)
         given = convert(spec.metadata, *expected) if convert is not None else None
         cls = type(given)
-        if cls is not spec.cls or given.shape != spec.shape:
+        if cls is not spec.cls or given.shape != spec.layout(parts_of(given))[0]:
             raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), _expected(spec)))
     parts = taken_apart(given)
     return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
@@ -139,12 +139,12 @@ def _expected(spec: WrapperSpec) -> str:
 
 def _plain(wrapper: Any, spec: WrapperSpec) -> list[torch.Tensor]:
     parts = parts_of(wrapper)
-    return [*parts, _without_elements(spec)] if spec.is_whole else parts
+    return [*parts, _without_elements(spec, parts)] if spec.is_whole else parts
 
 
-def _without_elements(spec: WrapperSpec) -> torch.Tensor:
+def _without_elements(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """A tensor of the wrapper's shape in the memory of one element."""
-    return torch.zeros((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+    return torch.zeros((), dtype=spec.dtype, device=spec.device).expand(spec.layout(parts)[0])
 
 
 # -------------------------------------------------------------------------------------------------- for captures

@@ -16,6 +16,7 @@ from .._torch.fakes import FakeTensor
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import is_traceable_wrapper_subclass
 from ..errors import UnsupportedTensorError
+from .sizes import OuterSizes, concrete_sizes, outer_sizes
 
 __all__ = [
     "GradientKindError",
@@ -42,6 +43,7 @@ class WrapperSpec:
     """One wrapper: its class, the attributes that hold inner tensors, and what else `__tensor_unflatten__` takes.
 
     `inner[i]` is the spec of the tensor in `names[i]` where that is a wrapper too, None where it is plain.
+    `shape` and `stride` are those at capture, `sizes` says how those that vary follow from the plain tensors.
     `constants` are what it holds besides tensors, and where (a device mesh). `carries[i]`: plain tensor i, of all in
     order, is of a dtype that has gradients. `requires_grad`: of the wrapper.
     `is_whole`: its gradient is a plain tensor of its own shape, not a wrapper like it: an input without elements, one
@@ -62,6 +64,7 @@ class WrapperSpec:
     is_parameter: bool = False
     is_whole: bool = False
     constants: tuple[tuple[str, Any], ...] = ()
+    sizes: OuterSizes | None = None
 
     @property
     def count(self) -> int:
@@ -79,6 +82,10 @@ class WrapperSpec:
             else:
                 yield from (f".{name}{rest}" for rest in spec._inner_paths())
 
+    def layout(self, parts: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        """The size and strides that a wrapper around these plain tensors has."""
+        return (torch.Size(self.shape), self.stride) if self.sizes is None else self.sizes.of(parts)
+
     def fits(self, value: Any) -> bool:
         """Whether a value is a wrapper like this one, but for the sizes of its plain tensors."""
         tensor: Any = value
@@ -87,8 +94,8 @@ class WrapperSpec:
             and tensor.requires_grad is self.requires_grad
             and tensor.is_leaf is self.is_leaf
             and is_parameter(tensor) is self.is_parameter
-            and tensor.stride() == self.stride
             and self.has_structure_of(tensor)
+            and tensor.stride() == self.layout(() if self.sizes is None else parts_of(tensor))[1]
         )
 
     def has_structure_of(self, tensor: Any) -> bool:
@@ -96,7 +103,7 @@ class WrapperSpec:
         names, metadata = tensor.__tensor_flatten__()
         if (
             len(names) != len(self.names) + len(self.constants)
-            or tensor.shape != self.shape
+            or len(tensor.shape) != len(self.shape)
             or not self.has_metadata(metadata)
         ):
             return False
@@ -109,7 +116,8 @@ class WrapperSpec:
                     return False
             elif type(part) is not spec.cls or not spec.has_structure_of(part):
                 return False
-        return True
+        size: Any = tensor.shape
+        return bool(size == self.layout(() if self.sizes is None else parts_of(tensor))[0])
 
     def has_metadata(self, metadata: Any) -> bool:
         """Whether metadata of another wrapper mean the same, as its class says."""
@@ -131,7 +139,7 @@ def is_parameter(wrapper: Any) -> bool:
 
 
 def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
-    """The spec of a wrapper; `UnsupportedTensorError` where its sizes are symbolic, or what it holds is no tensor."""
+    """The spec of a wrapper; `UnsupportedTensorError` where nothing tells what its sizes or metadata are in a call."""
     names, metadata = wrapper.__tensor_flatten__()
     inner: list[WrapperSpec | None] = []
     carries: list[bool] = []
@@ -142,13 +150,16 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
         spec = spec_of(part) if is_wrapper(part) else None
         inner.append(spec)
         carries += [_has_gradients(part.dtype)] if spec is None else spec.carries
-    if has_symbolic(wrapper.shape) or has_symbolic(wrapper.stride()):
+    if has_symbolic(metadata):
         raise UnsupportedTensorError(
-            f"a {type(wrapper).__qualname__} has sizes that vary from call to call, which is not supported yet."
+            f"the metadata of a {type(wrapper).__qualname__} hold a size that varies from call to call."
         )
-    layout = tuple(wrapper.shape), tuple(wrapper.stride()), wrapper.dtype, wrapper.device
+    shape, stride = tuple(wrapper.shape), tuple(wrapper.stride())
+    sizes = outer_sizes(type(wrapper), shape, stride, parts_of(wrapper)) if has_symbolic((shape, stride)) else None
+    layout = concrete_sizes(shape), concrete_sizes(stride), wrapper.dtype, wrapper.device
     flags = wrapper.requires_grad, wrapper.is_leaf, is_parameter(wrapper), is_whole
-    return WrapperSpec(type(wrapper), tuple(parts), metadata, *layout, tuple(inner), tuple(carries), *flags, constants)
+    inside = tuple(inner), tuple(carries)
+    return WrapperSpec(type(wrapper), tuple(parts), metadata, *layout, *inside, *flags, constants, sizes)
 
 
 def parts_of(wrapper: Any) -> list[torch.Tensor]:
@@ -170,16 +181,15 @@ def is_of_capture(value: Any) -> bool:
 
 def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:
     """The wrapper that these plain tensors are in, without history."""
-    return _rebuilt(spec, iter(parts))
-
-
-def _rebuilt(spec: WrapperSpec, parts: Iterator[torch.Tensor]) -> Any:
-    inner: dict[str, Any] = {
-        name: next(parts) if part is None else _rebuilt(part, parts)
-        for name, part in zip(spec.names, spec.inner, strict=True)
-    }
+    inner: dict[str, Any] = {}
+    rest = list(parts)
+    for name, part in zip(spec.names, spec.inner, strict=True):
+        count = 1 if part is None else len(part.carries)
+        inner[name] = rest[0] if part is None else rebuilt(part, rest[:count])
+        rest = rest[count:]
     inner.update(spec.constants)
-    return spec.cls.__tensor_unflatten__(inner, spec.metadata, torch.Size(spec.shape), spec.stride)  # type: ignore[attr-defined]
+    shape, stride = spec.layout(parts)
+    return spec.cls.__tensor_unflatten__(inner, spec.metadata, shape, stride)  # type: ignore[attr-defined]
 
 
 def _is_same(value: Any, constant: Any) -> bool:

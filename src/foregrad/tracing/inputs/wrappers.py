@@ -25,6 +25,7 @@ from ...subclasses.conversion import (
 )
 from ...subclasses.spec import GradientKindError, WrapperSpec, is_of_capture, is_wrapper, parts_of, spec_of
 from ..recorder.recorder import Recorder
+from .outer_sizes import with_sizes_of
 
 __all__ = ["Wrappers"]
 
@@ -38,14 +39,17 @@ class _Input:
     """
 
     def __init__(self, spec: WrapperSpec, parts: Sequence[Any], source: Source | None) -> None:
-        self.spec, self.parts, self.source = spec, tuple(parts), source
+        self.given, self.parts, self.source = spec, tuple(parts), source
         self.gradient: WrapperSpec | None = None
+        self.spec = spec = with_sizes_of(spec, parts)
         with torch.enable_grad():
             self.stand_in = wrap(spec, parts, self._taken)
         if spec.is_parameter:
             self.stand_in._is_param = True
         self.inside = parts_of(self.stand_in)
         self.spec_inside = _without_history(self.stand_in)
+        if spec.sizes is not None:  # its class may know better
+            self.spec = dataclasses.replace(spec, sizes=self.spec_inside.sizes, inner=self.spec_inside.inner)
         self.history = self.stand_in.requires_grad, self.stand_in.grad_fn
         self.start_version = _version(self.stand_in)
 
@@ -105,7 +109,7 @@ class Wrappers:
         """The stand-in of an argument, over the stand-ins of its plain tensors."""
         key = tuple(map(id, parts))
         known = self.by_parts.get(key)
-        if known is None or known.spec != spec:
+        if known is None or known.given != spec:
             known = self.by_parts[key] = _Input(spec, parts, None)
         self.inputs.append(known)
         self.by_stand_in[id(known.stand_in)] = known
@@ -219,10 +223,10 @@ class Wrappers:
         if not self.inputs:
             return None
         arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
-        gradients = {first: known.gradient for (first, _), known in arguments}
+        of_leaves = {first: (known.spec, known.gradient) for (first, _), known in arguments}
         inputs = [known for _, known in self.reached.values()]
         reached = [ReachedWrapper(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
-        return FoundWrappers(tuple(reached), gradients)
+        return FoundWrappers(tuple(reached), of_leaves)
 
 
 # What the stand-in itself can tell.

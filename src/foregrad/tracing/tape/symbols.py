@@ -17,6 +17,7 @@ from ...errors import UnsupportedError
 from ...frontend.call import FlatCall
 from ...graph.meta import NodeMeta, TensorSpec
 from ...graph.signature import SizeSymbol
+from ...subclasses.spec import WrapperSpec
 from .tape import Entry
 
 __all__ = ["SizeNodes", "SizeSymbols", "following_strides", "symbols_of_inputs"]
@@ -61,7 +62,7 @@ class SizeSymbols:
         return tuple(found)
 
 
-def following_strides(spec: TensorSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
+def following_strides(spec: TensorSpec | WrapperSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a tensor laid out as `spec` is, of another, symbolic `shape`."""
     stride = list(spec.stride)
     order = sorted(range(len(shape)), key=lambda dim: (spec.stride[dim], -dim))
