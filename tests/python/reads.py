@@ -114,6 +114,7 @@ PLACES = {
     ),
     "weak reference": ("class Plain: pass\nobj = Plain()\nobj.a = INIT\nroot = weakref.ref(obj)", "R().a", "obj.a"),
     "module": ("root = torch.nn.Module()\nroot.a = INIT", "R.a"),
+    "class of a module": ("class Plain(torch.nn.Module):\n    a = INIT\nroot = Plain()", "type(R).a", "Plain.a"),
     "submodule": ("root = torch.nn.Module()\nroot.sub = torch.nn.Module()\nroot.sub.a = INIT", "R.sub.a"),
     "container of modules": ("root = torch.nn.ModuleList([torch.nn.Module()])\nroot[0].a = INIT", "R[0].a"),
     "object of module": ("class Plain: pass\nroot = torch.nn.Module()\nroot.o = Plain()\nroot.o.a = INIT", "R.o.a"),
@@ -151,6 +152,14 @@ WAYS = {
         "class M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.held = (root,)\n    def forward(self, x):\n        o = self.held[0]\n"
         "        return use(x, READ_OF(o))\nf = M()"
+    ),
+    "in the class of a module": (
+        "class M(torch.nn.Module):\n    held = (root,)\n    def forward(self, x):\n        o = type(self).held[0]\n"
+        "        return use(x, READ_OF(o))\nf = M()"
+    ),
+    "by a function of a module's class": (
+        "class M(torch.nn.Module):\n    @staticmethod\n    def get(): return READ\n"
+        "    def forward(self, x): return use(x, self.__class__.get())\nf = M()"
     ),
     "in a branch": "def f(x):\n    v = READ\n    if v == 2: return x * 2\n    return use(x, v)",
     "by its type": "def f(x): return use(x, type(READ).__name__)",

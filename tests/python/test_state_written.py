@@ -34,6 +34,24 @@ def test_a_counter_takes_three_graphs():
     assert len(foregrad.explain_recompiles(call)) <= 3
 
 
+def test_what_is_written_where_it_is_already_is_written_again():
+    """A number that stands where a call writes it, and that somebody sets to another one between two calls."""
+
+    class Model(nn.Module):
+        scale = 2.0
+
+        def forward(self, x):
+            kind = self.__class__
+            kind.scale = 3.0
+            return x * 2
+
+    compiled = foregrad.compile(Model(), backend="eager")
+    for outside in (2.0, 3.0, 3.0, 7.0, 8.0, 3.0, 9.0):
+        Model.scale = outside
+        compiled(torch.ones(2))
+        assert Model.scale == 3.0
+
+
 def test_a_function_without_effects_has_no_line_for_them():
     compiled = foregrad.compile(lambda x: x.sin(), backend="eager")
     compiled(torch.ones(2))

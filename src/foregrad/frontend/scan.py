@@ -29,7 +29,7 @@ import torch
 
 from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, MAKERS, dict_of_class, is_method, is_slot, special_names, values_of
-from .code import names_of
+from .code import CodeNames, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
 from .libraries import asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
@@ -63,7 +63,7 @@ class Scan:
         self.names: set[str] = set()
         self.probed: set[str] = set()  # those that may be missing where they are asked for
         self.makes_up_names = False
-        self.loads: list[tuple[dict[str, Any], frozenset[str]]] = []  # globals of code, and those that it loads
+        self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
         self.asks_for_class = False  # some code names `__class__`, or dispatches on it
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
@@ -161,7 +161,7 @@ class Scan:
         if self._rank <= 1:
             self._called |= code.others
         namespace, others = function.__globals__, code.others
-        self.loads.append((namespace, code.loaded))
+        self.code.append((namespace, code))
         self.asks_for_class = self.asks_for_class or "__class__" in others
         self._globals(namespace, code.loaded, others, code.handed_on)
         if code.whole_namespace:

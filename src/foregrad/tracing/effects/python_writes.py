@@ -122,23 +122,23 @@ class PythonWrites:
             self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
 
     def _is_written(self, holder: Holder, key: Any, value: Any) -> bool:
-        before = holder.before.get(key, ABSENT)
-        if value is before or self._stands_for(value, before) or self._is_lifted(value, holder, key):
+        before, stand_in = holder.before.get(key, ABSENT), self._stand_in(holder, key)
+        if value is (before if stand_in is None else stand_in) or self._stands_for(value, before):
             return False
         # A namespace that gets a module, a class or a function: an import, or something of ours.
         return not (holder.kind is NAMESPACE and before is ABSENT and is_import(value))
 
-    def _is_lifted(self, value: Any, holder: Holder, key: Any) -> bool:
-        """Whether it is what stands for what was there: a symbolic number, or a container of tensors."""
-        stand_in = stand_in_at(self.function, StatePlace("", holder.target, key, "").identity)
-        return stand_in is not None and value is stand_in
+    def _stand_in(self, holder: Holder, key: Any) -> Any:
+        """What stands for what was there, a symbolic number or a container of tensors, or None."""
+        kind = "cell" if holder.kind is CELL else ""
+        return stand_in_at(self.function, StatePlace(kind, holder.target, key, "").identity)
 
     def _stands_for(self, value: Any, before: Any) -> bool:
         return isinstance(value, FakeTensor) and before is not None and self.real_of(value) is before
 
     def cell(self, holder: Holder) -> None:
-        now = holder.kind.read(holder.target)
-        if self._stands_for(now, holder.before) or self._is_lifted(now, holder, "cell_contents"):
+        now, stand_in = holder.kind.read(holder.target), self._stand_in(holder, None)
+        if now is (holder.before if stand_in is None else stand_in) or self._stands_for(now, holder.before):
             return
         value = None if now is ABSENT else self._add(now, holder.name(), holder.before)
         counts = _varies(holder.before, now)

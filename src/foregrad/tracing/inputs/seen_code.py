@@ -10,9 +10,11 @@ import torch
 from ..._torch.plain_attributes import MADE_UP
 from ..._torch.plain_types import PlainTypes
 from ...frontend.call import FlatCall
-from ...frontend.classes import functions_held_by
+from ...frontend.classes import functions_held_by, values_of
+from ...frontend.libraries import is_outside
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
+from ...graph.spelling import in_order
 from ..tape.origin import Origins
 from .escaped_tensors import EscapedTensors
 
@@ -67,6 +69,27 @@ class SeenCode:
         for value, name in reads.objects_of_modules():
             scan.visit(value, name)
         scan.finish()
+        self._scan_classes()
+
+    def _scan_classes(self) -> None:
+        """What code may read of the classes of modules by way of `type(module)`, which nobody is told of."""
+        scan, done = self.scan, set[tuple[type, str]]()
+        while asking := [code.others for _, code in scan.code if "type" in code.loaded or "__class__" in code.others]:
+            named = frozenset().union(*asking)
+            modules = [*self.modules.values(), *(module for module, _ in scan.modules.values())]
+            new = []
+            for cls in dict.fromkeys(map(type, modules)):
+                own = [base for base in cls.__mro__ if not is_outside(base.__module__)]
+                there = {name for base in own for name in named.intersection(base.__dict__)}
+                options = {name for base in own for name in values_of(base)}
+                names = there | (options & scan.names) | (named & scan.probed)
+                new += [(cls, name) for name in in_order(names) if own and (cls, name) not in done]
+            if not new:
+                return
+            for cls, name in new:
+                scan.attribute_of_class(cls, name)
+            done.update(new)
+            scan.finish()
 
     def _tell_functions(self, module: torch.nn.Module) -> None:
         """The same for functions that a module holds, and for what they call: whether they run is not known."""
@@ -79,8 +102,8 @@ class SeenCode:
                 self._tell(scan)
 
     def _tell(self, scan: Scan) -> None:
-        for namespace, loaded in scan.loads:
-            self.types.loaded(namespace, loaded)
+        for namespace, code in scan.code:
+            self.types.loaded(namespace, code.loaded)
         if scan.asks_for_class:
             self.types.asks_for_class()
         self.types.named(scan.names)
