@@ -267,9 +267,8 @@ def f(x0, x1):
 """,
 )
 
-refusal(
+regression(
     "a window of a real part is written and reshaped",
-    "or is `as_strided` of a view",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -1087,5 +1086,134 @@ def f(x0):
     with torch.no_grad():
         v13 = v3[..., 0:1:2]
     return (v0, v13)
+""",
+)
+
+regression(
+    "views of an expanded leaf, by strides and not, are used after bytes of it are written",
+    """
+def make_args():
+    a0 = (torch.randn((1, 2, 2), dtype=torch.float32).expand((3, 2, 2))).detach().requires_grad_()
+    a1 = a0.squeeze()
+    a2 = a0.as_strided((4,), (1,), 0)
+    return (a0, a1, a2)
+
+
+def f(x0, x1, x2):
+    v1 = x0.view(torch.int16)
+    v2 = v1.diagonal(-1)
+    v3 = v1.mT
+    v4 = -x0
+    v2.index_copy_(0, torch.tensor([3]), v2[:1])
+    v6 = v4 * x1
+    return (v3, v2, v6,)
+""",
+)
+
+regression(
+    "views of a view by strides of a leaf, which is written under no_grad",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_()
+    a1 = a0.as_strided((2, 2), (1, 0), 0)
+    a2 = a1.detach().requires_grad_()
+    a3 = a2.diagonal(0)
+    return (a0, a1, a2, a3)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x2 * x2
+    v1 = x2.expand((2, 2, 2))
+    with torch.no_grad():
+        x0.mul_(x0)
+    v3 = x1.diagonal(0)
+    v4 = v1.tensor_split(2, 1)
+    return [x0, x0, v4[0], v1]
+""",
+)
+
+regression(
+    "a view by strides of an expanded leaf, once bytes of it changed their sizes",
+    """
+def make_args():
+    a0 = (torch.randn((1, 3), dtype=torch.float32).expand((2, 3))).detach().requires_grad_()
+    a1 = a0.unfold(0, 2, 2)
+    a2 = a0.view(torch.int32)
+    a3 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float64).copy_(torch.randn((2, 3), dtype=torch.float64))).detach().requires_grad_() * 1
+    return (a1, a0, a2, a2)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x3.movedim(-2, 0)
+    x2.unsqueeze_(0)
+    v5 = x1.as_strided((2, 2), (1, 0), 1)
+    v6 = x3 + v0
+    return (x3, v5, x3,)
+""",
+)
+
+regression(
+    "a list has an argument and a view of it, then another view of it is written",
+    """
+def make_args():
+    a0 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.complex64).copy_(torch.randn((1, 3), dtype=torch.complex64))).detach().requires_grad_() * 1
+    a1 = a0.unsqueeze(1)
+    return (a1, a0, a0, a1)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x1 + x1
+    v1 = x2.view(torch.int16)
+    x2.t_()
+    torch._foreach_mul_([x0[:1], x0], 2)
+    x1.sin_()
+    v6 = x0.unsqueeze(0)
+    return x2
+""",
+)
+
+regression(
+    "a list has the real part of an argument and a view of that",
+    """
+def make_args():
+    a0 = (torch.randn((1, 1, 2), dtype=torch.complex64).expand((2, 1, 2))).detach().requires_grad_()
+    a1 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
+    a2 = a1.real
+    a3 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
+    return (a2, a0, a2, a3)
+
+
+def f(x0, x1, x2, x3):
+    v0 = x0.reshape((4,))
+    v1 = torch.stack([v0, v0.expand_as(v0)])
+    v2 = v0.detach()
+    torch._foreach_mul_([x2[:1], x2], 2)
+    v4 = torch.cat([x2, x2], -1)
+    v5 = x3.chunk(2, 0)
+    v6 = v0.unbind(0)
+    with torch.no_grad():
+        v0[..., 1:].add_(v0[..., :-1])
+    return v5[0]
+""",
+)
+
+regression(
+    "a hook is put on a view by autograd, as it runs: its history is not asked for",
+    """
+def make_args():
+    a0 = torch.randn((4,), dtype=torch.float32).requires_grad_() * 1
+    return (a0,)
+
+
+def f(x0):
+    x0.zero_()
+    v1 = x0.as_strided((1,), (2,), 1)
+    v1.addcmul_(v1, v1)
+    v1.masked_fill_(v1 > 0, -1)
+    x0.sin_()
+    v6 = x0.as_strided((3, 3), (1, 0), 0)
+    v7 = v1.as_strided((3, 3), (1, 0), 0)
+    v6[..., 2:3:2].lerp_(torch.full((3, 1), 2, dtype=torch.float32), 0.5)
+    return ()
 """,
 )

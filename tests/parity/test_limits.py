@@ -68,24 +68,6 @@ PROGRAMS = [
         1,
     ),
     (
-        "memory in which several",
-        "*(lambda a: (a, a.t()))(torch.randn(1, 3).expand(3, 3).detach().requires_grad_()),",
-        ["y = v * 1", "x.detach().index_fill_(0, torch.tensor([0]), 0)", "return y"],
-        1,
-    ),
-    (
-        "memory in which several",
-        "torch.randn(1, 3).expand(3, 3).detach().requires_grad_(),",
-        ["y = x[:2]", "torch.no_grad()(x.zero_)()", "return y * 2"],
-        0,
-    ),
-    (
-        "memory in which several",
-        f"*(lambda a: (a[0].as_strided((2,), (1,), 2), a))({LEAF} * 1),",
-        ["x.copy_(x.flip(0))"],
-        0,
-    ),
-    (
         "memory is detached",
         f"{LEAF} * 1,",
         ["v = x[0]", "v.sin_()", "x.detach_()", "x.t_()", "return v"],

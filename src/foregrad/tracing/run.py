@@ -50,12 +50,13 @@ from .effects.side_effects import (
     check_run,
     check_tensors,
 )
-from .effects.storage_swap import check_marked, check_overlapping, views_of_written
+from .effects.storage_swap import check_marked, views_of_written
 from .inputs.again import CaptureAgain
 from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view
 from .inputs.inputs import Inputs
 from .inputs.lifting import Lifting
+from .inputs.overlapping_views import OverlappingViews
 from .inputs.seen_code import SeenCode
 from .kernels.dead_checks import dead_checks
 from .options import Learned, Options
@@ -142,6 +143,7 @@ class CaptureRun:
             on_numpy=self._on_numpy,
             ask=self.facts.ask,
             reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
+            overlapping=OverlappingViews(self.recorder, self.inputs.overlapping),
         )
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
@@ -245,15 +247,16 @@ class CaptureRun:
                 self.lifting.values_asked.raise_failed()
         if self.state.needs_another_run():
             return None
+        with recorder:
+            self.lifting.look_at_views()
         self.draws.check()
-        arguments = given.args, given.kwargs
-        check_run(self.name, call, arguments, given.leaves, self.reads, inputs.wrappers.unwrap)
+        check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
             inputs.shared_bases |= needed
             return None
-        self.history_changes.check_no_grad_views()
+        self.history_changes.check_views()
         changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
         if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
             self.learned.replays_views = False
@@ -268,7 +271,6 @@ class CaptureRun:
         if "Generator" in self.code.scan.names:
             check_generators(self.name, self.made_generators)
         check_reshaped(recorder)
-        check_overlapping(recorder, inputs.records)
         analysis = analyze(recorder, inputs, out_leaves, paths)
         function, live = self.call.function, self.options.live_hooks
         self.hooks.settle(self.name, function, out_leaves, analysis, inputs.by_stand_in, live=live)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..._torch.tensors import allows_writes, base_of, history_of, is_marked, is_view, share_counters
+from ..._torch.tensors import base_of, history_of, is_marked, is_view, share_counters
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
-from ...graph.meta import TensorSpec
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
-from ..heap.records import InputRecord, is_moved
-from ..heap.refusals import of_exchanged_memory, overlapping_views, set_with_gradients
+from ..heap.records import InputRecord, is_moved, is_written_with_history
+from ..heap.refusals import of_exchanged_memory, set_with_gradients
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import has_undefined_gradient
-from ..tape.origin import Origin, user_line
+from ..tape.origin import user_line
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RESIZES",
     "check_marked",
-    "check_overlapping",
     "is_set_again",
-    "is_written_with_history",
     "swapped",
     "views_of_written",
 ]
@@ -78,22 +74,6 @@ def swapped(
     return entries
 
 
-def check_overlapping(recorder: Recorder, records: list[InputRecord]) -> None:
-    """Of a leaf that has several elements in one place, eager's views give other gradients once it is written."""
-    written = {
-        id(r.stand_in): r
-        for r in records
-        if r.spec.overlaps_itself and r.real.requires_grad and r.real.is_leaf and is_moved(r)
-    }
-    for value in list(recorder.values.values()) if written else ():
-        fake = value.fake
-        if fake is None or value.born >= value.storage.changed_at or not (is_view(fake) and fake.requires_grad):
-            continue
-        record = written.get(id(base_of(fake)))
-        if record is not None and fake.numel() and not is_marked(fake):
-            raise overlapping_views(str(record.slot), user_line(value.taken_at))
-
-
 def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
     """Views of memory that is both moved and made to require grad, or detached: autograd asks them when they are looked
     at next, and gives them what their base is by then.
@@ -132,47 +112,8 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
             everyone = any(r.detached_at is not None and is_moved(r) for r in members)
             known = members if everyone else _known_as_written(members)
             views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
-            changed = recorder.changes.changed_at
-            resized = [changed[id(r.stand_in)] for r in members if id(r.stand_in) in changed]
-            _check_views(views, next(iter(resized), whole.initial.read(recorder.emit).origin))
             found |= {id(r.real) for r in views}
     return found
-
-
-def _check_views(records: list[InputRecord], origin: Origin | None) -> None:
-    """Views are taken again by strides, and by those gradients go alike to all elements that are in one place."""
-    for record in records:
-        base = base_of(record.real)
-        if base is not None and base.requires_grad and _spreads_otherwise(record.real, base):
-            raise overlapping_views(str(record.slot), user_line(origin))
-
-
-def _spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether a gradient of the view goes to other elements of the base than by the strides of the two."""
-    steps: list[Any] = []
-    node = history_of(view)
-    while node is not None and node is not history_of(base) and not hasattr(node, "variable"):
-        steps.append(node)
-        node = node.next_functions[0][0] if node.next_functions else None
-    by_strides = [step.name().startswith("AsStrided") for step in steps]
-    if TensorSpec.of(base).overlaps_itself and by_strides != [True]:
-        return True
-    inner_ones = [inner for outer, inner in zip(by_strides, steps[1:], strict=False) if outer]
-    whole = base.numel() * base.itemsize // view.itemsize  # in elements of the view's dtype
-    return any(_overlaps(inner) or _numel(inner) < whole for inner in inner_ones)
-
-
-def _numel(step: Any) -> int:
-    """How many elements the view that this node is of has."""
-    return math.prod(step._input_metadata[0].shape)
-
-
-def _overlaps(step: Any) -> bool:
-    """Whether the view that this node is of has several elements in one place."""
-    if not step.name().startswith("AsStrided"):
-        return bool(step.name().startswith(("Expand", "Unfold")))
-    size, stride = step._saved_size, step._saved_stride
-    return TensorSpec(tuple(size), tuple(stride), torch.uint8, torch.device("cpu")).overlaps_itself
 
 
 def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
@@ -180,18 +121,6 @@ def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
     stand_in = record.stand_in
     return is_set and not is_marked(stand_in)
-
-
-def is_written_with_history(record: InputRecord) -> bool:
-    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
-    stand_in = record.stand_in
-    if not stand_in.requires_grad or not allows_writes(stand_in):
-        return False
-    tracked = base_of(stand_in) if is_view(stand_in) else stand_in
-    assert tracked is not None
-    if tracked.grad_fn is None:
-        return False
-    return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)
 
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:

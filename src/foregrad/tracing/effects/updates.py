@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import base_of, history_of, is_view, share_counters
+from ..._torch.tensors import base_of, history_of, is_view, leads_to_base, share_counters
 from ...graph.effect_log import Write
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.inplace_detach import views_with_history
-from ..heap.records import InputRecord, is_moved, is_of_another_kind
+from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import set_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
 from .gradient_looks import refused_size
-from .storage_swap import is_set_again, is_written_with_history
+from .storage_swap import is_set_again
 
 __all__ = [
     "add_counted",
@@ -65,8 +65,8 @@ def check_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs, thro
     inputs_of = {out.input for out in barred if out.input is not None}
     known |= {i for i in inputs_of if id(inputs.records[i].initial.storage) not in hidden}
     for index, record in enumerate(inputs.records):
-        is_listed_view = id(record.stand_in) in recorder.writes.listed and is_view(record.real)
-        if is_listed_view and is_written_with_history(record):
+        is_listed_view = id(record.stand_in) in recorder.writes.listed and is_view(record.stand_in)
+        if is_listed_view and record.stand_in.requires_grad and not leads_to_base(record.stand_in):
             where = recorder.changes.where(record.stand_in)
             raise written_by_lists(str(record.slot), where)
         if index in known or id(record) in through_bases or is_view(record.stand_in):

@@ -8,13 +8,20 @@ from typing import Any
 import torch
 
 from ..._torch.fakes import fake_device
-from ..._torch.tensors import base_of, is_marked, kind_of, version_of
+from ..._torch.tensors import allows_writes, base_of, is_marked, is_view, kind_of, version_of
 from ...graph.meta import TensorSpec
 from ...graph.slots import SharedMemory, Slot
 from ..tape.tape import Entry
 from .alias import Value
 
-__all__ = ["InputRecord", "NumberRecord", "is_moved", "is_no_grad_view", "is_of_another_kind"]
+__all__ = [
+    "InputRecord",
+    "NumberRecord",
+    "is_moved",
+    "is_no_grad_view",
+    "is_of_another_kind",
+    "is_written_with_history",
+]
 
 
 class InputRecord:
@@ -96,3 +103,15 @@ def is_of_another_kind(record: InputRecord) -> bool:
     """Whether it is a view that autograd takes again by its operators alone: of another dtype, conjugated, negated."""
     base = base_of(record.real)
     return base is not None and kind_of(record.real) != kind_of(base)
+
+
+def is_written_with_history(record: InputRecord) -> bool:
+    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
+    stand_in = record.stand_in
+    if not stand_in.requires_grad or not allows_writes(stand_in):
+        return False
+    tracked = base_of(stand_in) if is_view(stand_in) else stand_in
+    assert tracked is not None
+    if tracked.grad_fn is None:
+        return False
+    return bool(tracked.grad_fn._sequence_nr() != record.start_sequence_nr)

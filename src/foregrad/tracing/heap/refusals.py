@@ -10,7 +10,6 @@ from ...errors import UnsupportedAliasError, UnsupportedMutationError
 __all__ = [
     "detached_and_written",
     "of_exchanged_memory",
-    "overlapping_views",
     "past_the_edges",
     "resized_view",
     "set_elsewhere",
@@ -62,20 +61,12 @@ def resized_view(where: str) -> UnsupportedMutationError:
     )
 
 
-def overlapping_views(what: str, where: str) -> UnsupportedAliasError:
-    """Gradients by strides go alike to all elements in one place, those by operators do not."""
-    return UnsupportedAliasError(
-        f"{what} has several elements in one place (`expand`), is a view of such a tensor, or is `as_strided` of a "
-        f"view, and that memory is written to beside a view of it, at {where}: the view's gradient is another then. "
-        "Take the view after the write, or pass a copy."
-    )
-
-
 def past_the_edges(where: str = "") -> UnsupportedAliasError:
-    """`as_strided` sees memory that its gradients, or its tensor, know nothing of."""
+    """A view that eager takes by its place in memory, where its gradients end elsewhere than by its operator."""
     return UnsupportedAliasError(
-        f"`as_strided`{_at(where)} goes past the edges of what it is taken of, where its gradients end, and sizes or "
-        "elements of that memory are changed in place: take it of what that is a view of, or of a copy."
+        f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), where gradients end, or has "
+        "several elements in one place (`expand`), and sizes or elements of that memory are changed in place: take it "
+        "of what that is a view of, or of a copy."
     )
 
 

@@ -82,11 +82,14 @@ class HistoryChanges:
             if id(base_of(real)) in detached:
                 self.inputs.see_as_views([record])
 
-    def check_no_grad_views(self) -> None:
-        """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them."""
-        self.inputs.see_as_views(
-            [record for record in self.inputs.records if is_no_grad_view(record) and is_moved(record)]
-        )
+    def check_views(self) -> None:
+        """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them. And
+        where an operator on lists wrote to a view twice: its history is not that of what it is a view of.
+        """
+        listed = self.recorder.writes.listed
+        barred = [r for r in self.inputs.records if is_no_grad_view(r) and is_moved(r)]
+        twice = [r for r in self.inputs.records if id(r.stand_in) in listed and r.stand_in.requires_grad]
+        self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""

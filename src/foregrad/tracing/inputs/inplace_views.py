@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..heap.alias import Value
     from .inputs import Inputs
 
-__all__ = ["RESHAPERS", "check_reshaped", "reshape_view"]
+__all__ = ["RESHAPERS", "become", "check_reshaped", "reshape_view"]
 
 aten = torch.ops.aten
 _TENSOR: Any = torch.Tensor
@@ -84,7 +84,8 @@ def reshape_view(
     moved = tensor.detach()
     func(moved, *args)
     event = events.pop()
-    _become(recorder, tensor, base.as_strided(moved.shape, moved.stride(), moved.storage_offset()))
+    again = base.as_strided(moved.shape, moved.stride(), moved.storage_offset())
+    become(recorder, tensor, again, resized_view(user_line(recorder.origins.here())))
     events.append(dataclasses.replace(event, tensor=id(tensor), grad_enabled=True))
     if other_dtype:
         _note(recorder, tensor, before)
@@ -123,7 +124,7 @@ def _take_views_again(
             before = tensor.as_strided(spec.shape, spec.stride, spec.offset)
             for view in views:
                 value = recorder.value_of(view)
-                _become(recorder, view, view_again(view, before))
+                become(recorder, view, view_again(view, before), resized_view(where))
                 recorder.values[id(view)], value.fake = value, view  # what it is in memory it was before
     return result
 
@@ -138,13 +139,13 @@ def _is_view_of(value: Value, tensor: torch.Tensor) -> bool:
     return allows_writes(fake) and leads_to_base(fake)
 
 
-def _become(recorder: Recording, tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """The object `tensor` is to be the view `new` from here on."""
+def become(recorder: Recording, tensor: torch.Tensor, new: torch.Tensor, refused: Exception) -> None:
+    """The object `tensor` is to be the view `new` from here on. Raises `refused` where autograd has saved it."""
     value, old = recorder.value_of(new), recorder.value_of(tensor)
     try:
         exchange(tensor, new)
     except RuntimeError:
-        raise resized_view(user_line(recorder.origins.here())) from None
+        raise refused from None
     if old.fake is tensor:
         old.fake = None
     value.fake = tensor

@@ -39,6 +39,7 @@ from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
 from .again import SharedClosureFound
+from .overlapping_views import Watched
 from .shared_memory import MemoryGroup
 from .stand_ins import StandIns
 from .wrappers import Wrappers
@@ -78,6 +79,7 @@ class Inputs:
         self.recorder: Recorder
         self.stand_ins: StandIns
         self.wrappers: Wrappers
+        self.overlapping: list[Watched] = []
         self._samples = samples
         self._sources: dict[int, Source] | None = None
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
@@ -119,6 +121,7 @@ class Inputs:
             shared.place_bases(self._add, self._register)
             for record in group:
                 shared.place(record)
+            self.overlapping += [(*pair, version_of(pair[1].stand_in)) for pair in shared.overlapping]
         for record in new:
             self._register(record)
         # A tensor that the function reaches by itself as well is to be the same object on both ways.

@@ -35,6 +35,7 @@ from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
 from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.functions import READERS
 from .inplace_views import RESHAPERS
+from .overlapping_views import OverlappingViews
 from .storages import Storages
 from .view_tracking import ViewTracking
 
@@ -77,6 +78,7 @@ class Lifting(TorchFunctionMode):
         on_numpy: Callable[[Any], None] = _nothing,
         ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
         reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
+        overlapping: OverlappingViews | None = None,
     ) -> None:
         super().__init__()
         self.adopt, self.where, self.known_number = adopt, where, known_number
@@ -86,6 +88,7 @@ class Lifting(TorchFunctionMode):
         self.ask = ask
         self.reshape_view = reshape_view
         self.views = ViewTracking(where)
+        self.overlapping = overlapping
         self.values_asked = ValuesAsked(where)
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
@@ -103,6 +106,7 @@ class Lifting(TorchFunctionMode):
                 return answer
         if func is _GRAD:
             return func(*args)
+        self.look_at_views(func, args)
         args, kwargs = self.swap(args, kwargs or {})
         special = _SPECIAL.get(func)
         if special is not None:
@@ -123,6 +127,11 @@ class Lifting(TorchFunctionMode):
             self.views.check_stale(result, args)
             return self.views.by_strides(result, args)
         return func(*args, **kwargs)
+
+    def look_at_views(self, func: Any = None, args: tuple[Any, ...] = ()) -> None:
+        """See `OverlappingViews.look`."""
+        if self.overlapping is not None and self.overlapping.watched:
+            self.overlapping.look(func, args)
 
     def in_engine(self, accumulates: bool) -> Any:
         """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom

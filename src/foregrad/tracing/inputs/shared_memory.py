@@ -9,19 +9,19 @@ import torch
 
 from ..._torch.fakes import meta_storage, new_fake_over
 from ..._torch.tensors import (
+    allows_writes,
     as_dtype,
     base_of,
     copy_creation_meta,
     is_usable,
-    kind_of,
     leads_to_base,
     share_counters,
-    view_again,
 )
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
 from ..heap.members import member_of
 from ..heap.records import InputRecord
+from .overlapping_views import spreads_otherwise, view_like
 from .stand_ins import StandIns
 
 __all__ = ["MemoryGroup"]
@@ -42,6 +42,7 @@ class MemoryGroup:
         fake = new_fake_over(stand_ins.fake_mode, self._memory, spec.shape, (1,), dtype, spec.device, 0)
         self.whole = InputRecord.of_memory(group, spec, fake)
         self.members: list[InputRecord] = []
+        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # for `OverlappingViews.watch`
         self._stand_ins, self._group, self._views = stand_ins, group, views
         self._bases: dict[int, InputRecord] = {}  # by the id of a tensor that members are differentiable views of
 
@@ -71,11 +72,11 @@ class MemoryGroup:
     def place(self, record: InputRecord) -> None:
         """Make the stand-in of a member, as a view of its base's where it is to be seen so."""
         base = self._bases.get(id(base_of(record.real))) if id(record.real) in self._views else None
-        if base is not None and base is not record:
+        if base is not None and base is not record and not self._is_told_otherwise(record, base):
             # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
             with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
-                record.stand_in = _view_like(record.real, base.stand_in)
+                record.stand_in = view_like(record.real, base.stand_in)
                 if is_leaf and not record.real.is_leaf:  # a view of such a view: its history ends there
                     with torch.enable_grad():
                         record.stand_in = record.stand_in.view_as(record.stand_in)
@@ -85,7 +86,19 @@ class MemoryGroup:
             record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
         elif not hasattr(record, "stand_in"):
             self._stand_for(record)
+        if record.spec.overlaps_itself and record.real.requires_grad:
+            self.overlapping.append((record, record))
         self._enter(record)
+
+    def _is_told_otherwise(self, record: InputRecord, base: InputRecord) -> bool:
+        """Whether it is no view at first, see `OverlappingViews`."""
+        real = record.real
+        if not (base.real.requires_grad and real.requires_grad and is_usable(real) and allows_writes(real)):
+            return False
+        if not spreads_otherwise(real, base.real):
+            return False
+        self.overlapping.append((record, base))
+        return True
 
     def _stand_for(self, record: InputRecord) -> None:
         fake = self._with_counter_of_others(record)
@@ -109,10 +122,3 @@ class MemoryGroup:
                     fake = as_dtype(other.stand_in, spec.dtype)
                     return None if fake is None else fake.as_strided(spec.shape, spec.stride, spec.offset).detach()
         return None
-
-
-def _view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The same view of `base` that `real` is of its own base."""
-    if kind_of(real) == kind_of(base):
-        return base.as_strided(real.shape, real.stride(), real.storage_offset())
-    return view_again(real, base)

@@ -57,10 +57,13 @@ class ViewTracking:
         """What an operator gave, views by strides; views of an out-of-bounds view are out of bounds too."""
         taken = _by_strides(result, args)
         if self.out_of_bounds_views and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
-            source = history_of(args[0])
+            given = taken if type(taken) in (tuple, list) else (taken,)
+            views = [view for view in given if type(view) is FakeTensor and is_view(view)]
+            # Asked only where there is one: autograd may hold the lock of a history that has hooks put on it.
+            source = history_of(args[0]) if views else None
             where = next((where for history, _, where in self.out_of_bounds_views if history is source), None)
-            for view in taken if type(taken) in (tuple, list) else (taken,):
-                if where is not None and type(view) is FakeTensor and is_view(view) and history_of(view) is not source:
+            for view in views:
+                if where is not None and history_of(view) is not source:
                     self._note_out_of_bounds_view(view, where)
         return taken
 
