@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -188,3 +189,16 @@ def test_a_view_that_a_custom_function_returns_has_its_gradient(fn):
         found.append((out, *torch.autograd.grad(out.sum(), x)))
     for ours, eagers in zip(*reversed(found), strict=True):
         assert torch.equal(ours, eagers)
+
+
+def test_a_compiled_module_is_found_under_the_module_it_is_over():
+    """As `fully_shard` and others keep their state by module; each is itself and no other."""
+    inner = Net()
+    once, twice, other = foregrad.compile(inner), foregrad.compile(inner), foregrad.compile(Net())
+    kept = weakref.WeakKeyDictionary({inner: 1})
+    assert kept[once] == kept[twice] == 1
+    assert once == inner == twice == once
+    assert other not in kept
+    assert once != other != inner != 3
+    assert list(torch.nn.Sequential(inner, once).modules())[1:] == list(inner.modules())
+    assert copy.deepcopy(once) != once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..interrupts import runs_user_code
@@ -47,4 +47,15 @@ def remove() -> None:
 def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:
     if logger.disabled or record.name.startswith(_NOT_THE_PROGRAMS):
         return False
-    return logger.hasHandlers() or record.levelno >= logging.WARNING
+    handlers = list(_handlers(logger))
+    if not handlers:
+        return record.levelno >= logging.WARNING
+    return not all(isinstance(handler, logging.NullHandler) for handler in handlers)
+
+
+def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
+    """Those that a record of this logger goes to."""
+    source: logging.Logger | None = logger
+    while source is not None:
+        yield from source.handlers
+        source = source.parent if source.propagate else None

@@ -1,7 +1,8 @@
 """A compiled module: a module of the same class over the same state, whose forward goes through a dispatcher.
 
 Both share one `__dict__`: what is set, moved, trained, loaded, hooked or frozen on one is so on the other. A forward
-that is put on the instance or the class later is called as it is.
+that is put on the instance or the class later is called as it is. What keeps something by module object finds under one
+what it has kept under the other (`fully_shard` keeps its state so): they are equal, and hash alike.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["Recipe", "forward_of", "make_compiled_module", "make_wrapper"]
 
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
 _NONE = object()
+_STANDS_FOR = "_foregrad_module"
 
 
 class _Forward:
@@ -97,6 +99,9 @@ def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], reci
 
     body = {
         **attributes,
+        "__eq__": lambda self, other: self is other or module is other or _stands_for(other) is module,
+        "__hash__": lambda self: hash(module),
+        _STANDS_FOR: property(lambda self: module),
         "__copy__": lambda self: recipe(copy.copy(module)),
         "__deepcopy__": deep_copy,
         "__reduce_ex__": lambda self, protocol: (_compile_again, (recipe, module)),
@@ -105,6 +110,12 @@ def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], reci
     compiled: torch.nn.Module = object.__new__(_class_like(cls, body | lazy))
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled
+
+
+def _stands_for(value: Any) -> torch.nn.Module | None:
+    """The module that a compiled one is over."""
+    own: Any = getattr(type(value), _STANDS_FOR, None)
+    return own.__get__(value) if isinstance(own, property) else None
 
 
 def _class_like(cls: type, body: dict[str, Any]) -> type:

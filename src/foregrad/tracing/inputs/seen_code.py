@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from ..._torch.distributed import data_parallel
 from ..._torch.plain_attributes import MADE_UP
 from ..._torch.plain_types import PlainTypes
+from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
 from ...frontend.classes import functions_held_by, values_of
 from ...frontend.libraries import is_outside
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
-from ..tape.origin import Origins
+from ..tape.origin import Origins, user_line
 from .escaped_tensors import EscapedTensors
 
 __all__ = ["SeenCode"]
@@ -33,6 +35,7 @@ class SeenCode:
 
     def scan_roots(self) -> None:
         """Look at what the call hands in, before the function can change it."""
+        self._check(data_parallel(getattr(self.call.function, "__self__", None), in_forward=True))
         self.scan.visit(self.call.function, self.name)
         for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
             self.scan.visit(leaf, path)
@@ -54,11 +57,21 @@ class SeenCode:
 
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs."""
+        self._check(data_parallel(module))
         self.modules[id(module)] = module
         self.escaped_tensors.enter(module)
         self.types.module(type(module))
         self._tell_functions(module)
         self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
+
+    def _check(self, wrapper: str | None) -> None:
+        """Raise for a call of a module that talks to other processes: it must do so in each call, and in none more."""
+        if wrapper is not None:
+            raise UnsupportedOpError(
+                f"`{self.name}` calls a module of {wrapper} ({user_line(self.origins.here())}), which exchanges "
+                "parameters and gradients with other processes around its forward. Compile that module, or each such "
+                "module in it: its forward is compiled, and the rest runs around it."
+            )
 
     def scan_what_ran(self) -> None:
         """The code behind the attributes that were read on modules; names for the modules."""

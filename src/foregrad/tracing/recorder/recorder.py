@@ -161,6 +161,12 @@ class Recorder(Trace, ThreadDispatchMode):
                 f"`{func}` at {user_line(self.origins.here())} takes memory from tensors, which can't be "
                 "captured. Keep that part outside the compiled function."
             )
+        if func.namespace == "c10d":  # its schemas do not say what is written to, and its results come later
+            raise UnsupportedOpError(
+                f"`{func}` at {user_line(self.origins.here())} exchanges tensors with other processes in place, which "
+                "no graph holds. Use functional collectives there (DTensor's `redistribute` is made of them), or keep "
+                "that part outside the compiled function."
+            )
         # What it is made of keeps a history, where a detached result has none.
         plainer = PLAINER.get(func) or PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)

@@ -1,0 +1,56 @@
+"""Programs of several processes, each a rank of a gloo group on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import pathlib
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["joined", "run", "trains_as_eager"]
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def trains_as_eager(folder, size, steps, *programs, seconds=300):
+    """Run programs of `programs.py` on each rank, and raise where one is not as eager's."""
+    codes, said = run("programs", size, folder, str(steps), *programs, seconds=seconds)
+    assert codes == [0] * size, "\n".join(said)
+
+
+def run(program, size, folder, *arguments, seconds=240):
+    """Run `python -m tests.distributed.<program> rank size store ...` on each rank: their exit codes, and all output."""
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.distributed.{program}"]
+    store = str(folder / f"store of {program}")
+    output = [open(folder / f"{program} {rank}", "w+") for rank in range(size)]  # noqa: SIM115
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(size), store, *arguments], cwd=_ROOT, stdout=file, stderr=file)
+        for rank, file in enumerate(output)
+    ]
+    try:
+        codes = [rank.wait(seconds) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    said = []
+    for file in output:
+        file.seek(0)
+        said.append(file.read())
+        file.close()
+    return codes, said
+
+
+@contextlib.contextmanager
+def joined(rank, size, store, seconds=120):
+    """Context: this process is a rank of the default group."""
+    torch.set_num_threads(1)
+    timeout = dt.timedelta(seconds=seconds)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
