@@ -26,6 +26,7 @@ from ._torch import dynamo, engine
 from ._torch.data_assignments import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import restore_grad_mode
+from ._torch.jagged import is_ragged
 from ._torch.settings import changes_between_operators, set_by
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
@@ -149,7 +150,9 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         stands_for(*lines)
     if any(map(is_wrapper, example_inputs)):  # guards say what wrappers are like
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
-        return Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
+        dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
+        unused = [i for i in dynamo.unused_inputs(gm) if is_ragged(example_inputs[i])]
+        return _without(unused, dispatcher) if unused else dispatcher
     call = flatten_call(function, tuple(example_inputs), {})
     open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
     dynamic = None if open_sizes else False
@@ -184,6 +187,18 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if any(isinstance(value, FakeTensor) for value in example_inputs):
         forward = _first_on_fakes(forward, gm)
     return forward
+
+
+def _without(unused: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with None for inputs that its graph does not use: ragged sizes, which are others in each batch."""
+
+    def call(*args: Any) -> Any:
+        given = list(args)
+        for index in unused:
+            given[index] = None
+        return function(*given)
+
+    return call
 
 
 def _requires_grad(inputs: Sequence[Any]) -> bool:

@@ -42,6 +42,7 @@ __all__ = [
     "skip_foregrad",
     "source_lines",
     "tracing_fake_mode",
+    "unused_inputs",
     "without_modes",
 ]
 
@@ -73,6 +74,12 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
             kind = "buffer"
         found[index] = GraphInput(node.name, text, kind, facts.get("_dynamo_static_input_type") is not None)
     return found
+
+
+def unused_inputs(gm: Any) -> list[int]:
+    """The inputs that nothing in the graph uses."""
+    placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
+    return [index for index, node in enumerate(placeholders) if not node.users]
 
 
 def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:

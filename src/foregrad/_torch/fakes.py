@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from .jagged import new_ragged_size
 from .symbols import has_symbolic
 from .tensors import share_memory
 
@@ -55,6 +56,10 @@ class NewFakeMode(FakeTensorMode):
     @property
     def avoid_device_init(self) -> bool:
         return False
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
+        """The size of a ragged dimension that no symbol stands for: it has no value in any call."""
+        return new_ragged_size()
 
 
 class FakeFactory:

@@ -99,18 +99,20 @@ class SizesSeen:
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
         found: dict[int, dict[int, Limits]] = {}
-        inside = call.inside_wrappers(parameters=True)
+        wrapper_of = {first + i: (spec, i) for first, spec in call.tree.wrappers() for i in range(spec.count)}
         for index, leaf in enumerate(call.leaves):
-            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or index in inside:
+            if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
                 continue
+            wrapper, part = wrapper_of.get(index, (None, 0))
             seen = self._seen.setdefault((call.paths[index], leaf.dim()), [set() for _ in leaf.shape])
             dims: dict[int, Limits] = {}
             for dim, size in enumerate(leaf.shape):
-                if is_symbolic(size):
+                if is_symbolic(size) or not (wrapper is None or wrapper.may_vary(part, dim)):
                     continue
                 seen[dim].add(size)
                 is_open = size > 1 and dim in self.open.get(call.paths[index], ())
-                if self.dynamic or is_open or (self.dynamic is None and len(seen[dim] - {0, 1}) > 1):
+                varies = len(seen[dim] - {0, 1}) > 1 or (wrapper is not None and wrapper.varies(part))
+                if self.dynamic or is_open or (self.dynamic is None and varies):
                     dims[dim] = (None, None)
             dims |= marked_dims(leaf)
             if dims and call.first_of[index] == index:

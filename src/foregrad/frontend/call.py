@@ -65,10 +65,9 @@ class FlatCall:
         args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
         return args, kwargs
 
-    def inside_wrappers(self, *, parameters: bool = False) -> set[int]:
-        """The leaves that are tensors inside wrapper subclasses; `parameters`: inside those that are parameters."""
-        inside = [pair for pair in self.tree.wrappers() if pair[1].is_parameter or not parameters]
-        return {first + i for first, spec in inside for i in range(spec.count)}
+    def inside_wrappers(self) -> set[int]:
+        """The leaves that are tensors inside wrapper subclasses."""
+        return {first + i for first, spec in self.tree.wrappers() for i in range(spec.count)}
 
 
 def flatten_call(

@@ -15,6 +15,7 @@ import torch
 
 from .._torch import engine
 from .._torch.dispatch import plain_execution
+from .._torch.jagged import is_jagged
 from ..errors import UnsupportedTensorError
 from .spec import WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
@@ -26,26 +27,31 @@ Take = Callable[[Any], Parts]  # the gradient of a wrapper, as one of each plain
 
 class _Unwrap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None) -> Any:
+    def forward(ctx: Any, wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec) -> Any:
         ctx.set_materialize_grads(False)
-        parts = [part.detach() for part in parts_of(wrapper)]
+        all_parts = parts_of(wrapper)
+        if spec.is_whole:
+            return _without_elements(spec, all_parts)
         ctx.gradient = gradient
-        ctx.kept = [None if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
+        kept = zip(spec.paths(), all_parts, spec.carries, strict=True)
+        ctx.kept = {path: part for path, part, carries in kept if not carries}
+        parts = tuple(part.detach() for part, carries in zip(all_parts, spec.carries, strict=True) if carries)
         ctx.layouts = [(part.shape, part.dtype, part.device) for part in parts]
-        ctx.mark_non_differentiable(*(p for p, c in zip(parts, spec.carries, strict=True) if spec.is_whole or not c))
-        return (*parts, _without_elements(spec, parts)) if spec.is_whole else tuple(parts)
+        return parts
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(gradient is None for gradient in gradients):
             return None, None, None
-        if len(gradients) > len(ctx.kept):
-            return gradients[-1], None, None
-        parts = []
-        for gradient, kept, (shape, dtype, device) in zip(gradients, ctx.kept, ctx.layouts, strict=True):
-            given = gradient if kept is None else kept
-            parts.append(torch.zeros(shape, dtype=dtype, device=device) if given is None else given)
-        return wrap(ctx.gradient, parts), None, None
+        if not hasattr(ctx, "kept"):
+            return gradients[0], None, None
+        given = zip(gradients, ctx.layouts, strict=True)
+        found = (torch.zeros(like[0], dtype=like[1], device=like[2]) if g is None else g for g, like in given)
+        spec = ctx.gradient
+        parts = [
+            next(found) if carries else ctx.kept[path] for path, carries in zip(spec.paths(), spec.carries, strict=True)
+        ]
+        return wrap(spec, parts), None, None
 
 
 class _Wrap(torch.autograd.Function):
@@ -53,7 +59,9 @@ class _Wrap(torch.autograd.Function):
     def forward(ctx: Any, spec: WrapperSpec, take: Take, *parts: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.take = take
-        return rebuilt(spec, [part.detach() for part in parts[: len(spec.carries)]])
+        # What has no gradient stays the same object: the ragged size of a tensor goes by its offsets.
+        given = zip(parts, spec.carries, strict=False)
+        return rebuilt(spec, [part.detach() if carries else part for part, carries in given])
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -70,8 +78,12 @@ def unwrap(wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None = None)
     if not spec.requires_grad or torch.is_inference_mode_enabled():
         return _plain(wrapper, spec)
     with torch.enable_grad():
-        parts: Sequence[torch.Tensor] = _unwrap(wrapper, spec, gradient or spec)
-    return parts
+        carrying = _unwrap(wrapper, spec, gradient or spec)
+    parts = parts_of(wrapper)
+    if spec.is_whole:
+        return [*(part.detach() for part in parts), carrying]
+    given = iter(carrying)
+    return [next(given) if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
 
 
 def unwrapping(spec: WrapperSpec, gradient: WrapperSpec | None) -> Callable[[Any], Sequence[torch.Tensor]]:
@@ -165,7 +177,7 @@ def predicted_spec(wrapper: Any) -> WrapperSpec:
     no gradients.
     """
     spec = spec_of(wrapper)
-    is_whole = spec.requires_grad and _plain_gradients.get(spec.cls, not all(spec.carries))
+    is_whole = spec.requires_grad and _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls)))
     return spec_of(wrapper, is_whole=True) if is_whole else spec
 
 
@@ -180,17 +192,16 @@ class Samples:
         found = self._known.get(id(wrapper))
         if found is None:
             spec = predicted_spec(wrapper)
-            found = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
+            with plain_execution():
+                found = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
         return found[1:]
 
 
 def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
-    with plain_execution():
-        parts = _plain(wrapper, spec)
-        if not spec.requires_grad or torch.is_inference_mode_enabled():
-            return parts
-        parts = [part.detach() for part in parts]
-        carrying = parts[-1:] if spec.is_whole else [p for p, c in zip(parts, spec.carries, strict=True) if c]
-        for part in carrying:
-            part.requires_grad_()
-    return parts
+    parts = _plain(wrapper, spec)
+    if not spec.requires_grad or torch.is_inference_mode_enabled():
+        return parts
+    if spec.is_whole:
+        return [*(part.detach() for part in parts[:-1]), parts[-1].detach().requires_grad_()]
+    given = zip(parts, spec.carries, strict=True)
+    return [part.detach().requires_grad_() if carries else part for part, carries in given]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._torch.jagged import coefficient, is_ragged, ragged_size
 from .._torch.symbols import concrete, expression_text, has_symbolic, is_symbolic
 from ..errors import UnsupportedTensorError
 from ..graph.source import compile_source
@@ -31,14 +32,17 @@ class OuterSizes:
         return torch.Size(shape), stride
 
 
-def outer_sizes(cls: type, shape: Sizes, stride: Sizes, parts: Sequence[torch.Tensor]) -> OuterSizes | None:
-    """How these sizes follow from those of `parts`; None where none is symbolic.
+def outer_sizes(
+    cls: type, shape: Sizes, stride: Sizes, parts: Sequence[torch.Tensor], ragged: int | None = None
+) -> OuterSizes | None:
+    """How these sizes follow from those of `parts`; None where none is symbolic. `ragged`: the part that ragged sizes
+    belong to.
 
     Raises `UnsupportedTensorError` where one depends on a size that no plain tensor has.
     """
     if not has_symbolic(shape) and not has_symbolic(stride):
         return None
-    places: dict[Any, str] = {}
+    places: dict[Any, str] = {None: f"ragged_size(parts[{ragged}], {{}})"}
     for number, part in enumerate(parts):
         _note(places, part.shape, f"parts[{number}].shape[{{}}]")
     for number, part in enumerate(parts):
@@ -58,6 +62,9 @@ def _texts(cls: type, numbers: Sizes, places: dict[Any, str]) -> tuple[int | str
         if not is_symbolic(number):
             texts.append(number)
             continue
+        if is_ragged(number):
+            texts.append(places[None].format(coefficient(number)))
+            continue
         expression = number.node.expr
         if expression in places:
             texts.append(places[expression])
@@ -71,8 +78,8 @@ def _texts(cls: type, numbers: Sizes, places: dict[Any, str]) -> tuple[int | str
 
 
 def concrete_sizes(numbers: Sizes) -> tuple[int, ...]:
-    """Sizes with those in them that vary as they are at capture."""
-    return tuple(concrete(number) for number in numbers)
+    """Sizes with those in them that vary as they are at capture, -1 for those that are ragged."""
+    return tuple(-1 if is_ragged(number) else concrete(number) for number in numbers)
 
 
 def _row(numbers: Sizes) -> str:
@@ -84,7 +91,7 @@ def _global(name: str, value: Any) -> str:
     return name
 
 
-_globals: dict[str, Any] = {}
+_globals: dict[str, Any] = {"ragged_size": ragged_size}
 
 
 @functools.lru_cache(maxsize=1024)

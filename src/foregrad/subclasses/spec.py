@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
+from .._torch.jagged import CARRYING, is_jagged, ragged_source
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import is_traceable_wrapper_subclass
 from ..errors import UnsupportedTensorError
@@ -82,6 +83,21 @@ class WrapperSpec:
             else:
                 yield from (f".{name}{rest}" for rest in spec._inner_paths())
 
+    def may_vary(self, part: int, dim: int) -> bool:
+        """Whether a size of one of the plain tensors may be symbolic: not so those of parameters.
+
+        A ragged size can be multiplied by plain numbers only: of a jagged tensor, those that go by the batch may be.
+        """
+        if self.is_parameter:
+            return False
+        return not is_jagged(self.cls) or dim == (
+            self.metadata["ragged_idx"] - 1 if self.names[part] == CARRYING else 0
+        )
+
+    def varies(self, part: int) -> bool:
+        """Whether sizes of a plain tensor that may vary are known to: of a jagged tensor, all but its batch."""
+        return is_jagged(self.cls) and self.names[part] not in ("_offsets", "_lengths")
+
     def layout(self, parts: Sequence[torch.Tensor]) -> tuple[Any, Any]:
         """The size and strides that a wrapper around these plain tensors has."""
         return (torch.Size(self.shape), self.stride) if self.sizes is None else self.sizes.of(parts)
@@ -121,6 +137,8 @@ class WrapperSpec:
 
     def has_metadata(self, metadata: Any) -> bool:
         """Whether metadata of another wrapper mean the same, as its class says."""
+        if is_jagged(self.cls):
+            return bool(self.metadata["ragged_idx"] == metadata["ragged_idx"])
         guard = getattr(self.cls, "__metadata_guard__", None)
         try:
             return bool(guard(self.metadata, metadata) if guard is not None else self.metadata == metadata)
@@ -146,16 +164,20 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
     held = [(name, getattr(wrapper, name)) for name in names]
     constants = tuple((name, value) for name, value in held if not isinstance(value, torch.Tensor))
     parts = {name: value for name, value in held if isinstance(value, torch.Tensor)}
-    for part in parts.values():
+    jagged = is_jagged(type(wrapper))
+    if jagged:
+        metadata = {**metadata, "requires_grad": False}
+    for name, part in parts.items():
         spec = spec_of(part) if is_wrapper(part) else None
         inner.append(spec)
-        carries += [_has_gradients(part.dtype)] if spec is None else spec.carries
+        carries += [_has_gradients(part.dtype) and not (jagged and name != CARRYING)] if spec is None else spec.carries
     if has_symbolic(metadata):
         raise UnsupportedTensorError(
             f"the metadata of a {type(wrapper).__qualname__} hold a size that varies from call to call."
         )
     shape, stride = tuple(wrapper.shape), tuple(wrapper.stride())
-    sizes = outer_sizes(type(wrapper), shape, stride, parts_of(wrapper)) if has_symbolic((shape, stride)) else None
+    ragged = list(parts).index(ragged_source(tuple(parts))) if jagged else None
+    sizes = outer_sizes(type(wrapper), shape, stride, parts_of(wrapper), ragged)
     layout = concrete_sizes(shape), concrete_sizes(stride), wrapper.dtype, wrapper.device
     flags = wrapper.requires_grad, wrapper.is_leaf, is_parameter(wrapper), is_whole
     inside = tuple(inner), tuple(carries)

@@ -26,7 +26,12 @@ __all__ = ["Facts"]
 
 _TENSOR: Any = torch.Tensor
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
-_OURS = {"_is_param", "_dynamo_dynamic_indices", "_dynamo_static_input_type"}
+_OURS = {
+    "_is_param",
+    "_dynamo_dynamic_indices",
+    "_dynamo_propagated_dynamic_indices",
+    "_dynamo_static_input_type",
+}
 
 
 class Facts:

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 import torch
 
 from ..._torch.generators import MadeGenerators
+from ..._torch.jagged import is_ragged
 from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
-from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
+from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.call import FlatCall
 from ...frontend.lifted import times_lifted
 from ...frontend.reads import Reads
@@ -120,8 +121,15 @@ def check_generators(name: str, made: MadeGenerators) -> None:
 def check_results(
     name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int], generators: Container[Any]
 ) -> None:
-    """No result but an input (by id among those `known`) has a `.grad`, or is a generator that the function made."""
+    """No result but an input (by id among those `known`) has a `.grad`, is a generator that the function made, or a
+    number that has no value.
+    """
     for result, path in zip(results, paths, strict=True):
+        if is_ragged(result):
+            raise UnsupportedTensorError(
+                f"`{name}` returns the size of a ragged dimension, {path}, which belongs to its offsets and has no "
+                "value. Return the tensor."
+            )
         if result in generators:
             raise UnsupportedSideEffectError(
                 f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "

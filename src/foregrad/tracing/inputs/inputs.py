@@ -11,6 +11,7 @@ import torch
 
 from ..._torch.dispatch import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
+from ..._torch.jagged import is_dispatch_argument, is_ragged
 from ..._torch.plain_attributes import set_own
 from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from ..._torch.tensors import (
@@ -130,7 +131,8 @@ class Inputs:
             x if id(x) in reached else known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves
         ]
         for index, leaf in enumerate(call.leaves):
-            if index in call.numbers or (self.symbols is not None and type(leaf) is torch.SymInt):
+            is_symbol = type(leaf) is torch.SymInt and not is_ragged(leaf)
+            if index in call.numbers or (self.symbols is not None and is_symbol):
                 leaves[index] = self._number(index)
         return leaves
 
@@ -190,6 +192,8 @@ class Inputs:
         if record is not None:
             return record.stand_in
         if isinstance(real, FakeTensor):
+            return real
+        if is_dispatch_argument(real):
             return real
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self._source_of)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from ..._torch.jagged import is_jagged
 from ..._torch.symbols import concrete, is_symbolic
 from ...subclasses.sizes import outer_sizes
 from ...subclasses.spec import WrapperSpec
@@ -21,7 +22,7 @@ def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
     """
     parts = parts[: len(spec.carries)]
     varying = [(dim, size) for part in parts for dim, size in enumerate(part.shape) if is_symbolic(size)]
-    if not varying:
+    if not varying or is_jagged(spec.cls):  # its class computes its sizes
         return spec
     inner: list[WrapperSpec | None] = []
     first = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import base_of, is_marked, is_view, version_of
+from ..._torch.tensors import base_of, is_marked, is_view, storage_key, version_of
 from ...errors import UnsupportedAliasError, UnsupportedMutationError, UnsupportedTensorError
 from ...frontend.sources import Source
 from ...frontend.tree import Tree
@@ -63,14 +63,23 @@ class _Input:
         if spec.is_whole:
             return [*[None] * len(spec.carries), gradient]
         found = _without_history(gradient)
-        if found.carries != spec.carries or self.gradient not in (None, found):
+        if self.gradient not in (None, found) or not self._is_rebuilt(found, gradient):
             raise UnsupportedTensorError(
                 f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} of another structure, which "
                 "can't be compiled yet. Detach it, or keep that part outside the compiled function."
             )
         self.gradient = found
-        parts = taken_apart(gradient)
-        return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
+        parts = zip(taken_apart(gradient), found.carries, strict=True)
+        carrying = iter([part for part, carries in parts if carries])
+        return [next(carrying) if carries else None for carries in spec.carries]
+
+    def _is_rebuilt(self, found: WrapperSpec, gradient: Any) -> bool:
+        """Whether a gradient is known by those of the plain tensors: what has no gradient in it is the input's."""
+        if sum(found.carries) != sum(self.spec.carries):
+            return False
+        kept = dict(zip(self.spec.paths(), self.parts, strict=False))
+        inside = zip(found.paths(), parts_of(gradient), found.carries, strict=True)
+        return all(carries or _is_same(part, kept.get(path)) for path, part, carries in inside)
 
     @property
     def writes(self) -> int:
@@ -236,6 +245,14 @@ _ANSWERED = {_TENSOR.storage_offset, _TENSOR.untyped_storage, _TENSOR.is_shared,
 def _without_history(wrapper: Any) -> WrapperSpec:
     """Its spec, whatever history it has."""
     return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
+
+
+def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
+    """Whether two tensors without gradients have the same elements: are the same memory, not written to since."""
+    if kept is None or part is kept:
+        return kept is not None
+    layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype, storage_key(t), version_of(t)) for t in (part, kept)]
+    return layouts[0] == layouts[1]
 
 
 def _version(tensor: torch.Tensor) -> int:
