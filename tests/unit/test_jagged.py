@@ -43,6 +43,21 @@ class Model(torch.nn.Module):
         return self.norm(x + self.out(F.gelu(self.inside(x))))
 
 
+class Attention(torch.nn.Module):
+    """One block of a transformer. On a CPU PyTorch attends by making nested tensors of another kind."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside = torch.nn.ModuleList(torch.nn.Linear(8, 16) for _ in range(3))
+        self.out, self.model = torch.nn.Linear(16, 8), Model()
+
+    def forward(self, x):
+        query, key, value = (inside(x).unflatten(-1, [2, 8]).transpose(1, 2) for inside in self.inside)
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return self.model(x + self.out(attended.transpose(1, 2).flatten(-2)))
+
+
 linear = torch.nn.Linear(8, 16)
 
 PROGRAMS = {
@@ -103,10 +118,11 @@ def test_two_of_the_same_offsets_are_told_from_two_of_others():
         assert described(fast(x, y)) == described(f(x, y))
 
 
-@pytest.mark.parametrize("through_dynamo", [False, True])
-def test_training(through_dynamo):
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize(("make", "through_dynamo"), [(Model, False), (Model, True), (Attention, False)])
+def test_training(make, through_dynamo):
     def trained(compiled):
-        model = Model()
+        model = make()
         call = compiled(model)
         optimizer = torch.optim.Adam(model.parameters())
         losses = []
@@ -116,6 +132,8 @@ def test_training(through_dynamo):
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
+        if call is not model and not through_dynamo:
+            assert len(call.foregrad.specializations) == 1
         return losses, described(list(model.parameters()))
 
     def compiled(model):

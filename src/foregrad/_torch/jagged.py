@@ -7,6 +7,7 @@ are some), equal to itself only. A real tensor's is kept by PyTorch in a registr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +18,15 @@ from torch.nested._internal.nested_int import NestedIntNode
 
 __all__ = [
     "CARRYING",
+    "attends_by_math",
     "coefficient",
     "dispatch_argument_of_capture",
     "is_dispatch_argument",
     "is_jagged",
     "is_ragged",
+    "jagged_of",
     "new_ragged_size",
+    "parts_of_jagged",
     "ragged_size",
     "ragged_source",
 ]
@@ -80,3 +84,49 @@ def ragged_size(source: torch.Tensor, times: int = 1) -> Any:
 def new_ragged_size() -> torch.SymInt:
     """A ragged size that is no other's."""
     return torch.SymInt(NestedIntNode(next(_ids), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class JaggedParts:
+    """A jagged tensor without lengths, taken apart: `ragged` is the dimension, `least` and `most` lengths, if known."""
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    ragged: int
+    least: int | None
+    most: int | None
+
+
+def parts_of_jagged(tensor: Any) -> JaggedParts:
+    """What a jagged tensor is made of, its values as a view of it."""
+    return JaggedParts(
+        tensor.values(), tensor.offsets(), tensor._ragged_idx, tensor._maybe_min_seqlen, tensor._maybe_max_seqlen
+    )
+
+
+def jagged_of(values: Any, offsets: Any, ragged: int, least: int | None = None, most: int | None = None) -> Any:
+    """The jagged tensor that views `values`."""
+    made = nested_tensor.nested_view_from_values_offsets
+    return made(values, offsets, ragged_idx=ragged, min_seqlen=least, max_seqlen=most)
+
+
+def attends_by_math(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:
+    """Whether attention of these jagged tensors, without lengths, is computed by plain operators."""
+    if (
+        any(tensor.lengths() is not None for tensor in (query, key, value))
+        or query.dim() != 4
+        or query._ragged_idx == 1
+    ):
+        return False
+    from torch.nested._internal.sdpa import _select_sdp_backend
+    from torch.nn.attention import SDPBackend
+
+    return _select_sdp_backend(query, key, value, None, dropout_p, is_causal, enable_gqa) is SDPBackend.MATH

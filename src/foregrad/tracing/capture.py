@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._torch.jagged import dispatch_argument_of_capture
 from ..errors import InternalError
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
@@ -48,7 +49,7 @@ def capture_call(
     lifted, learned = list(lifted), Learned()
     flags = live_hooks, refuses_output, runs_regions
     options = Options(name, decompositions or {}, higher_order, around, *flags)
-    with in_one_call():
+    with in_one_call(), dispatch_argument_of_capture():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
             begin()

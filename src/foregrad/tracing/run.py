@@ -15,7 +15,6 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.generators import MadeGenerators
-from .._torch.jagged import dispatch_argument_of_capture
 from .._torch.patches import Hooks, patched
 from .._torch.plain_types import PlainTypes
 from ..errors import ForegradError, ProgramOutputError
@@ -189,7 +188,6 @@ class CaptureRun:
             fresh_autocast_cache(),
             symbolic_composites(self.recorder.is_symbolic),
             self.code.types,
-            dispatch_argument_of_capture(),
         ):
             result = self._called(given)
             if result is None:

@@ -35,6 +35,7 @@ from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
 from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.functions import READERS
 from .inplace_views import RESHAPERS
+from .jagged_attention import attention, is_by_math
 from .overlapping_views import OverlappingViews
 from .storages import Storages
 from .view_tracking import ViewTracking
@@ -238,6 +239,12 @@ class Lifting(TorchFunctionMode):
         self.on_check(VALUE_CHECKS[func], given, named)
         return func(*args, **kwargs)
 
+    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not is_by_math(*args, **kwargs):
+            return func(*args, **kwargs)
+        with self:  # as where a user calls a region
+            return attention(*args, **kwargs)
+
     def _determinant(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
@@ -278,6 +285,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(OBJECTS, Lifting._as_object),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     **dict.fromkeys(_SPARSE, Lifting._sparse),
+    torch.nn.functional.scaled_dot_product_attention: Lifting._attention,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
     torch.Tensor.__dlpack__: Lifting._numpy,
