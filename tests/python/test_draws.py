@@ -45,6 +45,7 @@ PROGRAMS = {
         "a = np.random.randn(3)\nt, u = torch.from_numpy(a), torch.from_numpy(a)\nt.add_(1)\nreturn x * u",
         False,
     ),
+    "new_tensor of an array": ("return x * x.new_tensor(np.random.randn(3)) + x.new(np.random.rand(3))", False),
     "mean of an array": ("a = np.random.randn(3)\nreturn x * len(a) + torch.as_tensor(a.mean())", False),
     "array, number, array": (
         "a = torch.from_numpy(np.random.randn(3))\nb = np.random.rand()\nreturn x * a * b * torch.tensor(numbers.random(3))",

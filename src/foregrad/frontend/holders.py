@@ -21,7 +21,6 @@ __all__ = [
     "CLASS",
     "DEQUE",
     "DICT",
-    "ITERATOR",
     "LIST",
     "NAMESPACE",
     "NUMBERS",
@@ -236,7 +235,7 @@ def _put_back_numbers(values: Any, before: Any) -> None:
         values[...] = before
 
 
-# -------------------------------------------------------------------- random generators, iterators
+# -------------------------------------------------------------------- random generators
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -268,15 +267,6 @@ def _put_back_numpy_state(generator: Any, before: Any) -> None:
         generator.set_state(before)
 
 
-def _read_iterator(iterator: Any) -> Any:
-    return repr(iterator.__reduce__()[1:]), iterator.__reduce__()
-
-
-def _put_back_iterator(iterator: Any, before: Any) -> None:
-    if len(before[1]) > 2:
-        iterator.__setstate__(before[1][2])
-
-
 DICT = Kind(_read_dict, _same_dict, _put_back_dict)
 NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace)  # the globals of a module
 LIST = Kind(
@@ -299,4 +289,3 @@ BUFFER = Kind(
 NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
-ITERATOR = Kind(_read_iterator, lambda i, before: _read_iterator(i)[0] == before[0], _put_back_iterator)

@@ -1,14 +1,12 @@
-"""Objects whose insides are not attributes: memory of numbers, context variables, generators, iterators, caches.
+"""Objects whose insides are not attributes: memory of numbers, context variables, random generators, caches.
 
-What can be asked for is compared like any other value that a function read. What can only be used up (an iterator, a
-random generator other than PyTorch's) can be compared before and after a capture: a call that used some of it is one
-that a graph would not repeat.
+What can be asked for is compared like any other value that a function read. A random generator other than PyTorch's is
+compared before and after a capture: a call that used some of it is one that a graph would not repeat.
 """
 
 from __future__ import annotations
 
 import array
-import collections
 import contextvars
 import functools
 import pickle
@@ -119,10 +117,6 @@ def used_up(value: Any) -> Any:
         return None
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return value
-    if isinstance(value, types.GeneratorType):
-        return value
-    if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
-        return value
     return value if is_generator_of_numpy(value) else None
 
 
@@ -153,14 +147,5 @@ def state_of(value: Any) -> Any:
         return object()
     if isinstance(value, random.Random):
         return value.getstate()
-    if isinstance(value, types.GeneratorType):
-        return (-1 if value.gi_frame is None else value.gi_frame.f_lasti, value.gi_running)
-    if is_generator_of_numpy(value):
-        bits = getattr(value, "bit_generator", None)
-        return pickle.dumps(bits.state if bits is not None else value.get_state(legacy=False))
-    try:
-        reduced = value.__reduce_ex__(2)
-    except (TypeError, DeprecationWarning):  # itertools will not tell from 3.14 on, and warns of it before
-        return len(value) if isinstance(value, collections.abc.Sized) else object()  # which differs from every other
-    inner = [state_of(part) for part in reduced[1] if hasattr(type(part), "__next__")]
-    return repr(reduced), inner
+    bits = getattr(value, "bit_generator", None)
+    return pickle.dumps(bits.state if bits is not None else value.get_state(legacy=False))

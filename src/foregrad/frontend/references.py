@@ -69,4 +69,4 @@ def _holds(value: Any, target: Any) -> bool:
         return any(item is target for item in value)
     if isinstance(value, functools.partial):
         return value.keywords is target
-    return isinstance(value, types.BuiltinMethodType) and value.__self__ is target
+    return isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and value.__self__ is target

@@ -5,9 +5,8 @@ objects and containers, and copies each mutable holder it meets: one level each,
 and every write is found by comparing identities. What code of libraries keeps for itself is not looked at, but for the
 random generators of Python and NumPy. The walk runs no code of the user's.
 
-Known weaknesses: what was printed, written to files, sent, or taken from a generator or a queue is not put back; nor
-what lies behind names that are made up at run time; objects of libraries' classes are taken for constant (but see
-`keeps_state`).
+Known weaknesses: what was printed, written to files, sent, or taken from a queue is not put back; nor what lies
+behind names that are made up at run time; objects of libraries' classes are taken for constant (but see `keeps_state`).
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from .holders import (
     CLASS,
     DEQUE,
     DICT,
-    ITERATOR,
     LIST,
     NAMESPACE,
     NUMBERS,
@@ -120,6 +118,7 @@ class UserState:
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self._tensors: dict[int, tuple[Holder, Any]] = {}
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
+        self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self.imports_dates = False
         self._slots: dict[type, bool] = {}
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
@@ -237,6 +236,8 @@ class UserState:
                 return action
         if cls is types.BuiltinFunctionType:
             return self._builtin
+        if cls is types.MethodWrapperType:
+            return self._wrapped_method
         if cls is types.MappingProxyType:
             return lambda value, parent, step: self._stack.append((gc.get_referents(value)[0], parent, step))
         if hasattr(cls, "__wrapped__") or "__wrapped__" in getattr(value, "__dict__", ()):
@@ -244,7 +245,7 @@ class UserState:
         if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
             return lambda value, parent, step: self._stack.append((referent(value), parent, step))
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
-            return self._iterator if hasattr(cls, "__setstate__") and cls.__module__ == "builtins" else None
+            return self._iterator
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if isinstance(value, numpy.ndarray):
@@ -324,7 +325,7 @@ class UserState:
         self.drawing.append((parent, step, value))
 
     def _iterator(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(ITERATOR, value, parent, step, "")
+        self.iterators.append((value, step))
 
     def _object(self, value: Any, parent: Holder | None, step: Any) -> None:
         table = table_of(value)
@@ -354,7 +355,12 @@ class UserState:
     def _builtin(self, value: Any, parent: Holder | None, step: Any) -> None:
         if id(value) not in DRAWN:
             self._note_drawing(value, parent, step)
-        self._stack.append((used_up(value), parent, step))
+        self._wrapped_method(value, parent, step)
+
+    def _wrapped_method(self, value: Any, parent: Holder | None, step: Any) -> None:
+        """A method of an object of a built-in class: `items.append`, `iterator.__next__`."""
+        if not isinstance(value.__self__, (types.ModuleType, type)):
+            self._stack.append((value.__self__, parent, step))
 
     def _note_drawing(self, value: Any, parent: Holder | None, step: Any) -> None:
         """A function that draws from a generator, or reads a clock, held by a name: `from random import random`."""

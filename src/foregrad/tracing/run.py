@@ -227,7 +227,7 @@ class CaptureRun:
         """Run the function: the leaves of what it returns and of what it writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         self.code.tell_types(self.learned.asking.values())
-        self.state.put_stand_ins()
+        self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.lifting, recorder:
             try:
                 with self.options.around(), capturing(), drawing(self.draws):
@@ -245,6 +245,7 @@ class CaptureRun:
                 self.origins.forget()
                 recorder.decisions.raise_failed()
                 self.lifting.values_asked.raise_failed()
+                self.state.raise_failed()
         if self.state.needs_another_run():
             return None
         with recorder:

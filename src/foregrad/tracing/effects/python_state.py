@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,10 +24,12 @@ from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
+from ..values.iterators import UntouchedIterator
 from .given import Given
 from .journals import Identity, Journals, grows, replaced
 from .made_values import MadeValues
 from .python_writes import PythonWrites
+from .side_effects import used_up_error
 from .type_tables import modules_asking
 
 __all__ = ["PythonState"]
@@ -63,13 +65,14 @@ class PythonState:
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run
-        self._drawing: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
+        self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
+        self._failed: UnsupportedSideEffectError | None = None
         self._after: list[tuple[Holder, Any]] = []
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
-    def put_stand_ins(self) -> None:
+    def put_stand_ins(self, where: Callable[[], str]) -> None:
         """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
-        own, and containers that it only adds to.
+        own, iterators, and containers that it only adds to. `where` tells the line that runs.
         """
         self.journals.install()
         for holder, key, value in self.before.drawing:
@@ -79,17 +82,29 @@ class PythonState:
                     self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)
-            stand_in = staticmethod(stand_in) if holder.kind is CLASS else stand_in
-            self._drawing.append((holder, key, value, stand_in))
-            self.reads.stand_ins[id(stand_in)] = value
-            put(holder, key, stand_in)
+            self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is CLASS else stand_in)
         if self.before.imports_dates:
             self._refuse_drawing("datetime")
+        for iterator, step in self.before.iterators:
+            places = [] if self._is_argument(iterator) else references_to(iterator, self.before)
+            if not places:
+                self._refuse_taking(str(step))
+            refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), where)
+            for holder, key in places:
+                self._stand_in(holder, key, iterator, UntouchedIterator(iterator, refuse))
+
+    def _stand_in(self, holder: Holder, key: Any, value: Any, stand_in: Any) -> None:
+        self._standing_in.append((holder, key, value, stand_in))
+        self.reads.stand_ins[id(stand_in)] = value
+        put(holder, key, stand_in)
+
+    def _is_argument(self, value: Any) -> bool:
+        return any(leaf is value for leaf in self.call.leaves)
 
     def take_stand_ins(self) -> None:
         """The run is over: what was there is back, where the run left what stood for it."""
         self.journals.remove()
-        for holder, key, value, stand_in in self._drawing:
+        for holder, key, value, stand_in in self._standing_in:
             if now_at(holder, key) is stand_in:
                 put(holder, key, value)
 
@@ -99,6 +114,15 @@ class PythonState:
             "default, a tuple, a partial application, an import inside a function). Call it before the call, or by the "
             "name of its module."
         )
+
+    def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
+        self._failed = used_up_error(self.name, iterator if where is None else f"{iterator} at {where()}")
+        raise self._failed
+
+    def raise_failed(self) -> None:
+        """The run took from an iterator, whoever has caught that meanwhile."""
+        if self._failed is not None:
+            raise self._failed
 
     def knows(self, value: Any) -> bool:
         """Whether an object is older than the call, and one for all calls."""
@@ -244,7 +268,7 @@ class PythonState:
             self.take_over(region)
         finally:
             self.journals.install()
-            for holder, key, value, stand_in in self._drawing:
+            for holder, key, value, stand_in in self._standing_in:
                 if now_at(holder, key) is value:
                     put(holder, key, stand_in)
 

@@ -19,7 +19,6 @@ from ...frontend.holders import (
     CLASS,
     DEQUE,
     DICT,
-    ITERATOR,
     LIST,
     NAMESPACE,
     NUMPY_RANDOM,
@@ -87,7 +86,7 @@ class PythonWrites:
         for holder in changed:
             find = _FINDERS.get(holder.kind)
             if find is None:
-                what = "takes from" if holder.kind in (RANDOM, NUMPY_RANDOM, ITERATOR) else "changes in place"
+                what = "takes from" if holder.kind in (RANDOM, NUMPY_RANDOM) else "changes in place"
                 raise UnsupportedSideEffectError(
                     f"`{name}` {what} {holder.name() or 'an object'} (a {type(holder.target).__name__}), which a "
                     "compiled call would not repeat. Do that before the call and pass what it gives."

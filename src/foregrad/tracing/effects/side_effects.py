@@ -28,6 +28,7 @@ __all__ = [
     "check_run",
     "check_tensors",
     "refuse_change",
+    "used_up_error",
 ]
 
 
@@ -71,10 +72,15 @@ def _check_used_up(name: str, reads: Reads) -> None:
     """No iterator, and no random generator but PyTorch's, was drawn from."""
     spent = reads.spent()
     if spent is not None:
-        raise UnsupportedSideEffectError(
-            f"`{name}` takes from {spent}, which gives something else each time; a compiled call would not. "
-            "Take from it before the call and pass what it gave (for random numbers, torch's own functions work)."
-        )
+        raise used_up_error(name, spent)
+
+
+def used_up_error(name: str, what: str) -> UnsupportedSideEffectError:
+    """The error for a function that takes from an iterator or a random generator."""
+    return UnsupportedSideEffectError(
+        f"`{name}` takes from {what}, which gives something else each time; a compiled call would not. "
+        "Take from it before the call and pass what it gave (for random numbers, torch's own functions work)."
+    )
 
 
 def check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:

@@ -91,11 +91,13 @@ def _item(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     data = args[1] if len(args) > 1 else kwargs.get("data")
+    like = {"dtype": args[0].dtype, "device": args[0].device}
+    like |= {key: value for key, value in kwargs.items() if key in like and value is not None}
+    if type(data) is DrawnArray:
+        return _of_array(torch.tensor, data, requires_grad=kwargs.get("requires_grad"), **like)
     if not isinstance(data, (list, tuple)):
         return func(*args, **kwargs)
-    like = {"dtype": args[0].dtype, "device": args[0].device}
-    given = {key: value for key, value in kwargs.items() if key in like and value is not None}
-    made = _made(data, lambda zeros: torch.tensor(zeros, **{**like, **given}))
+    made = _made(data, lambda zeros: torch.tensor(zeros, **like))
     if made is None:
         return func(*args, **kwargs)
     return made.requires_grad_() if kwargs.get("requires_grad") else made
@@ -104,6 +106,8 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 def _new(func: Any, args: Any, kwargs: Any) -> Any:
     """`x.new(data)`: as `new_tensor`, where it is given a list."""
     given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
+    if len(given) == 1 and type(given[0]) is DrawnArray:
+        return _of_array(torch.tensor, given[0], dtype=args[0].dtype, device=args[0].device)
     if len(given) != 1 or not isinstance(given[0], (list, tuple)) or isinstance(given[0], torch.Size):
         return func(*args, **kwargs)
     made = _made(given[0], lambda zeros: torch.tensor(zeros, dtype=args[0].dtype, device=args[0].device))

@@ -116,6 +116,8 @@ class DrawnArray:
         raise AttributeError(f"'{type(self._value).__name__}' object has no attribute '{name}'")
 
     def __len__(self) -> int:
+        if not hasattr(self._value, "__len__"):  # a number of an array that `torch.Tensor(array)` reads in C++
+            self._refuse()
         return len(self._value)
 
     __hash__ = None  # type: ignore[assignment]

@@ -82,8 +82,9 @@ class Draws:
         def refuse() -> NoReturn:
             raise UnsupportedSideEffectError(
                 f"`{self.name}` needs to know the numbers that it takes from {draw.path.partition('(')[0]} (a loop, "
-                "`float()`, an assignment to elements, a function that is not plain arithmetic of NumPy's). Make a "
-                "tensor of the array, or take it before the call and pass it."
+                "`float()`, an assignment to elements, a function that is not plain arithmetic of NumPy's, "
+                "`torch.Tensor(array)`). Make a tensor of the array by `torch.tensor` or `torch.from_numpy`, or take "
+                "it before the call and pass it."
             )
 
         return DrawnArray(value, DrawnValue(self.taken - 1), self._tensor, refuse)
