@@ -1,10 +1,13 @@
 """A leaf that a function makes and returns, and computes other results from: the gradient by it is never left out."""
 
+import contextlib
+
 import pytest
 import torch
+from torch import nn
 
 import foregrad
-from foregrad.errors import UnsupportedError
+from foregrad.errors import ForegradWarning, UnsupportedError
 
 
 def made_and_used(x):
@@ -42,17 +45,56 @@ def parts(function, x):
     return leaf, sum(other.sum() for other in others)
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("function", USED)
-def test_a_gradient_by_such_a_leaf_is_refused_by_name_and_others_are_given(function, native):
-    with foregrad.config.override(native=native):
-        compiled = foregrad.compile(function, backend="eager")
+def test_a_gradient_by_such_a_leaf_is_eagers(function):
+    with pytest.raises(UnsupportedError, match="makes the leaf"):
+        foregrad.compile(function, backend="eager")(torch.ones(2, 2).requires_grad_())
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    gradients = []
+    for run in (function, compiled):
         x = torch.ones(2, 2).requires_grad_()
-        for ask in (lambda leaf, loss: torch.autograd.grad(loss, leaf), lambda leaf, loss: loss.backward()):
-            leaf, loss = parts(compiled, x)
-            with pytest.raises(UnsupportedError, match="makes the leaf"):
-                ask(leaf, loss)
-        eager, ours = (torch.autograd.grad(parts(f, x)[1], x, allow_unused=True)[0] for f in (function, compiled))
+        with contextlib.nullcontext() if run is function else pytest.warns(ForegradWarning, match="makes the leaf"):
+            leaf, loss = parts(run, x)
+        gradients.append(torch.autograd.grad(loss, [leaf, x], allow_unused=True, retain_graph=True))
+        loss.backward()
+        assert torch.equal(leaf.grad, gradients[-1][0])
+    for eager, ours in zip(*gradients, strict=True):
+        assert (eager is None) == (ours is None)
+        assert eager is None or torch.equal(eager, ours)
+
+
+class Codes(nn.Module):
+    """A codebook of a VQ-VAE that follows the averages of what it is given, as parameters made anew."""
+
+    def __init__(self, uses_new):
+        super().__init__()
+        self.average = nn.Parameter(torch.ones(2, 2))
+        self.uses_new = uses_new
+
+    def forward(self, x):
+        used = self.average
+        self.average = nn.Parameter(0.9 * self.average.detach() + 0.1 * x.detach())
+        return (x - (self.average if self.uses_new else used.detach())).pow(2).sum()
+
+
+@pytest.mark.parametrize("uses_new", [False, True])
+def test_a_parameter_that_a_call_puts_in_a_modules_place(uses_new):
+    found = []
+    for compiled in (False, True):
+        module = Codes(uses_new)
+        mode = "eager" if uses_new else "raise"
+        run = foregrad.compile(module, backend="eager", on_unsupported=mode) if compiled else module
+        x = torch.full((2, 2), 3.0).requires_grad_()
+        steps = []
+        with pytest.warns(ForegradWarning) if compiled and uses_new else contextlib.nullcontext():
+            for _ in range(3):
+                run(x).backward()
+                (parameter,) = module.parameters()
+                assert type(parameter) is nn.Parameter
+                assert parameter.is_leaf
+                steps += [parameter.detach().clone(), parameter.grad, x.grad.clone()]
+        found.append(steps)
+    for eager, ours in zip(*found, strict=True):
         assert (eager is None) == (ours is None)
         assert eager is None or torch.equal(eager, ours)
 

@@ -896,7 +896,7 @@ def f(x0):
 
 refusal(
     "an output whose gradient leads nowhere is changed in place",
-    "makes the leaf that it returns",
+    "makes the leaf",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float64)

@@ -109,8 +109,6 @@ def _check_signature(joint: JointGraph) -> None:
         _within((*group[0], *group[1]), inputs, "input")
     for position, after in s.passed:
         _within((position, *after), differentiable, "differentiable output")
-    for leaf, after in s.new_leaves:
-        _within((leaf, *after), outputs, "output")
     for at, after in s.passed_aliases:
         _within([at], len(s.outputs), "result")
         _within(after, differentiable, "differentiable output")

@@ -247,7 +247,6 @@ class Signature:
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
-    * `new_leaves`: (graph output that is a leaf the function makes, the graph outputs that were computed from it).
     * `log`: what the call does to the inputs, in order.
     * `counted_along`: inputs whose version counter moves along with another one's, none of their elements written.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
@@ -289,7 +288,6 @@ class Signature:
     apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    new_leaves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     checks: tuple[CheckInfo, ...] = ()
     in_backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
     python_writes: tuple[PythonWrite, ...] = ()

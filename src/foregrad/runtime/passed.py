@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._torch.engine import keeps_versions, wanted_gradients
+from .._torch.engine import keeps_versions
 from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
 from ..graph.signature import Signature
@@ -28,7 +28,6 @@ __all__ = [
     "check_marked",
     "join",
     "join_error",
-    "join_leaf",
     "marked",
     "marking",
     "refuse_watched_results",
@@ -121,29 +120,6 @@ def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
     if output.grad_fn is not None:
         with torch.enable_grad(), keeps_versions(output):
             _Join.apply(output, *tensors)
-
-
-class _LeafJoin(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, leaf: torch.Tensor, said: str) -> torch.Tensor:
-        ctx.mark_dirty(output)
-        ctx.set_materialize_grads(False)
-        ctx.said = said
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        needs_input_grad = wanted_gradients(ctx, exact=True)
-        if gradient is not None and (needs_input_grad is None or needs_input_grad[1]):
-            raise UnsupportedError(ctx.said)
-        return gradient, None, None
-
-
-def join_leaf(output: torch.Tensor, leaf: torch.Tensor, said: str) -> None:
-    """From now on a backward of `output` that goes to the leaf, which it was computed from inside, raises."""
-    if output.grad_fn is not None:
-        with torch.enable_grad(), keeps_versions(output):
-            _LeafJoin.apply(output, leaf, said)
 
 
 def join_error(output: torch.Tensor, error: Exception) -> None:

@@ -53,7 +53,7 @@ from .in_backward import update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .pack import build_expression, has_objects, pack_expression
-from .passed import join, join_error, join_leaf, marking
+from .passed import join, join_error, marking
 from .python_effects import write_lines
 from .result_objects import result_lines
 from .writes import with_history, write_overlapping_with_history, write_with_history
@@ -123,7 +123,6 @@ class _Renderer(LineWriter):
         self.leaves: list[str] = []  # views to be made leaves that require grad, once views of them are taken
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
-        self.from_leaves = self._from_leaves()
         self.made_by = names.fresh("node") if self.joins else ""
         self.returning = False
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
@@ -328,29 +327,9 @@ class _Renderer(LineWriter):
                 joins.setdefault(signature.differentiable[position], []).append(("output", at))
         return joins
 
-    def _from_leaves(self) -> dict[int, list[int]]:
-        """For graph outputs: the leaves among them, made by the function, that each was computed from."""
-        found: dict[int, list[int]] = {}
-        for leaf, after in self.signature.new_leaves:
-            for output in after:
-                found.setdefault(output, []).append(leaf)
-        return found
-
-    def _join_leaves(self, output: int) -> None:
-        slots = self.signature.graph_outputs
-        for leaf in self.from_leaves.pop(output, ()):
-            said = (
-                f"`{self.joint.name}` makes the leaf {slots[leaf]} and computes {slots[output]} from it: the gradient "
-                "by it stays inside. Make the leaf outside, and compile what computes with it as a function of its own."
-            )
-            self.lines.append(f"{self.outputs[leaf]}.requires_grad_()")
-            names = f"{self.outputs[output]}, {self.outputs[leaf]}, {self.bind('said', said)}"
-            self.lines.append(f"{self.bind('join_leaf', join_leaf)}({names})")
-
     def _result(self, output: int) -> str:
         """A result of the node: gradients by what it was computed from are to be looked for behind it."""
         name, tensors = self.outputs[output], []
-        self._join_leaves(output)
         for kind, number in self.joins.pop(output, ()):
             if kind == "input":
                 self._differentiable_update(number)

@@ -24,7 +24,7 @@ from .effects.analysis import Analysis
 from .effects.gradient_looks import fitting, refused_size
 from .effects.infos import input_info
 from .effects.lowering import log_of
-from .effects.new_leaves import new_leaves
+from .effects.new_leaves import check_new_leaves
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
 from .effects.result_objects import attributes_set, parameters_made
@@ -117,6 +117,7 @@ class Assembly:
             | decisions.sizes.made
             | {id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
         )
+        check_new_leaves(self.name, results, analysis.outputs, inputs.by_stand_in, analysis.fakes)
         number = {id(r): i for i, r in enumerate(records)}
         analysis.updates += [
             Write(number[id(whole)], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
@@ -169,14 +170,6 @@ class Assembly:
             apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
-            new_leaves=new_leaves(
-                self.name,
-                results,
-                analysis.outputs,
-                inputs.by_stand_in,
-                analysis.fakes,
-                {differentiable[position] for position, _ in passed[0]},
-            ),
             checks=tuple(analysis.checks),
             eager_regions=tuple(self.regions),
             wrapper_inputs=len(inputs.wrappers.inputs),

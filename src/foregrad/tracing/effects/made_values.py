@@ -79,8 +79,6 @@ class MadeValues:
         """Raise where no call could leave a value like this one behind."""
         opened = open_objects([value], self._instead, _left)
         for leaf in opened.leaves:
-            if isinstance(leaf, FakeTensor) and leaf.is_leaf and leaf.requires_grad and self.real_of(leaf) is None:
-                self._refuse(value, path, "with a gradient of its own that it made")
             if not (
                 isinstance(leaf, (torch.Tensor, *_CONSTANT))
                 or type(leaf) in (Kept, OfArgument)

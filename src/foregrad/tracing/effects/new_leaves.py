@@ -9,45 +9,36 @@ import torch
 
 from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedSideEffectError
-from ...graph.signature import GraphOutput, OutputInfo
+from ...graph.signature import OutputInfo
 from ..tape.gradient_paths import other_leaves
 
-__all__ = ["new_leaves"]
+__all__ = ["check_new_leaves"]
 
 
-def new_leaves(
+def check_new_leaves(
     name: str,
     results: Sequence[Any],
     infos: Sequence[OutputInfo],
     known: Collection[int],
     fakes: Sequence[torch.Tensor | None],
-    interior: Collection[int],
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """(the graph output that is such a leaf, the graph outputs that lead to it).
-
-    `known`: ids of results that are inputs. `fakes`: those of graph outputs. `interior`: graph outputs that others were
-    computed from.
+) -> None:
+    """No output of the graph (`fakes`) was computed from a leaf that the function made and gives back, or leaves in
+    Python's state. `known`: ids of results that are inputs.
     """
     made = {
-        id(result): info
+        id(result): info.path
         for result, info in zip(results, infos, strict=True)
         if isinstance(result, torch.Tensor) and id(result) not in known and _is_leaf(result)
     }
-    found: dict[int, list[int]] = {}
-    for number, fake in enumerate(fakes if made else ()):
-        if fake is None or history_of(fake) is None:
-            continue
-        for leaf in other_leaves([fake], ()):
-            info = made.get(id(leaf))
-            if info is None:
-                continue
-            if not isinstance(info, GraphOutput) or number in interior:
-                raise UnsupportedSideEffectError(
-                    f"`{name}` makes the leaf that it returns as {info.path}, and computes other results from it. Make "
-                    "the leaf outside, and compile what computes with it as a function of its own."
-                )
-            found.setdefault(info.output, []).append(number)
-    return tuple((leaf, tuple(numbers)) for leaf, numbers in found.items())
+    if not made:
+        return
+    outputs = [fake for fake in fakes if fake is not None and history_of(fake) is not None]
+    for leaf in other_leaves(outputs, ()):
+        if id(leaf) in made:
+            raise UnsupportedSideEffectError(
+                f"`{name}` makes the leaf {made[id(leaf)]} and computes other results from it: a compiled call would "
+                "not give it their gradient. Make the leaf outside, or compile what computes with it by itself."
+            )
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
