@@ -16,6 +16,10 @@ PROGRAMS = {
     "flat": (lambda a: (a * a).view(-1), lambda n: two(n, 3, grad=True)),
     "views": (lambda a: (a.t().sin(), a[1:], a.expand(2, *a.shape) * 2), lambda n: two(n, 3)),
     "view_of_an_argument": (lambda a: a.view(-1), lambda n: two(n, 3, grad=True)),
+    "views_by_sizes": (
+        lambda a: (a.view(a.shape[0] * 3), a[: a.shape[0] - 1], a.narrow(0, 1, a.shape[0] - 2)),
+        lambda n: two(n, 3, grad=True),
+    ),
     "laid_out_otherwise": (lambda a: a * 2, lambda n: two(3, n).t()),
     "size_returned": (lambda a: (a.t().sin(), a.shape[0]), lambda n: two(n, n, grad=True)),
     "units": (lambda a, b: a * b, lambda n: Unit(torch.randn(n), 1).requires_grad_(), lambda n: Unit(torch.ones(n), 2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ __all__ = [
     "kind_of",
     "leads_to",
     "leads_to_base",
+    "numbers_of_view",
     "of_other_mode",
     "set_version",
     "share_counters",
@@ -183,10 +185,27 @@ def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
     b.__dict__.update(kept)
 
 
-def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The view of `base` that `view` is of its own base, whatever the two tensors' kinds."""
-    again: torch.Tensor = view._view_func_unsafe(base)
+def view_again(view: torch.Tensor, base: torch.Tensor, numbers: Sequence[int] | None = None) -> torch.Tensor:
+    """The view of `base` that `view` is of its own base, whatever the two tensors' kinds.
+
+    `numbers`: those to use in place of the ones that `numbers_of_view` gives.
+    """
+    left = iter(numbers or ())
+    again: torch.Tensor = view._view_func_unsafe(base, None if numbers is None else lambda _: next(left))
     return again
+
+
+def numbers_of_view(view: torch.Tensor) -> list[Any]:
+    """The numbers that a view was taken with, as they were given: plain or symbolic."""
+    numbers: list[Any] = []
+
+    def note(number: Any) -> Any:
+        numbers.append(number)
+        return number
+
+    base: Any = view._base
+    view._view_func_unsafe(base, note)
+    return numbers
 
 
 def is_inside_transform(tensor: torch.Tensor) -> bool:

@@ -141,11 +141,12 @@ class InputOutput(OutputInfo):
 class WrapperOutput(OutputInfo):
     """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those.
 
-    `view`: it is the view of that input that this is of its stand-in.
+    `view`: it is the view of that input that this is of its stand-in, with these `numbers` where some are symbolic.
     """
 
     wrapper: int
     view: Any = dataclasses.field(default=None, compare=False)
+    numbers: tuple[Any, ...] | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -449,7 +449,10 @@ class _Renderer(LineWriter):
             wrapper = self.wrappers[info.wrapper]
             if info.view is None:
                 return wrapper
-            return f"{self.bind('view_again', view_again)}({self.bind('view', info.view)}, {wrapper})"
+            numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(self.literal, info.numbers)))}]"]
+            return (
+                f"{self.bind('view_again', view_again)}({', '.join([self.bind('view', info.view), wrapper, *numbers])})"
+            )
         if isinstance(info, GraphOutput):
             name = self._result(info.output)
             if info.leaf:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import base_of, is_marked, is_view, storage_key, version_of
+from ..._torch.symbols import is_symbolic
+from ..._torch.tensors import base_of, is_marked, is_view, numbers_of_view, storage_key, version_of
 from ...errors import UnsupportedAliasError, UnsupportedMutationError, UnsupportedTensorError
 from ...frontend.sources import Source
 from ...frontend.tree import Tree
@@ -205,15 +206,19 @@ class Wrappers:
             )
         known.append(result)
 
-    def returned(self, value: Any, adopt: Callable[[Any], Any]) -> tuple[int, Any] | None:
-        """Which input a result is, and None; or which it is a view of, and the view of its stand-in."""
+    def returned(self, value: Any, adopt: Callable[[Any], Any]) -> tuple[Any, ...] | None:
+        """Which input a result is; or which it is a view of, the view of its stand-in, and the numbers it is taken with
+        where some are symbolic.
+        """
         if not (self.inputs and is_wrapper(value)):
             return None
         value = adopt(value)
         known = self.by_stand_in.get(id(value))
         if known is not None:
-            return self.inputs.index(known), None
-        return self.inputs.index(self.by_stand_in[id(base_of(value))]), value
+            return (self.inputs.index(known),)
+        numbers = tuple(numbers_of_view(value)) if self.recorder.is_symbolic else ()
+        of = self.inputs.index(self.by_stand_in[id(base_of(value))])
+        return of, value, numbers if any(map(is_symbolic, numbers)) else None
 
     # ---------------------------------------------------------------- afterwards
 
