@@ -13,6 +13,7 @@ from ..interrupts import runs_user_code
 __all__ = ["install", "remove"]
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
+_OF_FAKES = "torch._subclasses."  # whose kernels tell of their errors, with a traceback
 _original_print = builtins.print
 _original_handle = logging.Logger.handle
 
@@ -31,6 +32,8 @@ def install(teller: Callable[[], Callable[[str], None] | None]) -> None:
     @runs_user_code
     def handle(self: logging.Logger, record: logging.LogRecord) -> None:
         tell = teller()
+        if tell is not None and record.name.startswith(_OF_FAKES):
+            return  # the program is to see the error itself
         if tell is not None and _is_written(self, record):
             tell(f"logs at {record.pathname}:{record.lineno} in {record.funcName}")
         _original_handle(self, record)

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
-from ..frontend.lifted import Converted, Draw, DrawnValue, Items, Step
-from ..graph.spelling import literal
+from ..frontend.lifted import ConstantArray, Converted, Draw, DrawnValue, GivenArray, Items, Step
+from ..graph.spelling import item, literal
 
 __all__ = ["DrawLines"]
 
 
 class DrawLines:
-    """`lines` so far, in order; `arrays` are the variables of the arrays that were drawn."""
+    """`lines` so far, in order; `arrays` are the variables of the arrays that were drawn. `states`: how many of the
+    arguments are none of the user's.
+    """
 
-    def __init__(self, bind: Callable[[str, Any], str]) -> None:
-        self.bind = bind
+    def __init__(self, bind: Callable[[str, Any], str], states: int) -> None:
+        self.bind, self.states = bind, states
         self.lines: list[str] = []
         self.arrays: list[str] = []
         self._values: list[str] = []  # variables, by the number of the draw
@@ -44,8 +46,17 @@ class DrawLines:
             return self._values[value.number]
         if isinstance(value, Step):
             return self._step(value)
+        if isinstance(value, GivenArray):
+            assert value.way is not None
+            first, *keys = value.way
+            text = f"args[{first + self.states}]" if type(first) is int else item("kwargs", first, self.bind)
+            for key in keys:
+                text = item(text, key, self.bind)
+            return text
         if isinstance(value, Items):
             return f"[{', '.join(map(self._spelled, value))}]"
+        if isinstance(value, ConstantArray):
+            return self.bind("constant_array", value.value)
         if type(value) is tuple:
             return f"({''.join(self._spelled(item) + ', ' for item in value)})"
         return literal(value) or self.bind("constant", value)

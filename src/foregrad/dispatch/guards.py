@@ -30,7 +30,7 @@ from ..graph.spelling import attribute, item
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
-from .objects import apart_lines, object_lines
+from .objects import apart_lines, arrays_apart_lines, object_lines
 from .shapes import offset_dependent, size_lines, static_or_none
 from .state import state_conditions
 from .watch import Watch
@@ -209,7 +209,7 @@ class _Renderer:
         elif tree.kind == "dataclass":
             for child, field in zip(children, tree.context, strict=True):
                 self.lines.append(f"{child} = {attribute(name, field, self._bind)}")
-        elif tree.kind in ("object", "partial", "weakref", "method"):
+        elif tree.kind in ("object", "partial", "weakref", "method", "array"):
             for line, condition in object_lines(name, tree, children, self.names, self._bind):
                 self.lines.append(line or f"if not ({condition}): return MISS")
         else:
@@ -408,6 +408,8 @@ class _Renderer:
         real = [
             i for i, info in enumerate(signature.inputs) if not isinstance(info.source, MemoryOf) and not info.number
         ]
+        reached = [inputs[i] for i in real if signature.inputs[i].argument is None]
+        self.lines += arrays_apart_lines(self.call, self.leaves, reached, self._bind)
         keys = [storage_key(self._real(i)) for i in real]
         apart = len(set(keys)) == len(keys)
         if apart and len(written) * len(real) <= 2 * _FEW_PAIRS:

@@ -6,6 +6,9 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from ..frontend.arrays import are_apart
 from ..frontend.call import FlatCall
 from ..frontend.objects import Layout, slot_members
 from ..frontend.tree import Tree
@@ -13,7 +16,7 @@ from ..graph.python_effects import OfArgument, PythonWrite
 from ..graph.source import Names, unpacked
 from .constants import has_context, same_keys
 
-__all__ = ["apart_lines", "object_lines"]
+__all__ = ["apart_lines", "arrays_apart_lines", "object_lines"]
 
 Bind = Callable[[str, Any], str]
 
@@ -40,10 +43,25 @@ def apart_lines(
             yield from (f"if id({name}) in {known}: return MISS" for name in found)
 
 
+def arrays_apart_lines(call: FlatCall, leaves: Sequence[str], reached: Sequence[str], bind: Bind) -> Iterator[str]:
+    """The arrays among the arguments share memory with no other input. `leaves`: the variables of the arguments;
+    `reached`: those of inputs that are none.
+    """
+    arrays = call.arrays()
+    if arrays:
+        others = [*(leaves[i] for i in call.tensors_apart()), *reached]
+        over = f"({', '.join(leaves[i] for i in arrays)},)"
+        yield f"if not {bind('are_apart', are_apart)}({over}, ({''.join(f'{name}, ' for name in others)})): return MISS"
+
+
 def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
     """(a line, "") or ("", a condition) in order: the variable `name` holds an object with the layout of `tree`, and
     its values are in the variables `children`. The class has been looked at.
     """
+    if tree.kind == "array":
+        yield "", f"{name}.flags.writeable"
+        yield f"{children[0]} = {bind('from_numpy', torch.from_numpy)}({name})", ""
+        return
     if tree.kind != "object":
         if tree.kind == "partial":
             yield "", f"not {name}.__dict__"

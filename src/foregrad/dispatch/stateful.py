@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UnsupportedSideEffectError
 from ..frontend.call import FlatCall
-from ..frontend.lifted import Converted, Draw, Lifted, StatePlace, lifted_places, place_of
+from ..frontend.lifted import Converted, Draw, Lifted, StatePlace, is_of_given, lifted_places, place_of, times_lifted
 from ..frontend.user_state import UserState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
@@ -81,7 +81,7 @@ def render_stateful(
         globals_[bound] = value
         return bound
 
-    reads, remember, draws = [], "", DrawLines(bind)
+    reads, remember, draws = [], "", DrawLines(bind, times_lifted(lifted.func))
     for place in lifted.places:
         if isinstance(place, (Draw, Converted)):
             reads.append(draws.place(place))
@@ -96,27 +96,26 @@ def render_stateful(
     if draws.arrays:
         draws.lines.append(f"{bind('remember_arrays', lifted.generators.remember_arrays)}({', '.join(draws.arrays)})")
     drawn = "".join(f"        {line}\n" for line in draws.lines)
+    put_back = f"{bind('put_back', lifted.generators.put_back)}()" if lifted.generators.kinds else "pass"
+    is_of_arrays = any(isinstance(place, Converted) and is_of_given(place.value) for place in lifted.places)
+    otherwise = f"{bind('differently', differently)}(args, kwargs)"
     source = (
         "def call(args, kwargs):\n"
         f"{remember}"
         "    try:\n"
         f"{drawn}"
         f"        state = ({', '.join(reads)},)\n"
-        "    except (KeyError, AttributeError, ValueError):\n"
-        "        return eagerly(*args, **kwargs)\n"
+        "    except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError):\n"
+        f"        {put_back}\n"
+        f"        return {otherwise if is_of_arrays else 'eagerly(*args, **kwargs)'}\n"
     )
-    if any(isinstance(place, Draw) for place in lifted.places):
-        put_back = (
-            f"        {bind('put_back', lifted.generators.put_back)}()\n"
-            if lifted.generators.kinds
-            else "        pass\n"
-        )
+    if any(isinstance(place, (Draw, Converted)) for place in lifted.places):
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"
             f"    except {bind('DrawsDiffer', DrawsDiffer)}:\n"
             f"        {put_back}\n"
-            f"    return {bind('differently', differently)}(args, kwargs)\n"
+            f"    return {otherwise}\n"
         )
     else:
         source += "    return inner(state, *args, **kwargs)\n"

@@ -11,11 +11,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
 from .._torch.tensors import is_wrapper_subclass, storage_key
-from ..errors import EscapedTensorError, UnsupportedLayoutError, UnsupportedTensorError
+from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
 from ..subclasses.conversion import wrap
-from .lifted import forms_of, times_lifted
+from .arrays import are_apart, arrays_in, tensor_over
+from .lifted import GivenArray, forms_of, times_lifted
 from .tree import Tree, Wrap, check_leaves, flatten, open_arguments
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
@@ -65,6 +66,24 @@ class FlatCall:
         args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
         return args, kwargs
 
+    def arrays(self) -> dict[int, GivenArray]:
+        """The leaves that are tensors over arrays, by number, and how each array is come by."""
+        positional, keyword = self.tree.children
+        states = times_lifted(self.function)
+        found: dict[int, GivenArray] = {}
+        for leaf, number, way in (*arrays_in(positional), *arrays_in(keyword, positional.size)):
+            if way is not None and type(way[0]) is int:
+                way = way[0] - states, *way[1:]
+            found[leaf] = GivenArray(self.containers[number][0], way)
+        return found
+
+    def tensors_apart(self) -> list[int]:
+        """The leaves that are tensors, but for those over arrays and those that are made of arrays before the graph."""
+        states = self.tree.children[0].children[: times_lifted(self.function)]
+        begin, arrays = sum(state.size for state in states), self.arrays()
+        leaves = range(begin, len(self.leaves))
+        return [i for i in leaves if isinstance(self.leaves[i], torch.Tensor) and i not in arrays]
+
     def inside_wrappers(self) -> set[int]:
         """The leaves that are tensors inside wrapper subclasses."""
         return {first + i for first, spec in self.tree.wrappers() for i in range(spec.count)}
@@ -79,7 +98,7 @@ def flatten_call(
     """
     containers: tuple[Any, ...] = ()
     if objects:
-        opened = open_arguments(args, dict(kwargs), values=times_lifted(function))
+        opened = open_arguments(args, dict(kwargs), tensor_over, values=times_lifted(function))
         leaves, tree, containers = opened.leaves, opened.tree, opened.containers
     else:
         leaves, tree = flatten((args, dict(kwargs)))
@@ -105,9 +124,21 @@ def flatten_call(
             first_of.append(first.setdefault(id(leaf), index))
         else:
             first_of.append(index)
-    return FlatCall(
+    call = FlatCall(
         function, tuple(leaves), tree, tuple(paths), tuple(first_of), objects=objects, containers=named_containers
     )
+    _check_arrays(call)
+    return call
+
+
+def _check_arrays(call: FlatCall) -> None:
+    arrays = call.arrays()
+    if arrays and not are_apart([call.leaves[i] for i in arrays], [call.leaves[i] for i in call.tensors_apart()]):
+        named = ", ".join(f"`{call.paths[i]}`" for i in arrays)
+        raise UnsupportedAliasError(
+            f"an array among the arguments ({named}) shares memory with another argument, which a write to one of them "
+            "would reach. Pass a copy (`array.copy()`)."
+        )
 
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:

@@ -20,9 +20,11 @@ from .holders import NUMPY_RANDOM, RANDOM
 from .opaque import used_up
 
 __all__ = [
+    "ConstantArray",
     "Converted",
     "Draw",
     "DrawnValue",
+    "GivenArray",
     "Items",
     "Lifted",
     "StatePlace",
@@ -31,6 +33,7 @@ __all__ = [
     "drawing_form",
     "drawn_in",
     "forms_of",
+    "is_of_given",
     "lifted_places",
     "may_lift_more",
     "numbered",
@@ -98,6 +101,31 @@ class DrawnValue:
     number: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenArray:
+    """An array among the arguments. `way`: the position or name of the argument of the user's, then keys; None where
+    there are attributes on the way.
+    """
+
+    array: Any = dataclasses.field(compare=False, repr=False)
+    way: tuple[Any, ...] | None
+
+
+class ConstantArray:
+    """An array that is the same one in each call, among the arguments of a step: a copy, as code may write to it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, array: Any) -> None:
+        self.value = array.copy()
+
+    def __eq__(self, other: Any) -> bool:
+        a, b = self.value, getattr(other, "value", None)
+        return b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Items(tuple):  # type: ignore[type-arg]
     """A list among the arguments of a step."""
 
@@ -106,7 +134,9 @@ class Items(tuple):  # type: ignore[type-arg]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """A function of arrays that were drawn, or the method of that name of the first. Arguments may be steps again."""
+    """A function of arrays that were drawn, or given, or the method of that name of the first. Arguments may be steps
+    again.
+    """
 
     function: Any
     args: tuple[Any, ...]
@@ -115,6 +145,15 @@ class Step:
     def is_same(self, other: Any) -> bool:
         """Whether it is the same step of the same; 1, 1.0 and True are three."""
         return _is_same(self, other)
+
+
+def is_of_given(value: Any) -> bool:
+    """Whether an expression has an array among the arguments in it."""
+    if isinstance(value, Step):
+        return is_of_given(value.args) or is_of_given(value.kwargs)
+    if isinstance(value, tuple):
+        return any(map(is_of_given, value))
+    return isinstance(value, GivenArray)
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -129,9 +168,9 @@ def _is_same(a: Any, b: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Converted:
-    """A tensor over the memory of an array that was drawn, or computed of such."""
+    """A tensor over the memory of an array that was drawn, or computed of such or of arguments."""
 
-    value: DrawnValue | Step
+    value: DrawnValue | GivenArray | Step
     path: str = dataclasses.field(compare=False)
 
     def is_of(self, value: Any) -> bool:
@@ -229,8 +268,8 @@ def forms_of(function: Any) -> Iterator[Lifted]:
 
 
 def drawing_form(function: Any) -> Lifted | None:
-    """The form of a function that draws ahead of the call that runs."""
-    return next((form for form in forms_of(function) if form.drawn), None)
+    """The form of a function that draws, and makes tensors of arrays, ahead of the call that runs."""
+    return next((form for form in forms_of(function) if form.drawn or form.converted), None)
 
 
 _running = threading.local()

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
-Wrap = Callable[[WrapperSpec, "list[torch.Tensor]"], Any]
+Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 _CONSTANTS = (
     torch.dtype,
@@ -73,7 +73,7 @@ class Tree:
     """
 
     # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref, method,
-    # function, cell, ref
+    # function, cell, array, ref
     kind: str
     type: Any = None
     context: Any = None
@@ -82,8 +82,8 @@ class Tree:
     number: int = -1
 
     def unflatten(self, leaves: list[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None) -> Any:
-        """The container with these leaves in it. `wrap` makes wrapper subclasses, `made` has and gets the containers by
-        their numbers.
+        """The container with these leaves in it. `wrap` makes wrapper subclasses, and arrays (of the spec None); `made`
+        has and gets the containers by their numbers.
         """
         return self._build(iter(leaves), wrap, {} if made is None else made)
 
@@ -103,6 +103,9 @@ class Tree:
         items = [child._build(leaves, wrap, made) for child in self.children]
         if self.kind == "wrapper":
             return wrap(self.context, items)
+        if self.kind == "array":
+            made[self.number] = wrap(None, items)
+            return made[self.number]
         if empty is not None:
             self._fill(empty, items)
             return empty
@@ -195,6 +198,7 @@ _STEPS: dict[str, list[str]] = {
     "partial": [".func", ".args", ".keywords"],
     "function": [".__defaults__", ".__kwdefaults__", ".__dict__"],
     "cell": [".cell_contents"],
+    "array": [""],
 }
 
 
@@ -303,9 +307,11 @@ def list_of(trees: Sequence[Tree]) -> Tree:
     return Tree("list", list, None, tuple(trees), sum(tree.size for tree in trees))
 
 
-def open_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], values: int = 0) -> Opened:
+def open_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None], values: int = 0
+) -> Opened:
     """The same for the arguments of a call. The first `values` of them are not opened, but flattened."""
-    opener = _Opener(lambda _: None, Samples(), makes=False)
+    opener = _Opener(_nothing, Samples(), makes=False, array=array)
     trees = [_flatten(arg, opener.leaves, opener.unwrap) for arg in args[:values]]
     trees += [opener.open(arg) for arg in args[values:]]
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
@@ -318,11 +324,25 @@ def open_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], values: int = 
 _MOST_CONTAINERS = 2000  # that an object leads to: what has more is a program's state rather than a value
 
 
-class _Opener:
-    """`makes`: what was made in a call is to be made in each, functions with variables of their own among it."""
+def _nothing(_: Any) -> None:
+    pass
 
-    def __init__(self, instead: Callable[[Any], Any], unwrap: Unwrap, *, makes: bool) -> None:
-        self.instead = instead
+
+class _Opener:
+    """`makes`: what was made in a call is to be made in each, functions with variables of their own among it.
+
+    `array(value)` is the tensor over an array, or None for what is none.
+    """
+
+    def __init__(
+        self,
+        instead: Callable[[Any], Any],
+        unwrap: Unwrap,
+        *,
+        makes: bool,
+        array: Callable[[Any], torch.Tensor | None] = _nothing,
+    ) -> None:
+        self.instead, self.array = instead, array
         self.unwrap = unwrap
         self.makes = makes
         self.leaves: list[Any] = []
@@ -379,6 +399,8 @@ class _Opener:
             opened = open_container(value) if found is None else ("object", cls, *found)
         else:
             opened = open_container(value)
+        if opened is None and (over := self.array(value)) is not None:
+            return "array", cls, None, [over]
         if opened is not None and len(self.containers) >= _MOST_CONTAINERS:
             return None
         return opened
@@ -405,7 +427,7 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str) -> None:
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf):
             continue
-        cls = type(leaf)
+        cls = leaf.__class__ if type(leaf).__module__.startswith("foregrad.") else type(leaf)  # of what it stands for
         raise UnknownLeafError(
             f"{what} `{path}` is a {cls.__module__}.{cls.__qualname__}, which is neither a tensor, a plain value nor a "
             "container, nor an object that is nothing but its attributes. If it holds tensors, hand these over, or "

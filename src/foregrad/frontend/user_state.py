@@ -240,7 +240,7 @@ class UserState:
             return self._wrapped_method
         if cls is types.MappingProxyType:
             return lambda value, parent, step: self._stack.append((gc.get_referents(value)[0], parent, step))
-        if hasattr(cls, "__wrapped__") or "__wrapped__" in getattr(value, "__dict__", ()):
+        if hasattr(cls, "__wrapped__") or "__wrapped__" in (table_of(value) or ()):
             return self._wrapper
         if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
             return lambda value, parent, step: self._stack.append((referent(value), parent, step))
@@ -248,9 +248,9 @@ class UserState:
             return self._iterator
         numpy = sys.modules.get("numpy")
         if numpy is not None:
-            if isinstance(value, numpy.ndarray):
+            if issubclass(cls, numpy.ndarray):
                 return self._array
-            if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+            if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
         is_constant = is_class_outside(cls) and not issubclass(cls, BAGS) and not keeps_state(cls)
         return None if is_constant else self._object

@@ -153,10 +153,10 @@ class CaptureRun:
         not replay: it replays the operator that made them, not the changes of their sizes since.
         """
         leaves = self.inputs.add_arguments(self.recorder, lifted)
-        given = Given(self.call, leaves, self.inputs.arguments)
+        self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
+        given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         learned = self.learned.containers, self.learned.asking
         self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, *learned, given)
-        self.draws = Draws(self.name, self.call.function, self.state.before.knows)
         self.inputs.source_in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:

@@ -30,7 +30,8 @@ class Given:
         made: dict[int, Any] = {}
         self.args, self.kwargs = arguments(leaves, made)
         paths = [path for _, path in call.containers]
-        self.named = [(container, paths[number]) for number, container in made.items()]
+        arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # which nothing is written to
+        self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
         self.of_argument: dict[int, OfArgument] = {}
         for number, value in made.items():
             self.of_argument[id(value)] = OfArgument(number, type(value))

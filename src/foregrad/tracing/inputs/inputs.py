@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,7 @@ from .wrappers import Wrappers
 __all__ = ["Inputs"]
 
 aten = torch.ops.aten
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
 
 
@@ -136,10 +138,10 @@ class Inputs:
                 leaves[index] = self._number(index)
         return leaves
 
-    def arguments(self, leaves: list[Any], made: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
         """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
         with self.recorder:
-            return self.call.arguments(leaves, self.wrappers.of_argument, made)
+            return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
 
     def _number(self, index: int) -> Any:
         """A number that stands for an argument which is another number in other calls."""

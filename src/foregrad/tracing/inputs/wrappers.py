@@ -115,8 +115,10 @@ class Wrappers:
 
     # ---------------------------------------------------------------- inputs
 
-    def of_argument(self, spec: WrapperSpec, parts: Sequence[Any]) -> Any:
-        """The stand-in of an argument, over the stand-ins of its plain tensors."""
+    def of_argument(self, array_of: Callable[[Any], Any], spec: WrapperSpec | None, parts: Sequence[Any]) -> Any:
+        """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes those of arrays."""
+        if spec is None:
+            return array_of(*parts)
         key = tuple(map(id, parts))
         known = self.by_parts.get(key)
         if known is None or known.given != spec:

@@ -1,4 +1,4 @@
-"""NumPy's arrays that a function draws: each call draws them, computes with them and makes tensors of them.
+"""NumPy's arrays that a function draws or is given: each call computes with them and makes tensors of them.
 
 A capture finds a `DrawnArray` in the place of such an array. What is done with it in NumPy is done, and noted: as steps
 of an expression, which each call evaluates before its graph. Where an array becomes a tensor, or an index of one, that
@@ -17,7 +17,7 @@ import torch
 
 from ..._torch.plain_types import tell_type
 from ...frontend.expected import is_plain
-from ...frontend.lifted import DrawnValue, Items, Step
+from ...frontend.lifted import ConstantArray, DrawnValue, GivenArray, Items, Step, is_of_given
 
 __all__ = ["DrawnArray", "dtype_of", "from_numpy", "is_array"]
 
@@ -30,6 +30,11 @@ _FUNCTIONS = _METHODS - {"astype"} | set(
     "broadcast_to concatenate expand_dims flip fliplr flipud full_like hstack moveaxis ones_like roll sort stack "
     "vstack where zeros_like".split()
 )
+_SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": lambda tensor: tuple(tensor.shape),
+    "size": torch.Tensor.numel,
+    "nbytes": lambda tensor: tensor.numel() * tensor.element_size(),
+}
 _FACTS = {"shape", "ndim", "size", "dtype", "itemsize", "nbytes"}
 _OPERATORS = (
     "lt le eq ne gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or "
@@ -42,8 +47,8 @@ _REFUSED = (
 
 
 class DrawnArray:
-    """An array that this call drew, or computed of one. `convert(expression, value)` makes the tensor, `refuse()`
-    raises.
+    """An array that this call drew or was given, or computed of one. `convert(expression, value)` makes the tensor,
+    `refuse()` raises.
     """
 
     __slots__ = ("_convert", "_expression", "_refuse", "_value")
@@ -51,8 +56,8 @@ class DrawnArray:
     def __init__(
         self,
         value: Any,
-        expression: DrawnValue | Step,
-        convert: Callable[[DrawnValue | Step, Any], Any],
+        expression: DrawnValue | GivenArray | Step,
+        convert: Callable[[Any, Any], Any],
         refuse: Callable[[], NoReturn],
     ) -> None:
         self._value, self._expression, self._convert, self._refuse = value, expression, convert, refuse
@@ -105,6 +110,8 @@ class DrawnArray:
         return self.step("__getitem__", (self, key), {})
 
     def __getattr__(self, name: str) -> Any:
+        if name in _SIZES and self.is_array() and is_of_given(self._expression):
+            return _SIZES[name](self.tensor())  # others in other calls
         if name in _FACTS:
             return getattr(self._value, name)
         if name == "T":
@@ -118,7 +125,7 @@ class DrawnArray:
     def __len__(self) -> int:
         if not hasattr(self._value, "__len__"):  # a number of an array that `torch.Tensor(array)` reads in C++
             self._refuse()
-        return len(self._value)
+        return len(self.tensor()) if is_of_given(self._expression) else len(self._value)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -159,6 +166,8 @@ def _noted(value: Any) -> Any:
         return value._expression
     if type(value) is list:
         return Items(map(_noted, value))
+    if is_array(value):
+        return ConstantArray(value)
     return tuple(map(_noted, value)) if type(value) is tuple else value
 
 
@@ -169,7 +178,7 @@ def _is_unknown(value: Any) -> bool:
     if type(value) is slice:
         return any(map(_is_unknown, (value.start, value.stop, value.step)))
     is_type = isinstance(value, (type, types.EllipsisType)) or type(value).__module__.startswith("numpy.dtypes")
-    return not (type(value) is DrawnArray or is_plain(value) or is_type)
+    return not (type(value) is DrawnArray or is_plain(value) or is_type or is_array(value))
 
 
 # -------------------------------------------------------------------- tensors
