@@ -12,7 +12,7 @@
 #                    PyTorch is used in place of the pinned one                (none)
 #   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
 #   JOBS             test processes                                            (2)
-#   ARGS             more arguments for demo, sweep, fuzz, fresh, bench, clients, matrix or pytest, for example ARGS="--steps 50"
+#   ARGS             more arguments for demo, sweep, hops, fuzz, fresh, bench, clients, matrix or pytest, for example ARGS="--steps 50"
 #   MATRIX_PYTHONS   interpreters for `make matrix` besides those on the path and pyenv's; what else it takes is told
 #                    by ARGS=--help, for example ARGS="--only 3.12 3.13 -- tests/guards"
 
@@ -35,7 +35,7 @@ EXTRAS := cli,solver,test,dev
 # One thread a test process: the processes share the cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test matrix setup lint format sweep fuzz fresh bench clients coverage docs sizes clean help
+.PHONY: demo test matrix setup lint format sweep hops fuzz fresh bench clients coverage docs sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -64,6 +64,9 @@ format: $(READY)  ## rewrite the sources in the project's style
 
 sweep: $(READY)  ## every operator and module of PyTorch's own databases against eager
 	@$(RUN) -m tests.parity.sweep $(ARGS)
+
+hops: $(READY)  ## PyTorch's higher-order operators and programs with them, each in a process of its own, against eager
+	@$(RUN) -m tests.parity.hop_survey $(ARGS)
 
 fuzz: $(READY)  ## random programs against eager, longer than the tests do
 	@$(RUN) -m tests.parity.fuzz $(ARGS)

@@ -141,17 +141,6 @@ def test_a_region_compiled_once_is_inlined():
     assert torch.equal(*grads)
 
 
-def test_other_operators_that_take_functions_are_named():
-    from torch._higher_order_ops.scan import scan
-
-    def function(x):
-        return scan(lambda carry, x: (carry + x, carry * 2), torch.zeros(3), x)[0]
-
-    compiled = torch.compile(function, backend="foregrad", options={"backend": "eager"})
-    with pytest.raises(Exception, match="higher-order operator `scan`"):
-        compiled(torch.ones(2, 3))
-
-
 def test_torchs_own_are_back_afterwards():
     before = torch.compiler.is_dynamo_compiling, type(torch.ops.higher_order.cond).__call__
     foregrad.compile(pick, backend="eager")(torch.tensor(True), torch.ones(3), torch.ones(3))

@@ -15,7 +15,7 @@ import torch._inductor.inductor_prims
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map
 from torch._higher_order_ops.scan import scan
-from torch.nn.attention.flex_attention import flex_attention
+import torch.nn.attention.flex_attention
 
 inner = dict(
     compiled=torch.compile(torch.sin, backend="eager"),
@@ -23,6 +23,11 @@ inner = dict(
     module=torch.compile(torch.nn.Linear(4, 4), backend="eager"),
     disabled=torch.compiler.disable(torch.sin),
 )
+
+def attend(x):
+    return torch.ops.higher_order.flex_attention(*[x.view(1, 1, 3, 4)] * 3, lambda s, b, h, q, k: s * 2, MASK, 1.0, {})[0]
+
+MASK = torch.nn.attention.flex_attention._create_empty_block_mask(*[torch.zeros(1, 1, 3, 4)] * 2).as_tuple()
 
 def resized(x):
     y = torch.ones(1 << 20) * x.sum().detach()
@@ -35,7 +40,8 @@ programs = dict(
     scan=lambda x: scan(lambda c, a: (c + a, c * a), torch.zeros(4), x)[1],
     scan_of_data=lambda x: scan(lambda c, a: (c + a, c * a), torch.zeros(4), x.detach())[1],
     associative=lambda x: associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic"),
-    attention=lambda x: flex_attention(*[x.detach().view(1, 1, 3, 4)] * 3),
+    attention=lambda x: attend(x.detach()),
+    transformed=lambda x: torch.func.grad(lambda y: attend(y).sum())(x.detach()),
     resized=resized,
     compiled=lambda x: inner["compiled"](x) * 2,
     whole=lambda x: inner["whole"](x) * 2,
@@ -65,14 +71,16 @@ else:
 """
 
 CASES = [
-    ("map", "direct", "`map_impl`"),
-    ("map", "dynamo", "`map_impl`"),
-    ("map_of_data", "direct", "`map_impl`"),
-    ("scan", "direct", "`scan`"),
-    ("scan", "dynamo", "`scan`"),
-    ("scan_of_data", "direct", "`scan`"),
+    ("map", "direct", None),
+    ("map", "dynamo", None),
+    ("map_of_data", "direct", None),
+    ("scan", "direct", None),
+    ("scan", "dynamo", None),
+    ("scan_of_data", "direct", None),
     ("associative", "direct", None),
-    ("attention", "direct", "`flex_attention`"),
+    ("attention", "direct", None),
+    ("attention", "dynamo", None),
+    ("transformed", "direct", "under a transform of torch.func"),
     ("resized", "direct", "resize_storage_bytes_"),
     ("compiled", "direct", None),
     ("whole", "direct", None),

@@ -1,102 +1,49 @@
-"""`torch.cond`, `torch.while_loop` and regions of a graph, as the Python they mean. Checked on torch 2.11.0, 2.13.0.
+"""`torch.cond`, `torch.while_loop` and other operators that take functions, as the Python they mean.
 
 While a function is captured, a branch is a Python `if` on a value and a loop is a Python `while`: what was taken is
 recorded, and what decided it becomes one of the graph's decisions. Two things differ from a plain `if`, as they do in
 eager: an operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only the other
 branch closes over, and all results have a history as soon as one of these has. (The parameters of a module that only
-the other branch closes over are no operands here: unused, they have no gradient.)
+the other branch closes over are no operands here: unused, they have no gradient.) The other operators are in `loops`;
+`flex_attention` stays one operator. Checked on torch 2.11.0, 2.13.0.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._pytree import tree_map
 
-__all__ = ["install", "remove"]
+from ..errors import UnsupportedOpError
+from .flex import ATTENTION, BACKWARD
+from .loops import MEANINGS, run_while
+from .operand_gradients import connected, with_unused
 
-_Cond = type(torch.ops.higher_order.cond)
-_WhileLoop = type(torch.ops.higher_order.while_loop)
-_Subgraph = type(torch.ops.higher_order.invoke_subgraph)
-_original: dict[type, Any] = {kind: kind.__call__ for kind in (_Cond, _WhileLoop, _Subgraph)}
+__all__ = ["Attention", "install", "remove"]
+
 _original_asked = torch.compiler.is_dynamo_compiling
 # The functions that users call: each asks whether Dynamo compiles it, and else has Dynamo do so.
-_FRONTS = {("torch._higher_order_ops.cond", "cond"), ("torch._higher_order_ops.while_loop", "while_loop")}
-
-
-class _Operands(torch.autograd.Function):
-    """The operands as they are; a gradient that does not arrive is zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(operand.view_as(operand) for operand in operands)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return gradients
-
-
-class _Result(torch.autograd.Function):
-    """A result that depends on no operand, with zeros as gradients of all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*operands)
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(torch.zeros_like(operand) for operand in ctx.saved_tensors)
-
-
-class _Unused(torch.autograd.Function):
-    """A result, with zeros as gradients of tensors that it does not depend on."""
-
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, *unused: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*unused)
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradient, *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors)
-
-
-def _differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _connected(run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-    """`run(*operands)` with the gradients that the operator as a whole has."""
-    at = [i for i, operand in enumerate(operands) if _differentiable(operand) and operand.requires_grad]
-    if not at or not torch.is_grad_enabled():
-        return run(*operands)
-    tracked = _Operands.apply(*(operands[i] for i in at))
-    given = list(operands)
-    for i, operand in zip(at, tracked, strict=True):
-        given[i] = operand
-
-    def connected(result: Any) -> Any:
-        if not _differentiable(result) or result.requires_grad:
-            return result
-        return _Result.apply(result, *tracked)
-
-    return tree_map(connected, run(*given))
+_FRONTS = {
+    ("torch._higher_order_ops.cond", "cond"),
+    ("torch._higher_order_ops.while_loop", "while_loop"),
+    ("torch._higher_order_ops.strict_mode", "strict_mode"),
+    ("torch._higher_order_ops.map", "map"),
+    ("torch.nn.attention.flex_attention", "flex_attention"),
+    ("torch._higher_order_ops.utils", "_maybe_compile_and_run_fn"),
+}
 
 
 def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     taken, other = (true_fn, false_fn) if pred else (false_fn, true_fn)
-    result = _connected(taken, tuple(operands))
+    result = connected(taken, tuple(operands))
     known = {id(tensor) for tensor in (*operands, *_closed_over(taken))}
     unused = [tensor for tensor in _closed_over(other) if id(tensor) not in known and tensor.requires_grad]
-    if not unused or not torch.is_grad_enabled():
-        return result
-    return tree_map(lambda value: _Unused.apply(value, *unused) if _differentiable(value) else value, result)
+    return with_unused(result, unused)
 
 
 def _closed_over(branch: Any) -> list[torch.Tensor]:
@@ -117,26 +64,67 @@ def _while_loop(
     count = len(carried_inputs)
 
     def loop(*values: Any) -> tuple[Any, ...]:
-        carried, others = values[:count], values[count:]
-        while cond_fn(*carried, *others):
-            carried = tuple(body_fn(*carried, *others))
-        return carried
+        return run_while(cond_fn, body_fn, values[:count], values[count:])
 
-    return _connected(loop, (*carried_inputs, *additional_inputs))
+    return connected(loop, (*carried_inputs, *additional_inputs))
 
 
 def _subgraph(subgraph: Any, identifier: str | None, *operands: Any) -> Any:
     return subgraph(*operands)
 
 
-_MEANING: dict[type, Callable[..., Any]] = {_Cond: _cond, _WhileLoop: _while_loop, _Subgraph: _subgraph}
+def print_formatted(format_str: str, *args: Any, **kwargs: Any) -> None:
+    """What the operator `print` does, on tensors of the call."""
+    print(format_str.format(*args, **kwargs))
 
 
-def install(is_capturing: Callable[[], bool]) -> None:
-    """Put the meanings in place, for threads on which `is_capturing()` says so."""
+_BY_NAME: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop, "invoke_subgraph": _subgraph}
+_MEANING: dict[type, Callable[..., Any]] = {
+    type(getattr(torch.ops.higher_order, name)): meaning
+    for name, meaning in {**_BY_NAME, **MEANINGS}.items()
+    if hasattr(torch.ops.higher_order, name)
+}
+_Print = type(getattr(torch.ops.higher_order, "print", None))
+if _Print is not type(None):
+    _MEANING[_Print] = print_formatted
+_original: dict[type, Any] = {kind: kind.__call__ for kind in (*_MEANING, type(ATTENTION), type(BACKWARD))}
+
+
+class Attention(Protocol):
+    """What `flex_attention` and its backward are in a capture."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def install(
+    is_capturing: Callable[[], bool], runner: Callable[[], Any], attention: Callable[[], Attention | None]
+) -> None:
+    """Put the meanings in place, for threads on which `is_capturing()` says so; `runner()` gives what runs a function
+    on real tensors in each call: `run(function, args, kwargs)`.
+    """
+    meanings = dict(_MEANING)
+
+    def printing(format_str: str, *args: Any, **kwargs: Any) -> Any:
+        return runner()(print_formatted, (format_str, *args), kwargs)
+
+    if _Print in meanings:
+        meanings[_Print] = printing
+
+    def attending(part: str, *args: Any, **kwargs: Any) -> Any:
+        here = attention()
+        if here is None:
+            raise UnsupportedOpError(
+                "`flex_attention` is called in the derivative of a backward, which can't be compiled."
+            )
+        return getattr(here, part)(*args, **kwargs)
+
+    meanings[type(ATTENTION)] = functools.partial(attending, "forward")
+    meanings[type(BACKWARD)] = functools.partial(attending, "backward")
 
     def replaced(kind: type) -> Callable[..., Any]:
-        original, meaning = _original[kind], _MEANING[kind]
+        original, meaning = _original[kind], meanings[kind]
 
         def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
             return meaning(*args, **kwargs) if is_capturing() else original(self, *args, **kwargs)

@@ -92,10 +92,11 @@ def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:
 
 
 def branches_on_values(gm: Any) -> bool:
-    """Whether the graph has a `cond` or `while_loop`, also inside the functions of its other operators."""
+    """Whether the graph, or a function of its operators, has a `cond`, a loop on values, or a `print`, which looks."""
     if not isinstance(gm, fx.GraphModule):
         return False
-    operators = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
+    hops = torch.ops.higher_order
+    operators = {getattr(hops, name, None) for name in ("cond", "while_loop", "while_loop_stack_output", "print")}
     graphs = [part for part in gm.modules() if isinstance(part, fx.GraphModule)]
     return any(node.target in operators for part in graphs for node in part.graph.nodes)
 

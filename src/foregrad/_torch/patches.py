@@ -50,6 +50,7 @@ class Hooks:
     `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log;
     `node_hook(hook, register)` registers a hook of the program's on a node.
     `region(function, args, kwargs)` is what an eager region gives; `is_region(cls)`: whether a custom Function is one.
+    `attention` is what `flex_attention` is there.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Hooks:
         storage_as_tensor: Callable[..., torch.Tensor | None] = lambda *_, **__: None,
         region: RunRegion | None = None,
         is_region: Callable[[Any], bool] = lambda _: False,
+        attention: control_flow.Attention | None = None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -83,6 +85,7 @@ class Hooks:
         self.storage_as_tensor = storage_as_tensor
         self.region = region
         self.is_region = is_region
+        self.attention = attention
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
 
 
@@ -296,6 +299,11 @@ def _teller_of_output() -> Callable[[str], None] | None:
     return None if hooks is None else hooks.output
 
 
+def _attention() -> control_flow.Attention | None:
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else hooks.attention
+
+
 def _is_capturing() -> bool:
     return getattr(_active, "hooks", None) is not None
 
@@ -311,7 +319,7 @@ def _install() -> None:
     torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
     asked.install(_is_capturing)
     checkpoints.install(_regions)
-    control_flow.install(_is_capturing)
+    control_flow.install(_is_capturing, region_runner, _attention)
     generators.install(_made_generators)
     program_output.install(_teller_of_output)
     dynamo_off.install(_is_capturing, region_runner)

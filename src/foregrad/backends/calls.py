@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from .._torch.codegen import Argument, FastCall, OpOverload, fast_call, raw_call, return_kinds
+from .._torch.flex import IN_GRAPHS
+from .._torch.graphs import is_higher_order
 from ..errors import BackendError
 from ..graph.meta import TensorSpec
 from ..graph.source import Names, Renderer, infix
@@ -74,7 +76,8 @@ class CallWriter:
         text = infix(target, args, kwargs, render)
         if text is not None:
             return text
-        return f"{self.bind(target, _callable_name(target))}({render.arguments(args, kwargs)})"
+        function = IN_GRAPHS.get(target, target) if is_higher_order(target) else target
+        return f"{self.bind(function, _callable_name(target))}({render.arguments(args, kwargs)})"
 
     # -- direct bindings
 

@@ -60,6 +60,7 @@ from .inputs.overlapping_views import OverlappingViews
 from .inputs.seen_code import SeenCode
 from .kernels.dead_checks import dead_checks
 from .options import Learned, Options
+from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder
 from .tape.origin import Origins, user_line
@@ -221,6 +222,7 @@ class CaptureRun:
             self.lifting.storages.as_tensor,
             self.regions.call if self.options.runs_regions else self.regions.refuse,
             self.learned.regions.__contains__,
+            Attention(self.recorder, self.lifting),
         )
 
     def _called(self, given: Given) -> tuple[list[Any], list[str], Tree] | None:

@@ -30,7 +30,9 @@ _OURS = {
     "_is_param",
     "_dynamo_dynamic_indices",
     "_dynamo_propagated_dynamic_indices",
+    "_dynamo_static_indices",
     "_dynamo_static_input_type",
+    "_has_dynamo_dim_marking",
 }
 
 

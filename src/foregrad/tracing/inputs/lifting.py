@@ -171,12 +171,6 @@ class Lifting(TorchFunctionMode):
             return {key: self._swapped(item) for key, item in value.items()}
         return value
 
-    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise UnsupportedOpError(
-            f"the higher-order operator `{func}` at {self.where()} can't be captured yet. Write the branch or loop in "
-            "Python, or keep that part outside the compiled function."
-        )
-
     def _sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedLayoutError(
             f"`torch.{func.__name__}` makes a tensor that is not strided, at {self.where()}. Only strided tensors "
@@ -271,15 +265,11 @@ def _below_transforms(value: Any) -> Any:
 
 _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
-# Those that trace their functions themselves: on the fakes of a capture they fail in words of their own, or worse.
-_TRACING = ("map_impl", "scan", "associative_scan", "flex_attention", "flex_attention_backward")
-
 _SPARSE = [torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_bsr_tensor]
 _SPARSE += [torch.sparse_bsc_tensor, torch.sparse_compressed_tensor]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
-    **{getattr(torch.ops.higher_order, name): Lifting._higher_order for name in _TRACING},
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
     **dict.fromkeys(OBJECTS, Lifting._as_object),

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..._torch.fakes import FakeTensorMode, new_fake
-from ..._torch.graphs import GraphWriter
+from ..._torch.graphs import GraphWriter, is_higher_order
 from ..._torch.modules import make_graph_module
 from ..._torch.symbols import map_symbolic
 from ...graph.meta import NodeMeta, TensorSpec
@@ -51,6 +51,7 @@ class _Builder:
         self.nodes: dict[int, fx.Node] = {}
         self.constants = 0
         self.generators: dict[torch.Generator, fx.Node] = {}
+        self.graphs: dict[int, fx.Node] = {}
 
     def build(
         self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
@@ -83,6 +84,8 @@ class _Builder:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
             if _takes_generator(entry.target):
                 args, kwargs = self._with_generators(args), self._with_generators(kwargs)
+            if is_higher_order(entry.target):
+                args = self._with_graphs(args)
             name = self.writer.name(_name(entry.target))
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
@@ -108,6 +111,20 @@ class _Builder:
             attribute = f"_generator{len(self.generators)}"
             setattr(self.root, attribute, value)
             node = self.generators[value] = self.graph.get_attr(attribute)
+            node.meta = NodeMeta({"val": value})
+        return node
+
+    def _with_graphs(self, value: Any) -> Any:
+        """Arguments with graphs read from the module, which is where compilers look for them."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._with_graphs, value))
+        if not isinstance(value, fx.GraphModule):
+            return value
+        node = self.graphs.get(id(value))
+        if node is None:
+            attribute = f"{value.__class__.__name__}_{len(self.graphs)}"
+            self.root.add_module(attribute, value)
+            node = self.graphs[id(value)] = self.graph.get_attr(attribute)
             node.meta = NodeMeta({"val": value})
         return node
 

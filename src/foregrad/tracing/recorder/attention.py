@@ -1,0 +1,196 @@
+"""`flex_attention` in a capture: one operator of the graph, and one of its backward, with the graphs of `score_mod` and
+`mask_mod` as arguments, so that compilers find what they have kernels for.
+
+Known weaknesses: it is not differentiated twice, which PyTorch can't either; under a transform of torch.func, and for
+tensor subclasses, it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..._torch.fakes import FakeTensor
+from ..._torch.flex import ATTENTION, BACKWARD, strides_like
+from ..._torch.tensors import is_inside_transform
+from ...errors import UnsupportedOpError
+from ...graph.meta import TensorSpec, contiguous_strides
+from ...subclasses.spec import is_wrapper
+from ..tape.tape import Entry
+from .recorder import Recorder
+from .scalar_graphs import ScalarGraphs
+
+__all__ = ["Attention"]
+
+_QUERY_INDICES = 7  # of what a block mask holds
+
+
+class Attention:
+    """Records calls of the operators. `lifting` swaps what functions reach by themselves."""
+
+    def __init__(self, recorder: Recorder, lifting: Any) -> None:
+        self.recorder, self.graphs = recorder, ScalarGraphs(recorder, lifting)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: Any,
+        block_mask: tuple[Any, ...],
+        scale: float,
+        kernel_options: dict[str, Any],
+        score_mod_other_buffers: Sequence[Any] = (),
+        mask_mod_other_buffers: Sequence[Any] = (),
+    ) -> Any:
+        """What `torch.ops.higher_order.flex_attention` gives."""
+        query, key, value = map(self._stand_in, (query, key, value))
+        given = tuple(map(self._stand_in, score_mod_other_buffers))
+        masked = tuple(map(self._stand_in, mask_mod_other_buffers))
+        differentiated = _requires_grad((query, key, value, *given))
+        score, joint, others = self.graphs.score(score_mod, query, given, differentiated=differentiated)
+        if not differentiated and _requires_grad(others):  # that the function reaches by itself
+            score, joint, others = self.graphs.score(score_mod, query, given, differentiated=True)
+        if joint is not None and block_mask[_QUERY_INDICES] is None:
+            raise RuntimeError(
+                "BlockMask q_indices is None. Backward pass requires q_indices to be computed. "
+                "Please create the BlockMask with compute_q_blocks=True"
+            )
+        mask, mask_others = self.graphs.mask(block_mask[-1], query, masked)
+        blocks = (*map(self._stand_in, block_mask[:-1]), mask)
+        call = _Call(self, score, joint, blocks, scale, dict(kernel_options), others, mask_others)
+        return _Attention.apply(call, query, key, value, *others)
+
+    def backward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        grad_out: torch.Tensor | None,
+        grad_logsumexp: torch.Tensor | None,
+        fw_graph: Any,
+        joint_graph: Any,
+        block_mask: tuple[Any, ...],
+        scale: float,
+        kernel_options: dict[str, Any],
+        score_mod_other_buffers: Sequence[Any] = (),
+        mask_mod_other_buffers: Sequence[Any] = (),
+    ) -> Any:
+        """What `torch.ops.higher_order.flex_attention_backward` gives."""
+        tensors = [self._stand_in(t) for t in (query, key, value, out, logsumexp, grad_out, grad_logsumexp)]
+        given = tuple(map(self._stand_in, score_mod_other_buffers))
+        masked = tuple(map(self._stand_in, mask_mod_other_buffers))
+        with torch.enable_grad():
+            score, joint, others = self.graphs.score(fw_graph, tensors[0], given, differentiated=True)
+        mask, mask_others = self.graphs.mask(block_mask[-1], tensors[0], masked)
+        blocks = (*map(self._stand_in, block_mask[:-1]), mask)
+        call = _Call(self, score, joint, blocks, scale, dict(kernel_options), others, mask_others)
+        with torch.no_grad():
+            gradients = call.gradients(tensors)
+        buffers = list(gradients[3:])
+        return *gradients[:3], tuple(buffers[: len(given)])
+
+    def _stand_in(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if is_inside_transform(value) or is_wrapper(value):
+            where = "under a transform of torch.func" if is_inside_transform(value) else f"on a {type(value).__name__}"
+            raise UnsupportedOpError(
+                f"`flex_attention` is called at {self.recorder.where()} {where}, which can't be compiled. Keep that "
+                "part outside the compiled function, or use `scaled_dot_product_attention`."
+            )
+        return value if type(value) is FakeTensor else self.recorder.adopt(value)
+
+
+def _requires_grad(values: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Call:
+    """One call. `joint` is None where nothing is differentiated."""
+
+    attention: Attention
+    score: fx.GraphModule
+    joint: fx.GraphModule | None
+    blocks: tuple[Any, ...]
+    scale: float
+    options: dict[str, Any]
+    others: tuple[torch.Tensor, ...]
+    mask_others: tuple[torch.Tensor, ...]
+
+    def results(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Sequence[torch.Tensor]:
+        """(output, logarithms of sums, largest scores)"""
+        recorder = self.attention.recorder
+        args = (query, key, value, self.score, self.blocks, self.scale, self.options, self.others, self.mask_others)
+        entry = recorder.entry(ATTENTION, recorder.to_entries(args), {}, is_random=False)
+        rows = tuple(query.shape[:-1])
+        shape = (*rows, value.shape[-1])
+        kind = torch.float64 if query.dtype is torch.float64 else torch.float32
+        row = TensorSpec(rows, contiguous_strides(rows), kind, query.device)
+        entry.spec = (TensorSpec(shape, strides_like(shape, query.stride()), query.dtype, query.device), row, row)
+        return self._bound(entry)
+
+    def gradients(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Those of query, key, value, and of each of the others that requires one."""
+        recorder, (query, key, value) = self.attention.recorder, tensors[:3]
+        rest = (self.score, self.joint, self.blocks, self.scale, self.options, self.others, self.mask_others)
+        entry = recorder.entry(BACKWARD, recorder.to_entries((*tensors, *rest)), {}, is_random=False)
+        specs = []
+        for tensor in (query, key, value):
+            shape = (query.shape[0], *tensor.shape[1:])
+            like = TensorSpec(shape, strides_like(shape, tensor.stride()), tensor.dtype, tensor.device)
+            if tensor.shape[0] != query.shape[0]:  # one for all of the batch: the sum of theirs
+                total = recorder.run_fake(torch.ops.aten.sum.dim_IntList, (recorder.fake_of(like), [0], True), {})
+                like = recorder.spec_of(total)
+            specs.append(like)
+        shapes = [tuple(t.shape) if t.requires_grad else None for t in self.others]
+        buffers = tuple(
+            None if shape is None else TensorSpec(shape, contiguous_strides(shape), t.dtype, t.device)
+            for t, shape in zip(self.others, shapes, strict=True)
+        )
+        entry.spec = (*specs, buffers)
+        *found, others = self._bound(entry)
+        return *found, *others
+
+    def _bound(self, entry: Entry) -> Sequence[Any]:
+        recorder = self.attention.recorder
+        found: Sequence[Any] = recorder.bind_results(entry, recorder.fakes_like(entry.spec))
+        return found
+
+
+class _Attention(torch.autograd.Function):
+    """Links the results to what they are computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        results = call.results(*tensors[:3])
+        ctx.mark_non_differentiable(results[2])
+        ctx.save_for_backward(*tensors, *results[:2])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *tensors, out, sums = ctx.saved_tensors
+        found = _Gradient.apply(ctx.call, (*tensors[:3], out, sums, *gradients[:2]), *tensors, *gradients[:2])
+        return None, *found
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients, which depend on `tensors`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, given: Sequence[Any], *tensors: Any) -> Any:
+        return tuple(call.gradients(given))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("Autograd not implemented for flex_attention_backward")
