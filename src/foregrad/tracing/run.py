@@ -120,8 +120,7 @@ class CaptureRun:
         self.recorder.late.name, self.recorder.late.ids = self.name, learned.late
         self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
         self.recorder.decisions.check_before(self.recorder.checks)
-        table = self.symbols.table if self.symbols else None
-        numbers = self.recorder.decisions.numbers = Numbers(self.recorder, table)
+        numbers = self.recorder.decisions.numbers = Numbers(self.recorder, self.symbols.table if self.symbols else None)
         self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.checkpoints = Regions(self.recorder)
         self.inner = InnerGradients(self.inputs, self.recorder, self.name)
@@ -323,9 +322,8 @@ class CaptureRun:
         self.state.settle()
         self.code.scan_what_ran()
         self.state.check_taken_over(self.name)
-        resumable = None
-        if described.outputs and self.options.higher_order:
-            resumable = assembly.resumable(analysis, records, joint)
+        is_resumable = described.outputs and self.options.higher_order
+        resumable = assembly.resumable(analysis, records, joint) if is_resumable else None
         facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
         found = self.reads, facts, resumable, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
