@@ -79,10 +79,10 @@ _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the
-    modules whose code ran, what the function read besides tensors, what it asked of which input (as an expression of
-    that, with its value), what it takes to differentiate it again, the wrapper subclasses that it was given, and, by
-    class, the ids of objects that it reaches by itself, which its arguments must not be.
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the modules
+    whose code ran, what the function read besides tensors, what it asked of which input (an expression, its value),
+    what it takes to differentiate it again, the wrapper subclasses that it was given, and, by class, the ids of objects
+    that it reaches by itself, which its arguments must not be.
     """
 
     joint: JointGraph
@@ -149,8 +149,8 @@ class CaptureRun:
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function; None: capture again, with common bases (see `Inputs`) or with views that autograd does
-        not replay: it replays the operator that made them, not the changes of their sizes since.
+        """The captured function; None: capture again, with common bases (see `Inputs`) or with views by place (autograd
+        replays the operator that made a view, not changes of its sizes since).
         """
         leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
@@ -322,10 +322,10 @@ class CaptureRun:
         self.state.settle()
         self.code.scan_what_ran()
         self.state.check_taken_over(self.name)
-        is_resumable = described.outputs and self.options.higher_order
-        resumable = assembly.resumable(analysis, records, joint) if is_resumable else None
+        higher = bool(described.outputs) and self.options.higher_order
+        again = assembly.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
-        found = self.reads, facts, resumable, inputs.wrappers.found(self.call.tree), self.state.reached()
+        found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
 
     def _refuse_output(self, what: str) -> None:
