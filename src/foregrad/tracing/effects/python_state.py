@@ -135,7 +135,7 @@ class PythonState:
         if self.journals.are_read:
             self.forget_journals()
             return True
-        self._changed = self._written()
+        self._changed = _written(self.before, self.call.function)
         found: set[Identity] = set()
         for holder in self._changed:
             if self.made.is_argument(holder):
@@ -148,22 +148,6 @@ class PythonState:
         asking = [table for table in modules_asking(self._changed) if id(table) not in self.asking]
         self.asking.update((id(table), table) for table in asking)
         return bool(new or asking)
-
-    def _written(self) -> list[Holder]:
-        """The holders that are not as they were, and those that hold what they held before in the place of an argument
-        that stood for it: that was written, which the next call does with another number there.
-        """
-        changed, function = self.before.changed(), self.call.function
-        lifted: dict[int, list[StatePlace]] = {}
-        for place in lifted_places(function):
-            lifted.setdefault(id(place.target), []).append(place)
-        for holder in self.before.holders if lifted else ():
-            for place in lifted.get(id(holder.target), ()):
-                stand_in = stand_in_at(function, place.identity)
-                is_written = stand_in is not None and now_at(holder, place.key) is not stand_in
-                if is_written and not any(holder is known for known in changed):
-                    changed.append(holder)
-        return changed
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -303,3 +287,20 @@ class PythonState:
 def _now_in(holder: Holder) -> Any:
     now = holder.kind.read(holder.target)
     return own_names(now) if holder.kind is NAMESPACE else now
+
+
+def _written(state: UserState, function: Any) -> list[Holder]:
+    """The holders that are not as they were, and those that hold what they held before in the place of an argument that
+    stood for it: that was written, which the next call does with another number there.
+    """
+    changed = state.changed()
+    lifted: dict[int, list[StatePlace]] = {}
+    for place in lifted_places(function):
+        lifted.setdefault(id(place.target), []).append(place)
+    for holder in state.holders if lifted else ():
+        for place in lifted.get(id(holder.target), ()):
+            stand_in = stand_in_at(function, place.identity)
+            is_written = stand_in is not None and now_at(holder, place.key) is not stand_in
+            if is_written and not any(holder is known for known in changed):
+                changed.append(holder)
+    return changed
