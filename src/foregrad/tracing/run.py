@@ -149,9 +149,7 @@ class CaptureRun:
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function; None: capture again, with common bases (see `Inputs`) or with views by place (autograd
-        replays the operator that made a view, not changes of its sizes since).
-        """
+        """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
         leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
