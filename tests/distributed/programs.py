@@ -7,6 +7,7 @@ the state that each rank has are compared bit for bit.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 
 import torch
@@ -141,7 +142,7 @@ def local(tensor):
 
 @contextlib.contextmanager
 def _accumulating(model, is_last):
-    if isinstance(model, DistributedDataParallel):
+    if hasattr(model, "no_sync"):
         with contextlib.nullcontext() if is_last else model.no_sync():
             yield
     else:
@@ -149,8 +150,8 @@ def _accumulating(model, is_last):
         yield
 
 
-def train(parallel, side, steps):
-    """What a rank sees of some steps, as a list of tensors and names."""
+def training(parallel, side):
+    """Endless steps of training: what a rank sees of each, and of its state, as a list of tensors and names."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = Transformer()
@@ -159,12 +160,10 @@ def train(parallel, side, steps):
     model = SIDES[side](net, PARALLEL[parallel])
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
-    seen = [[name.replace("_orig_mod.", "") for name in parameters]]
-    rank = dist.get_rank() // (1 if "tensor" not in parallel else dist.get_world_size() // 2)
-    rank = 0 if parallel in ("tensor", "sequence") else rank  # these are given the same data
-    random = torch.Generator().manual_seed(rank)
-    for _ in range(steps):
-        parts = 2 if "accumulated" in parallel else 1
+    random = torch.Generator().manual_seed(data_rank(parallel))
+    parts = 2 if "accumulated" in parallel else 1
+    while True:
+        seen = [[name.replace("_orig_mod.", "") for name in parameters]]
         for part in range(parts):
             ids = torch.randint(VOCABULARY, (2, LENGTH), generator=random)
             with _accumulating(model, part == parts - 1) if parts > 1 else contextlib.nullcontext():
@@ -174,9 +173,17 @@ def train(parallel, side, steps):
         seen += [None if p.grad is None else local(p.grad) for p in parameters.values()]
         optimizer.step()
         optimizer.zero_grad()
-        seen += [local(p) for p in parameters.values()]
-    seen += [local(value) for value in model.state_dict().values()]
-    return seen
+        yield [*seen, *map(local, model.state_dict().values())]
+
+
+def data_rank(parallel):
+    """Which part of the data this process has: ranks that share out a model are given the same."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return {"tensor": 0, "sequence": 0, "fsdp and tensor": rank // (size // 2)}.get(parallel, rank)
+
+
+def train(parallel, side, steps):
+    return [item for seen in itertools.islice(training(parallel, side), steps) for item in seen]
 
 
 def is_same(one, other):

@@ -1,6 +1,6 @@
-"""Modules of `torch.distributed` that talk to other processes around their forward. Checked on torch 2.13.0.
+"""What `torch.distributed` hands to functions, and its modules that talk to other processes around their forward.
 
-Their modules are looked up only where they are imported: most programs have none.
+Checked on torch 2.13.0. These modules' classes are looked up only once they are imported: most programs have none.
 """
 
 from __future__ import annotations
@@ -8,7 +8,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["data_parallel"]
+import torch
+
+__all__ = ["GROUPS", "data_parallel"]
+
+_named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
+GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
+"""Classes of objects that say which processes there are: nothing but themselves to a function."""
 
 # Classes; `fully_shard` does it in hooks around the forward, the others in the forward itself.
 _WRAPPERS = (

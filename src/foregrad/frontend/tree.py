@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .._torch.distributed import GROUPS
 from .._torch.pytree import registered_functions
 from ..errors import UnknownLeafError
 from ..graph.spelling import key_text, key_texts
@@ -62,6 +63,7 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
+    *GROUPS,
 )
 
 

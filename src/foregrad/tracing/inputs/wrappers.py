@@ -71,8 +71,16 @@ class _Input:
             )
         self.gradient = found
         parts = zip(taken_apart(gradient), found.carries, strict=True)
-        carrying = iter([part for part, carries in parts if carries])
-        return [next(carrying) if carries else None for carries in spec.carries]
+        carrying = [part for part, carries in parts if carries]
+        own = [part for part, carries in zip(self.parts, spec.carries, strict=False) if carries]
+        if any(part.shape != other.shape for part, other in zip(carrying, own, strict=True)):
+            raise UnsupportedTensorError(
+                f"the gradient of a {spec.cls.__qualname__} of sizes {list(gradient.shape)} holds tensors of other "
+                "sizes than it does (a DTensor's that is sharded, where its gradient is not), which can't be compiled "
+                "yet. Compile other modules than the one that uses it, as the blocks between an embedding and a head."
+            )
+        rest = iter(carrying)
+        return [next(rest) if carries else None for carries in spec.carries]
 
     def _is_rebuilt(self, found: WrapperSpec, gradient: Any) -> bool:
         """Whether a gradient is known by those of the plain tensors: what has no gradient in it is the input's."""

@@ -1,0 +1,65 @@
+"""Collectives in the printed graphs of a block, and how often a step runs each, whatever it recomputes.
+
+Never more often than eager, and the default partition as often; others make one of equal ones.
+"""
+
+import re
+import sys
+from collections import Counter
+
+import torch
+from torch.distributed.tensor.debug import CommDebugMode
+
+import foregrad
+
+from . import programs
+from .ranks import joined
+from .transformer import LENGTH, WIDTH, Transformer
+
+
+def blocks(parallel):
+    torch.manual_seed(0)
+    return programs.PARALLEL[parallel](Transformer()).blocks
+
+
+def counted(call, shape):
+    x = torch.ones(shape).requires_grad_()
+    with CommDebugMode() as mode:
+        call(x).sum().backward()
+    return {str(operator): count for operator, count in mode.get_comm_counts().items() if count}
+
+
+def in_graphs(*modules):
+    """How many collectives of each kind graphs hold."""
+    names = [str(node.target) for module in modules for node in module.graph.nodes if node.op == "call_function"]
+    found = [re.fullmatch(r"_c10d_functional\.(\w+)\.default", name) for name in names]
+    return Counter(match[1] for match in found if match is not None)
+
+
+def main(rank, size, store):
+    with joined(rank, size, store):
+        part = LENGTH // size
+        for parallel, shape in (("tensor", (2, LENGTH, WIDTH)), ("sequence", (2, part, WIDTH))):
+            expected = counted(blocks(parallel)[0], shape)
+            joint = foregrad.capture(blocks(parallel)[0], torch.ones(shape).requires_grad_())
+            kinds = in_graphs(joint.module)
+            assert kinds.pop("wait_tensor") == sum(kinds.values()) > 0
+            assert all(f"_c10d_functional.{kind}" in str(joint) for kind in kinds)
+            assert kinds.keys() == (
+                {"all_reduce"} if parallel == "tensor" else {"all_gather_into_tensor", "reduce_scatter_tensor"}
+            )
+            for policy in ("default", "min_cut", "fused"):
+                parts = foregrad.partition(joint, policy)
+                halves, whole = in_graphs(parts.forward, parts.backward), in_graphs(joint.module)
+                assert halves == whole if policy == "default" or parallel == "tensor" else halves <= whole, halves
+            for budget in (None, 0.0, 0.5):
+                block = blocks(parallel)[0]
+                call = foregrad.compile(block, backend="eager", memory_budget=budget, on_unsupported="raise")
+                for _ in range(2):  # the first call compiles
+                    found = counted(call, shape)
+                is_same = found == expected
+                assert is_same if budget is None or parallel == "tensor" else Counter(found) <= Counter(expected), found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
