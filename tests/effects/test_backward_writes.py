@@ -182,5 +182,5 @@ def test_writes_of_sizes_in_a_backward_are_refused():
         y.register_hook(lambda g: buffer.squeeze_(0) if buffer.dim() == 2 else None)
         return y.sum()
 
-    with pytest.raises(UnsupportedMutationError, match="changes the sizes"):
+    with pytest.raises(UnsupportedMutationError, match="changes its sizes"):
         directly(function)(torch.ones(3, requires_grad=True))

@@ -157,9 +157,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "gradients end at the edges of the view that a window is taken of",
-    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -175,9 +174,8 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
+regression(
     "a window into an argument past an empty view is written with what it holds",
-    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -240,9 +238,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "a view of an argument that is written to in another place and then detached",
-    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -326,7 +323,7 @@ def f(x0):
 
 refusal(
     "a view is given memory of its own and written, beside what it is a view of",
-    "is given other memory by",
+    "given other sizes, another dtype",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -343,7 +340,7 @@ def f(x0, x1):
 
 refusal(
     "a leaf is given another tensor's memory after it was used",
-    "after it was used with gradients",
+    "given other sizes, another dtype",
     """
 def make_args():
     a2 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_()

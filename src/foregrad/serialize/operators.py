@@ -19,7 +19,7 @@ from .._torch.registered import operator_called, refusable_namespaces
 from ..errors import ArtifactError
 from ..tracing.kernels.checks import VALUE_CHECKS
 from ..tracing.kernels.formulas import independent_of_phase
-from ..tracing.tape.opinfo import item_or_empty, set_to, take_data
+from ..tracing.tape.opinfo import item_or_empty, set_to, take_data, undefine_gradient
 
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 
@@ -43,7 +43,9 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 _OWN: dict[str, Callable[..., Any]] = {
     "foregrad.mkldnn_rnn_layer": mkldnn_rnn_layer_for_training,
     **{f"foregrad.{check.__name__}": check for check in VALUE_CHECKS.values()},
-    **{f"foregrad.{f.__name__}": f for f in (take_data, set_to, item_or_empty, independent_of_phase)},
+    **{
+        f"foregrad.{f.__name__}": f for f in (take_data, set_to, undefine_gradient, item_or_empty, independent_of_phase)
+    },
 }
 _FUNCTIONS = _ARITHMETIC | _OWN
 _NAMES = {id(function): name for name, function in _FUNCTIONS.items()}

@@ -21,7 +21,7 @@ from .derivatives.differentiation import Differentiated
 from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
-from .effects.gradient_looks import fitting, refused_size
+from .effects.gradient_looks import fitting
 from .effects.infos import input_info
 from .effects.lowering import log_of
 from .effects.new_leaves import check_new_leaves
@@ -30,6 +30,7 @@ from .effects.result_hooks import OwnHooks
 from .effects.result_objects import attributes_set, parameters_made
 from .effects.retained import check_watched_inside, retained_by
 from .heap.records import InputRecord
+from .heap.refusals import changed_with_gradients
 from .heap.view_chain import memory_root
 from .inputs.inputs import Inputs
 from .inputs.lifting import Lifting
@@ -207,7 +208,8 @@ class Assembly:
         taken = {i for i, gradient in enumerate(described.gradients) if gradient is not None}
         with_node = attached(log, fitting(self.recorder, records, described.gradients), taken)
         if with_node is None:
-            raise refused_size(self.recorder, records[min(described.late)])
+            record = records[min(described.late)]
+            raise changed_with_gradients(str(record.slot), self.recorder.changes.where(record.stand_in))
         return with_node
 
     def _live(self, records: list[InputRecord]) -> tuple[int, ...]:

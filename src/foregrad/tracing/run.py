@@ -129,6 +129,7 @@ class CaptureRun:
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins)
+        self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
         self.lifting = Lifting(
             self.inputs.adopt,
             lambda: user_line(self.origins.here()),
@@ -143,7 +144,7 @@ class CaptureRun:
             on_numpy=self._on_numpy,
             ask=self.facts.ask,
             reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
-            overlapping=OverlappingViews(self.recorder, self.inputs.overlapping),
+            overlapping=self.overlapping,
         )
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
@@ -163,7 +164,7 @@ class CaptureRun:
             if self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
-                self.history_changes.look_again_after(error)
+                self.history_changes.look_again()
             is_kept = is_interrupt(error)
             raise
         finally:
@@ -236,7 +237,6 @@ class CaptureRun:
                 if self.learned.replays_views and recorder.changes.resized:
                     self.learned.replays_views = False
                     return None
-                recorder.detached.explain(error)
                 raise
             finally:
                 self.state.take_stand_ins()
@@ -248,7 +248,7 @@ class CaptureRun:
         if self.state.needs_another_run():
             return None
         with recorder:
-            self.lifting.look_at_views()
+            self.overlapping.finish()
         self.draws.check()
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
@@ -281,7 +281,6 @@ class CaptureRun:
         """The backward, run on fakes; None: capture again, with what it was found to write to."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
-        self.lifting.views.check_outputs([*with_history, *(alias for _, alias in analysis.aliases)])
         described = differentiate(recorder, records, backward, analysis, keep=self.options.higher_order)
         if with_history:
             self.hooks.check_nodes(self.name)

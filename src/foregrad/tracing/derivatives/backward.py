@@ -14,15 +14,14 @@ from ..._torch.histories import have_hooks, lead_to
 from ..._torch.tensors import base_of, is_usable, is_view
 from ...errors import (
     ForegradError,
-    UnsupportedAliasError,
     UnsupportedError,
-    UnsupportedMutationError,
     UnsupportedTensorError,
 )
 from ...graph.signature import GradientPaths
 from ...subclasses.spec import is_wrapper
 from ..heap.inplace_detach import keeps_history
 from ..heap.records import is_no_grad_view
+from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import other_leaves, reached_from
 from ..tape.origin import user_line
@@ -108,7 +107,7 @@ class Backward:
     """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
 
     `error`: no output has a backward. `failing`: some outputs, by position, have none. `raising`: by graph output,
-    raised on a way that leads to no input, which eager runs all the same.
+    raised on a way that leads to no input, which eager runs all the same; `aside`: the same by position.
     """
 
     def __init__(self, recorder: Recorder, lifting: Lifting, inputs: Inputs) -> None:
@@ -116,6 +115,7 @@ class Backward:
         self.error: Exception | None = None
         self.failing: dict[int, Exception] = {}
         self.raising: dict[int, Exception] = {}
+        self.aside: dict[int, Exception] = {}
         self.run = Run()  # what it did besides
 
     def gradients(
@@ -149,12 +149,9 @@ class Backward:
             self.error = self._named(error)
         self.failing = {position: self._named(error) for position, error in self.failing.items()}
         if self.failing and self.run.has_effects:
-            raise UnsupportedMutationError(
-                f"the backward of {self._line_of(outputs[next(iter(self.failing))])} raises, and that of other outputs "
-                "writes to tensors, or checks values. Detach that output."
-            )
+            raise in_some_backwards(f"the backward beside that of {self._line_of(outputs[next(iter(self.failing))])}")
         if has_asides and self.error is None and not self.failing:
-            self._check_aside(outputs, sinks, tangents)
+            self.aside = self._failing_aside(outputs, sinks, tangents)
         if self.error is not None or self.failing:
             self.inputs.see_as_views(unlinked)
         return found
@@ -165,10 +162,7 @@ class Backward:
             _run_backward(outputs, leaves, tangents, keep=True)
             run = self.recorder.late.finish()
         if any(len(getattr(run, name)) != len(getattr(self.run, name)) for name in ("updates", "checks", "written")):
-            raise UnsupportedMutationError(
-                f"a hook on a leaf that the function makes, before {self._line_of(outputs[0])}, writes to tensors or "
-                "checks values: it runs in some backwards and not in others. Put it on a result of an operator."
-            )
+            raise in_some_backwards(f"a hook on a leaf that the function makes, before {self._line_of(outputs[0])},")
 
     def _named(self, error: Exception) -> Exception:
         return _named(error, views_moved=self._views_moved())
@@ -195,12 +189,13 @@ class Backward:
             return False
         return any(v.fake is not None and v._storage is not None and v._storage.changes for v in values)
 
-    def _check_aside(
+    def _failing_aside(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
-    ) -> None:
-        """Raise where `torch.autograd.grad` answers and `backward()` does not: that runs what leads nowhere too."""
+    ) -> dict[int, Exception]:
+        """What `backward()` raises where `torch.autograd.grad` answers, by position: it runs what leads nowhere too."""
         leaves = [record.leaf for record in sinks]
-        for output, tangent in zip(outputs, tangents, strict=True):
+        found: dict[int, Exception] = {}
+        for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):
             if not any(reach.outputs for reach in reached_from([output], leaves)):
                 continue  # see `to_nowhere`
             try:
@@ -208,10 +203,8 @@ class Backward:
             except ForegradError:
                 raise
             except RuntimeError as error:
-                raise UnsupportedAliasError(
-                    f"the backward of {self._line_of(output)} raises ({str(error).splitlines()[0]}) on a way that "
-                    "leads to no input, by a view made under no_grad: detach that view."
-                ) from None
+                found[position] = error
+        return found
 
     def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> bool:
         """The backward of an output, to wherever it leads; `.grad` of inputs, and of leaves that the function made,
@@ -272,10 +265,7 @@ class Backward:
             except RuntimeError as error:
                 self.raising[number] = error
             if effects:
-                raise UnsupportedMutationError(
-                    f"the backward of {self._line_of(output)} leads to no input, and writes to tensors or checks "
-                    "values. Let its gradient reach an input, or call that part outside the compiled function."
-                )
+                raise in_some_backwards(f"the backward of {self._line_of(output)}, which leads to no input,")
 
     def on_dead_ends(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
         """The same for outputs that lead to inputs, and to where a function may be differentiated but once."""

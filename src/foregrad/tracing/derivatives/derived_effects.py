@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Write
 from ...graph.effects import BackwardEffects, LateUpdate, Result
 from ...graph.slots import Checked, Slot, Updated
 from ..heap.records import InputRecord
+from ..heap.refusals import written_by_backward
 from ..heap.view_chain import memory_root
 from ..recorder.backward_writes import Run
 from ..recorder.recorder import Recorder
@@ -33,10 +33,7 @@ def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> set[int]:
         if record is None or recorder.values[id(record.stand_in)] is not root:
             slots = [str(r.slot) for r in records if r.initial.storage is root.storage]
             what = "shares memory with another input" if record is None else "is given other memory or sizes"
-            raise UnsupportedMutationError(
-                f"the backward of `{recorder.late.name}` writes to {' and '.join(slots)}, which {what}. Write to a "
-                "tensor of its own."
-            )
+            raise written_by_backward(" and ".join(slots), f"the backward of `{recorder.late.name}`", f"which {what}")
         found.add(id(record.real))
     return found
 
@@ -117,7 +114,5 @@ def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[Any], paths: Se
     for leaf, path in zip(leaves, paths, strict=True) if where else ():
         value = recorder.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
         if value is not None and id(value.storage) in where:
-            raise UnsupportedMutationError(
-                f"{where[id(value.storage)]} writes to memory of the output {path}, which the caller has by then. "
-                "Return a copy, or write to one."
-            )
+            why = "which the caller has by then"
+            raise written_by_backward(f"memory of the output {path}", where[id(value.storage)], why)

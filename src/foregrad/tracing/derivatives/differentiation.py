@@ -58,4 +58,5 @@ def differentiate(
     gradients: dict[int, Any] = {}
     if outputs and sinks:
         gradients = backward.gradients([analysis.fakes[i] for i in outputs], sinks, [f for f, _ in tangents], keep=keep)
+        backward.raising |= {outputs[position]: error for position, error in backward.aside.items()}
     return Differentiated(outputs, [], tangents, [gradients.get(id(record)) for record in records], reached)

@@ -18,10 +18,11 @@ from ..._torch.dispatch import (
 )
 from ..._torch.fakes import FakeTensor, new_fake
 from ..._torch.patches import Hooks, patched
-from ...errors import UnsupportedError, UnsupportedMutationError
+from ...errors import UnsupportedError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
 from ..heap.alias import Value
+from ..heap.refusals import in_some_backwards
 from ..inputs.lifting import Lifting
 from ..recorder.checkpoint_regions import NoRegions
 from ..recorder.recorder import Recorder
@@ -82,10 +83,7 @@ class Session:
         return stand_in
 
     def _refuse_write(self, root: Value, where: str) -> None:
-        raise UnsupportedMutationError(
-            f"{where}, where the backward of `{self.name}` is differentiated or runs in part, writes to a tensor "
-            f"{root.spec} that its usual backward leaves alone. Write to it there as well, or not at all."
-        )
+        raise in_some_backwards(f"{where}, where the backward of `{self.name}` is differentiated or runs in part,")
 
     @contextlib.contextmanager
     def recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:

@@ -17,7 +17,7 @@ from ...graph.meta import TensorSpec
 from ...graph.signature import AliasOutput
 from ..heap.event_log import Event, Happened
 from ..heap.records import InputRecord
-from ..heap.refusals import set_elsewhere
+from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import nodes_behind
 from .storage_swap import RESIZES
@@ -25,7 +25,7 @@ from .storage_swap import RESIZES
 if TYPE_CHECKING:
     from .analysis import Analysis
 
-__all__ = ["changes_look", "check_sizes", "fitting", "refused_size"]
+__all__ = ["changes_look", "check_sizes", "fitting"]
 
 
 def check_sizes(
@@ -45,19 +45,15 @@ def check_sizes(
         fake = None if value is None or event.what is not Happened.SET else value.fake
         is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
         if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise set_elsewhere("a tensor", recorder.changes.where(fake))
+            raise changed_with_gradients("a view", recorder.changes.where(fake))
     with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in {*analysis.replaced, *resized, *marked}:
         record = records[index]
         _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
         if record.real.is_leaf and _is_parted(with_history, record.leaf):
-            raise UnsupportedMutationError(
-                f"{record.slot} is given memory by `set_`, or of another dtype, at "
-                f"{recorder.changes.where(record.stand_in)}, after it was used with gradients: they still flow to it "
-                "in `backward()`, but not in `torch.autograd.grad`. Do so before it is used."
-            )
+            raise _refused(recorder, record)
         if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
-            raise refused_size(recorder, record)  # it was detached in between
+            raise _refused(recorder, record)  # it was detached in between
         gradient = gradients[index]
         is_as_before = gradient is not None and gradient.spec.shape == record.spec.shape and index not in resized
         is_as_before &= gradient is None or gradient.spec.dtype is record.spec.dtype
@@ -72,7 +68,7 @@ def check_sizes(
             continue
         is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
         if is_set and is_elsewhere and gradients[index] is not None:
-            raise set_elsewhere(str(record.slot), recorder.changes.where_set())
+            raise _refused(recorder, record)
         other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
         other_size |= record.stand_in.dtype is not record.spec.dtype
@@ -80,7 +76,7 @@ def check_sizes(
         flows |= bool(views and index not in resized and record.real.requires_grad)
         other_layout = other_size or record.stand_in.stride() != record.spec.stride
         if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
-            raise refused_size(recorder, record)
+            raise _refused(recorder, record)
     return frozenset(late)
 
 
@@ -90,13 +86,8 @@ def _views_of_it(analysis: Analysis, index: int) -> list[AliasOutput]:
     return [o for o in outputs if not analysis.is_of_swapped(o)]
 
 
-def refused_size(recorder: Recorder, record: InputRecord) -> UnsupportedMutationError:
-    """The error for an input that gradients go to both before and after it changes what it is."""
-    return UnsupportedMutationError(
-        f"{record.slot} takes on another size or layout in place (`resize_`, `squeeze_`, `set_`, `.data = ...`), last "
-        f"changed at {recorder.changes.where(record.stand_in)}, and has gradients flowing to it; compute with a tensor "
-        "of its own instead."
-    )
+def _refused(recorder: Recorder, record: InputRecord) -> UnsupportedMutationError:
+    return changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
 
 
 def _looks(recorder: Recorder, record: InputRecord) -> list[TensorSpec]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from ..._torch.tensors import history_of, is_marked, is_view
-from ...errors import UnsupportedMutationError
 from ...graph.effect_log import (
     BumpVersion,
     Detach,
@@ -24,8 +23,10 @@ from ...graph.signature import AliasOutput, OutputInfo
 from ..heap.event_log import Event, Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord
+from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import has_undefined_gradient
+from ..tape.opinfo import undefine_gradient
 from .analysis import Analysis
 from .steps import toggles
 
@@ -55,11 +56,25 @@ def log_of(
         record = (*records, *whole)[write.input]
         recorded.append(Recorded(_written_at(recorder, write, record, analysis), _memory(record), write))
     for index in analysis.counted:
-        storage = records[index].initial.storage
-        recorded.append(Recorded(storage.changed_at, id(storage), BumpVersion(index)))
+        record = records[index]
+        at = max(record.initial.storage.changed_at, recorder.values[id(record.stand_in)].storage.changed_at)
+        recorded.append(Recorded(at, _memory(record), BumpVersion(index)))
+    recorded += _bumps_after_views(recorded, records)
     if analysis.swaps:  # which memory is whose is a matter of time then
         recorded = [Recorded(entry.at, None, entry.effect) for entry in (*recorded, *analysis.swaps)]
     return ordered(recorded)
+
+
+def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputRecord]) -> list[Recorded]:
+    """Versions that move once more: a view was taken before a write, all of which are made ahead of that view."""
+    views = {e.effect.input: e.at for e in recorded if isinstance(e.effect, TakeView) and e.effect.of_plain}
+    last = {e.effect.input: e.at for e in recorded if isinstance(e.effect, (Write, BumpVersion))}
+    found = []
+    for index, taken_at in views.items():
+        storage = records[index].initial.storage
+        if index in last and last[index] < taken_at < storage.written_at:
+            found.append(Recorded(storage.written_at, id(storage), BumpVersion(index)))
+    return found
 
 
 def _memory(record: InputRecord) -> int:
@@ -122,6 +137,9 @@ def _changes(
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
     written = set() if analysis.swaps else analysis.written_dtypes()
     swaps = log.swaps_of(stand_in)
+    if index in analysis.undefined:
+        effect = InplaceView(index, undefine_gradient, (), (), True)
+        recorded.append(Recorded(analysis.undefined[index], memory, effect))
     kept = {entry.at for entry in analysis.swaps}
     for event in log.of(stand_in, Happened.RESHAPED):
         since = [swap.at for swap in swaps if swap.at < event.at]
@@ -181,7 +199,4 @@ def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
     stand_in = record.stand_in
     is_leaf = not record.real.is_leaf and record.real.requires_grad and is_marked(stand_in)
     if is_leaf and not is_view(record.real):
-        raise UnsupportedMutationError(
-            f"{record.slot} has a history, and the function makes it a leaf that requires grad (`detach_` at "
-            f"{recorder.changes.where(stand_in)}, then `requires_grad_`): use a detached tensor of its own instead."
-        )
+        raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))

@@ -7,10 +7,9 @@ from typing import NoReturn
 import torch
 
 from ..._torch.tensors import base_of, is_usable, leads_to, leads_to_base, share_counters
-from ...errors import UnsupportedAliasError
 from ...graph.effect_log import ViewStep
 from ...graph.signature import AliasOutput, InputOutput, OutputInfo
-from ..heap.refusals import of_exchanged_memory, written_by_lists
+from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..heap.view_chain import chain_of
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -30,11 +29,7 @@ def check_copy(
     if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
         return
     if any(step.op is aten._unsafe_view.default for step in steps) and not leads_to(leaf, base):
-        raise UnsupportedAliasError(
-            f"the output {path} is a tensor that `reshape` copied, which was written to with gradients and whose sizes "
-            f"were changed in place at {recorder.changes.where(leaf)}, and another output is in its memory: return a "
-            "copy."
-        )
+        raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
 
 
 def check_memory(
@@ -48,9 +43,10 @@ def check_memory(
     """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
     base = base_of(leaf)
     assert base is not None
-    if leaf.requires_grad and id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins:
+    is_made = id(base) not in inputs.by_stand_in
+    if is_made and leaf.requires_grad and id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins:
         raise of_exchanged_memory(f"the output {path}", recorder.changes.where(base))
-    if id(base) not in inputs.by_stand_in and id(base) not in analysis.by_fake:
+    if is_made and id(base) not in analysis.by_fake:
         return
     above = {id(value) for value in chain_of(recorder.value_of(leaf))}
     for key, (old, _) in recorder.changes.replaced.items():

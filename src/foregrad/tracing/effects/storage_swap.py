@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..._torch.tensors import base_of, history_of, is_marked, is_view, share_counters
-from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_written_with_history
-from ..heap.refusals import of_exchanged_memory, set_with_gradients
+from ..heap.refusals import changed_with_gradients, of_exchanged_memory, set_with_gradients
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import has_undefined_gradient
-from ..tape.origin import user_line
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -52,20 +50,16 @@ def swapped(
         return entries
     value = recorder.value_of(stand_in)
     source = None if memory.input is None else records[memory.input]
-    is_of_it = source is not None and (source is record or base_of(source.real) is record.real)
-    if barred and not record.real.requires_grad and is_of_it:
+    if barred and not record.real.requires_grad and source is record:
         raise set_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     is_written = is_written_with_history(record) and not barred
     if not is_set:
         is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
         has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
-        is_told_otherwise = is_written and (is_view(record.real) or has_views)
+        is_view_written = is_view(record.real) and value.storage.written_at > event.at
+        is_told_otherwise = is_written and (is_view_written or has_views)
         if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
-            raise UnsupportedMutationError(
-                f"{record.slot} is given other memory by `.data = ...` at {recorder.changes.where(stand_in)}, is a "
-                "view or has views among the arguments, and is written with gradients, or what it is a view of is: "
-                "PyTorch gives the gradients of what was. Write to a copy and return it instead."
-            )
+            raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
         changes = [e.at for e in recorder.changes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
@@ -75,28 +69,22 @@ def swapped(
 
 
 def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
-    """Views of memory that is both moved and made to require grad, or detached: autograd asks them when they are looked
-    at next, and gives them what their base is by then.
+    """Raise for views whose base was made to require grad, that were resized themselves; and for those made under
+    no_grad of what was written with a history and given other memory: autograd asks them when they are looked at next.
     """
-    inputs = {id(record.stand_in) for record in records}
-    replaced = recorder.changes.replaced.items()
-    swapped_memory = {id(old.storage): key for key, (old, _) in replaced if key in inputs}
-    moved = {id(old.storage): key for key, (old, is_set) in replaced if key in inputs and not is_set}
-    moved |= {id(recorder.values[e.tensor].storage): e.tensor for e in recorder.changes.log.events if e.op in RESIZES}
-    marked = {id(r.initial.storage) for r in records if r.stand_in.requires_grad and not r.real.requires_grad}
-    for at, leaf in analysis.aliases if moved or swapped_memory else ():
+    resized = {event.tensor for event in recorder.changes.log.events if event.op in RESIZES}
+    for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():
         info = analysis.outputs[at]
-        if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf):
-            continue
-        if analysis.is_of_swapped(info):
+        if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
             continue
         record = records[info.input]
-        storage = id(record.initial.storage)
-        is_of_marked = storage in moved and storage in marked
-        is_of_detached = storage in swapped_memory and record.detached_at is not None and is_moved(record)
-        if is_of_marked or is_of_detached:
-            key = {**swapped_memory, **moved}[storage]
-            raise of_exchanged_memory(f"the output {info.path}", user_line(recorder.changes.changed_at.get(key)))
+        is_of_marked = record.stand_in.requires_grad and not record.real.requires_grad
+        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, True))
+        is_of_swapped = not is_set and is_written_with_history(record)
+        is_unasked = is_of_swapped and not all(step.grad_enabled for step in info.steps)
+        if (is_of_marked and id(leaf) in resized) or is_unasked:
+            concerned = leaf if is_of_marked else record.stand_in
+            raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(concerned))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:

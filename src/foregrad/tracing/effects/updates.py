@@ -14,11 +14,10 @@ from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
-from ..heap.refusals import set_with_gradients, written_by_lists
+from ..heap.refusals import changed_with_gradients, set_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
-from .gradient_looks import refused_size
 from .storage_swap import is_set_again
 
 __all__ = [
@@ -75,7 +74,21 @@ def check_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs, thro
         if index in moved:  # that gives another history by itself
             is_written &= id(record.initial.storage) in parted
         if is_written:
-            raise set_with_gradients(str(record.slot), recorder.changes.where_set())
+            at = _undefined_at(recorder, record)
+            if at is None:
+                raise set_with_gradients(str(record.slot), recorder.changes.where_set())
+            analysis.undefined[index] = at
+
+
+def _undefined_at(recorder: Recorder, record: InputRecord) -> int | None:
+    """When `set_` was last called on a view of an input, with gradients on."""
+    found = None
+    for event in recorder.changes.log.events:
+        value = recorder.values.get(event.tensor)
+        fake = None if value is None or event.what is not Happened.SET else value.fake
+        if fake is not None and is_view(fake) and base_of(fake) is record.stand_in:
+            found = event.at
+    return found
 
 
 def _is_written(record: InputRecord) -> bool:
@@ -176,4 +189,4 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
 def check_resized(recorder: Recorder, record: InputRecord) -> None:
     """An input that is written with gradients keeps its number of elements."""
     if recorder.values[id(record.stand_in)].spec.numel != record.spec.numel:
-        raise refused_size(recorder, record)
+        raise changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))

@@ -10,10 +10,9 @@ import torch
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError
 from ..tape.opinfo import set_to
-from ..tape.origin import line_of, user_line
 from .event_log import Happened
 from .recording import Recording
-from .refusals import detached_and_written, of_exchanged_memory, resized_view
+from .refusals import detached_and_written
 from .view_replay import View
 
 if TYPE_CHECKING:
@@ -55,42 +54,13 @@ class Detached:
         """The twin of a tensor that is still detached."""
         return None if tensor is None or tensor.requires_grad else self.twins.get(id(tensor))
 
-    def explain(self, error: Exception) -> None:
-        """Raise what to do about a view that autograd can't take again, as its base has no history by now."""
-        if "new_fn INTERNAL ASSERT" in str(error):
-            raise detached_and_written(f"a view used at {line_of(error)}") from error
-
-        if self.recorder.changes.resized and self._has_unfit():
-            raise resized_view(
-                f"some line before {line_of(error)}, which raises {str(error).splitlines()[0]}"
-            ) from error
-
-    def _has_unfit(self) -> bool:
-        """Whether some view can't be taken again of what its base is by now."""
-        for value in list(self.recorder.values.values()):
-            fake = value.fake
-            try:
-                _ = fake.grad_fn if fake is not None and is_view(fake) else None
-            except Exception as error:
-                if "no_grad mode" not in str(error) and "multiple views" not in str(error):
-                    return True
-        return False
-
     def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
-        """Raise for an output whose history autograd tries to take up again, and can't: it must be asked but once."""
-        views = list(views)
-        for view, path in views if self.recorder.changes.replaced else ():
-            try:
-                is_usable(view)
-            except Exception as error:  # not autograd's own: that of the operator which made the view
-                changes = self.recorder.changes
-                where = user_line(changes.changed_at.get(next(reversed(changes.replaced))))
-                raise of_exchanged_memory(f"the output {path}", where) from error
-        known = [(view, path, id(base_of(view))) for view, path in views if self.twins and is_view(view)]
-        known = [(view, path, base) for view, path, base in known if base in self.twins and view.requires_grad]
-        for view, path, base in known:
-            usable = is_usable(view)
-            if not view.requires_grad or (not usable and base not in inputs):  # it may be no more, once asked
+        """Raise for a view of what the function made and detached, whose history autograd can't take up again: it may
+        not require grad any more, once asked.
+        """
+        for view, path in views if self.twins else ():
+            base = id(base_of(view)) if is_view(view) and view.requires_grad else None
+            if base in self.twins and base not in inputs and not (is_usable(view) and view.requires_grad):
                 raise self.stale(view, path)
 
     def stale(self, view: torch.Tensor, path: str) -> UnsupportedAliasError:

@@ -8,12 +8,16 @@ from __future__ import annotations
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
 
 __all__ = [
+    "changed_with_gradients",
+    "changed_wrapper",
     "detached_and_written",
+    "in_some_backwards",
     "of_exchanged_memory",
     "past_the_edges",
     "resized_view",
-    "set_elsewhere",
+    "returned_wrapper",
     "set_with_gradients",
+    "written_by_backward",
     "written_by_lists",
 ]
 
@@ -30,7 +34,8 @@ def of_exchanged_memory(what: str, where: str = "") -> UnsupportedAliasError:
 def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
     """A view of memory that is detached, and written with gradients: its history is another than what is in it."""
     return UnsupportedAliasError(
-        f"{what} is in memory that is detached in the call, and written with gradients{_at(where)}: PyTorch gives it "
+        f"{what} is in memory that is detached in the call, or copied by `reshape`, and written with gradients"
+        f"{_at(where)}: PyTorch gives it "
         "another history than what is there, or none. Use `x = x.detach()`, or return a copy."
     )
 
@@ -44,11 +49,12 @@ def set_with_gradients(what: str, where: str = "") -> UnsupportedMutationError:
     )
 
 
-def set_elsewhere(what: str, where: str) -> UnsupportedMutationError:
-    """PyTorch takes a view that `set_` moves for another view."""
+def changed_with_gradients(what: str, where: str) -> UnsupportedMutationError:
+    """PyTorch takes the gradients of a tensor by what it is when it asks, which is one thing at one time."""
     return UnsupportedMutationError(
-        f"{what}, a view, is given memory where it begins at another place by `set_` at {where}, and gradients flow to "
-        "it: PyTorch takes it for another view then. Use a copy instead."
+        f"{what} is given other sizes, another dtype or history, or memory at another place, in place (`resize_`, "
+        f"`squeeze_`, `set_`, `.data = ...`, `detach_`) at {where}, and gradients flow to what it is and to what it "
+        "was, or is a view of. Compute with a tensor of its own instead."
     )
 
 
@@ -77,6 +83,35 @@ def written_by_lists(what: str, where: str) -> UnsupportedAliasError:
         "its memory or twice: PyTorch gives it gradients of one of the writes only. Write to them one by one, "
         "or to a copy."
     )
+
+
+def in_some_backwards(what: str) -> UnsupportedMutationError:
+    """What a backward does besides giving gradients, each backward of the function does."""
+    return UnsupportedMutationError(
+        f"{what} writes to tensors or checks values, and not each backward of the function runs it, or one that runs "
+        "it raises. Write in all of them, detach what raises or leads to no input, or do it outside."
+    )
+
+
+def written_by_backward(what: str, where: str, why: str) -> UnsupportedMutationError:
+    """A backward writes to elements, of what nobody has changed by then, or shares."""
+    return UnsupportedMutationError(
+        f"{where} writes to {what}, {why}. Write to the elements of a tensor of its own or a copy, under "
+        "torch.no_grad() or detached."
+    )
+
+
+def changed_wrapper(what: str) -> UnsupportedMutationError:
+    """Of a wrapper subclass, plain tensors in it are written, and nothing else changes."""
+    return UnsupportedMutationError(
+        f"{what}: its history, its sizes, its metadata or the tensors in it are others then. Use `copy_`, or do that "
+        "outside the compiled function."
+    )
+
+
+def returned_wrapper(what: str) -> UnsupportedAliasError:
+    """A wrapper subclass that is a result is put together anew, once."""
+    return UnsupportedAliasError(f"{what}: return copies, or detach it.")
 
 
 def _at(where: str) -> str:

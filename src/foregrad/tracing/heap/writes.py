@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedMutationError
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
@@ -22,6 +21,7 @@ from .aliased_kernels import At, RunOnStorageCopies, StorageExtent, extent_of
 from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
+from .refusals import past_the_edges
 from .taken_apart import as_entries, as_tuple, bind, by_position, flat_entries, split, tensors
 from .views import moved, without_bits
 from .write_order import draws_in_memory_order, rounds_in_memory, tensors_at, where_order_matters
@@ -153,11 +153,7 @@ class Writes:
                 continue
             place = extent_of(value, number[id(value.root)])
             if place is None:
-                raise UnsupportedMutationError(
-                    f"a write at {user_line(rec.origins.here())} to a tensor that has several elements in one place, "
-                    "or overlaps another argument, can't be captured where sizes vary or where it goes past the memory "
-                    "of the tensor it is a view of; write to a copy instead."
-                )
+                raise past_the_edges(user_line(rec.origins.here()))
             places[position, index] = place
             given: Any = arguments[position]
             arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]

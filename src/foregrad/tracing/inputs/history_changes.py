@@ -7,7 +7,7 @@ import torch
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
 from ..heap.clock import now
 from ..heap.event_log import Happened
-from ..heap.records import is_moved, is_no_grad_view
+from ..heap.records import InputRecord, is_moved, is_no_grad_view
 from ..heap.refusals import detached_and_written
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
@@ -21,6 +21,7 @@ class HistoryChanges:
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder
+        self._used: list[tuple[InputRecord, str]] = []  # views used since a write, when their base was detached
 
     def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> None:
         """`requires_grad_(requires_grad)` is about to be called."""
@@ -67,29 +68,36 @@ class HistoryChanges:
             if base_of(real) is not record.real:
                 continue
             if is_moved(record) and is_usable(real) and leads_to_base(real) and is_view(other.stand_in):
-                raise detached_and_written(str(other.slot), user_line(self.recorder.origins.here()))
+                self._used += [(other, user_line(self.recorder.origins.here()))] if self._is_used(other) else []
             if is_view(other.stand_in):
                 continue
             if is_marked(real) or self._has_marked_views(other.stand_in):
                 self.inputs.see_as_views([other])
 
-    def look_again_after(self, error: Exception) -> None:
-        """Capture again where views of what was detached are barred: those made under no_grad are not, by then."""
+    def look_again(self) -> None:
+        """Capture again where the run failed and views are of what was detached: they may be used otherwise by then."""
         detached = [id(r.real) for r in self.inputs.records if r.detached_at is not None]
-        barred = "created in no_grad mode" in str(error) or "cannot resize variables" in str(error)
-        for record in self.inputs.records if barred else ():
-            real = record.real
-            if id(base_of(real)) in detached:
-                self.inputs.see_as_views([record])
+        self.inputs.see_as_views([r for r in self.inputs.records if id(base_of(r.real)) in detached])
 
     def check_views(self) -> None:
         """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them. And
         where an operator on lists wrote to a view twice: its history is not that of what it is a view of.
         """
+        for record, where in self._used:
+            detached = self.recorder.changes.log.events
+            if any(e.what is Happened.DETACHED and e.at == record.initial.storage.changed_at for e in detached):
+                raise detached_and_written(str(record.slot), where)  # nothing has changed since
         listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if is_no_grad_view(r) and is_moved(r)]
         twice = [r for r in self.inputs.records if id(r.stand_in) in listed and r.stand_in.requires_grad]
         self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
+
+    def _is_used(self, record: InputRecord) -> bool:
+        """Whether it was read, or views taken of it, since its memory was written: autograd has that history then."""
+        value = self.recorder.values[id(record.stand_in)]
+        if value.generation == value.storage.generation:
+            return True
+        return any(v.parent is value and v.born > value.storage.changed_at for v in self.recorder.values.values())
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
         """Whether the function took views of it under no_grad."""

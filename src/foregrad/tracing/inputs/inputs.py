@@ -124,7 +124,7 @@ class Inputs:
             shared.place_bases(self._add, self._register)
             for record in group:
                 shared.place(record)
-            self.overlapping += [(*pair, version_of(pair[1].stand_in)) for pair in shared.overlapping]
+            self.overlapping += shared.watched()
         for record in new:
             self._register(record)
         # A tensor that the function reaches by itself as well is to be the same object on both ways.

@@ -29,6 +29,7 @@ from ..._torch.transforms import bottom_of
 from ...errors import UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
 from ...subclasses.spec import is_of_capture
+from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.determinant import DETERMINANTS, watch_determinant
 from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
@@ -88,7 +89,7 @@ class Lifting(TorchFunctionMode):
         self.on_check, self.on_hook, self.on_gradient, self.on_numpy = on_check, on_hook, on_gradient, on_numpy
         self.ask = ask
         self.reshape_view = reshape_view
-        self.views = ViewTracking(where)
+        self.views = ViewTracking(where, overlapping)
         self.overlapping = overlapping
         self.values_asked = ValuesAsked(where)
         self.accumulated_at = ""  # where the last `backward()` is
@@ -107,7 +108,8 @@ class Lifting(TorchFunctionMode):
                 return answer
         if func is _GRAD:
             return func(*args)
-        self.look_at_views(func, args)
+        if self.overlapping is not None and self.overlapping.watched:
+            self.overlapping.look(func, args)
         args, kwargs = self.swap(args, kwargs or {})
         special = _SPECIAL.get(func)
         if special is not None:
@@ -119,20 +121,18 @@ class Lifting(TorchFunctionMode):
             return self.views.by_strides(result, args) if self.reshape_view else result
         if self.reshape_view is not None:
             if func in RESHAPERS:
-                self.views.check_out_of_bounds(args[0])
+                if self.overlapping is not None and self.overlapping.is_watched(args[0]):
+                    raise past_the_edges(self.where())
                 result = self.reshape_view(self.views.stale, func, args[0], args[1:], kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
             if func in _AS_STRIDED:
-                return self.views.as_strided(func(*args, **kwargs), args)
+                result = func(*args, **kwargs)
+                self.views.check_stale(result, args)
+                return self.views.as_strided(result, args)
             result = func(*args, **kwargs)
             self.views.check_stale(result, args)
             return self.views.by_strides(result, args)
         return func(*args, **kwargs)
-
-    def look_at_views(self, func: Any = None, args: tuple[Any, ...] = ()) -> None:
-        """See `OverlappingViews.look`."""
-        if self.overlapping is not None and self.overlapping.watched:
-            self.overlapping.look(func, args)
 
     def in_engine(self, accumulates: bool) -> Any:
         """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom

@@ -2,11 +2,12 @@
 
 Eager takes a view by its operators until its memory is written, and by its place from then on. Of fakes autograd knows
 the operators only. So such an argument is no view of its base at first, and becomes one by its place once the version
-counter moves, and with it the views that were taken of it.
+counter moves, and with it the views that were taken of it. So does `as_strided` of a view, past its edges.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,72 +16,109 @@ import torch
 from ..._torch.fakes import FakeTensor
 from ..._torch.tensors import allows_writes, base_of, history_of, is_view, kind_of, storage_key, version_of, view_again
 from ...graph.meta import TensorSpec
+from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_written_with_history
 from ..heap.refusals import past_the_edges
+from ..heap.view_chain import chain_of
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
-from .inplace_views import become
+from .inplace_views import RESHAPERS, become
 
 __all__ = ["OverlappingViews", "Watched", "spreads_otherwise", "view_like"]
 
 
 _WRITING = {"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
 _WRITING |= {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
-_MARKING = {"requires_grad_", "detach_"}  # these write no elements
+# These write no elements.
+_MARKING = {"requires_grad_", "detach_", *(reshaper.__name__ for reshaper in RESHAPERS)}
 
-# An input, what it is a view of (itself where it has several elements in one place), and the version of that.
-Watched = tuple[InputRecord, InputRecord, int]
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """A tensor, what it is a view of (itself where it has several elements in one place), and the version of that.
+
+    `record`: the input that it stands for; None for a view that the function has taken.
+    """
+
+    view: torch.Tensor
+    base: torch.Tensor
+    version: int
+    record: InputRecord | None
 
 
 class OverlappingViews:
-    """`look` before each torch function, and once after all of them. `watched`: the inputs that are concerned."""
+    """`look` before each torch function, and once after all of them. `watched`: the views that are concerned."""
 
     def __init__(self, recorder: Recorder, watched: list[Watched]) -> None:
         self.recorder, self.watched = recorder, watched
+        self._of_another_kind: list[tuple[torch.Tensor | None, str]] = []  # what they are views of, and where taken
+
+    def watch(self, view: torch.Tensor) -> None:
+        """A view that the function takes past the edges of another one."""
+        base = base_of(view)
+        if base is not None and kind_of(base) == kind_of(view):
+            self.watched.append(Watched(view, base, version_of(base), None))
+        else:  # eager takes it again by its operator
+            self._of_another_kind.append((base, user_line(self.recorder.origins.here())))
+
+    def finish(self) -> None:
+        """The function has run. Raises for a view of another dtype than what it is of, whose sizes changed."""
+        self.look()
+        for base, where in self._of_another_kind:
+            if base is not None and self.recorder.changes.log.of(base, Happened.RESHAPED):
+                raise past_the_edges(where)
+
+    def is_watched(self, tensor: Any) -> bool:
+        """Whether it is such a view, or one of it."""
+        made = [entry.view for entry in self.watched if entry.record is None]
+        return any(tensor is view or self._is_view_of(tensor, view) for view in made)
 
     def look(self, func: Any = None, args: tuple[Any, ...] = ()) -> None:
         """Take the views by strides whose memory was written to, or that `func(*args)` is to write to."""
         target = args[0] if args and _writes(func) and type(args[0]) is FakeTensor else None
         for entry in list(self.watched):
-            record, base, version = entry
-            is_target = target is not None and (target is record.stand_in or base_of(target) is record.stand_in)
-            if version_of(base.stand_in) == version and not is_target:
+            view = entry.view
+            is_target = target is not None and (target is view or self._is_view_of(target, view))
+            if version_of(entry.base) == entry.version and not is_target:
                 continue
             self.watched.remove(entry)
             with torch.enable_grad():
-                self._take_again(record, base)
+                self._take_again(entry)
 
-    def _take_again(self, record: InputRecord, base: InputRecord) -> None:
-        stand_in = record.stand_in
-        where = user_line(record.initial.root.read(self.recorder.emit).origin)
-        if record is not base and is_written_with_history(record):
+    def _take_again(self, entry: Watched) -> None:
+        base, record = entry.base, entry.record
+        where = user_line(self.recorder.value_of(entry.view).root.read(self.recorder.emit).origin)
+        if record is not None and entry.view is not base and is_written_with_history(record):
             raise past_the_edges(where)
         fakes = [value.fake for value in list(self.recorder.values.values())]
-        views = [fake for fake in fakes if fake is not None and _is_view_of(fake, stand_in)]
-        if record is not base:
-            self._become(record, stand_in, view_like(record.real, base.stand_in))
-        for view in views:
-            if kind_of(view) == kind_of(base.stand_in):
-                again = base.stand_in.as_strided(view.shape, view.stride(), view.storage_offset())
-                self._become(record, view, again)
+        views = [fake for fake in fakes if fake is not None and self._is_view_of(fake, entry.view)]
+        if record is not None and entry.view is not base:
+            self._become(entry.view, view_like(record.real, base), where)
+        for view in [*views, *([entry.view] if record is None else [])]:
+            if kind_of(view) == kind_of(base):
+                self._become(view, base.as_strided(view.shape, view.stride(), view.storage_offset()), where)
 
-    def _become(self, record: InputRecord, view: torch.Tensor, again: torch.Tensor) -> None:
+    def _become(self, view: torch.Tensor, again: torch.Tensor, where: str) -> None:
         value = self.recorder.value_of(view)
-        where = user_line(record.initial.root.read(self.recorder.emit).origin)
         become(self.recorder, view, again, past_the_edges(where))
         self.recorder.values[id(view)], value.fake = value, view  # what it is in memory it was before
+
+    def _is_view_of(self, tensor: Any, source: torch.Tensor) -> bool:
+        """Whether gradients of it go to `source`, of which it is a view."""
+        if type(tensor) is not FakeTensor or not is_view(tensor) or not tensor.requires_grad:
+            return False
+        if tensor is source or not allows_writes(tensor) or storage_key(tensor) != storage_key(source):
+            return False
+        if not is_view(source):
+            return base_of(tensor) is source
+        value, above = self.recorder.values.get(id(tensor)), self.recorder.values.get(id(source))
+        return value is not None and above is not None and above in chain_of(value)
 
 
 def _writes(func: Any) -> bool:
     """Whether a torch function writes to its first argument, by its name."""
     name = getattr(func, "__name__", "")
     return name in _WRITING or (name.endswith("_") and not name.endswith("__") and name not in _MARKING)
-
-
-def _is_view_of(fake: torch.Tensor, base: torch.Tensor) -> bool:
-    if not (is_view(fake) and fake.requires_grad) or base_of(fake) is not base or not allows_writes(fake):
-        return False
-    return storage_key(fake) == storage_key(base)
 
 
 def view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,13 @@ from ..._torch.tensors import (
     is_usable,
     leads_to_base,
     share_counters,
+    version_of,
 )
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
 from ..heap.members import member_of
 from ..heap.records import InputRecord
-from .overlapping_views import spreads_otherwise, view_like
+from .overlapping_views import Watched, spreads_otherwise, view_like
 from .stand_ins import StandIns
 
 __all__ = ["MemoryGroup"]
@@ -42,7 +43,7 @@ class MemoryGroup:
         fake = new_fake_over(stand_ins.fake_mode, self._memory, spec.shape, (1,), dtype, spec.device, 0)
         self.whole = InputRecord.of_memory(group, spec, fake)
         self.members: list[InputRecord] = []
-        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # for `OverlappingViews.watch`
+        self._overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of
         self._stand_ins, self._group, self._views = stand_ins, group, views
         self._bases: dict[int, InputRecord] = {}  # by the id of a tensor that members are differentiable views of
 
@@ -87,8 +88,13 @@ class MemoryGroup:
         elif not hasattr(record, "stand_in"):
             self._stand_for(record)
         if record.spec.overlaps_itself and record.real.requires_grad:
-            self.overlapping.append((record, record))
+            self._overlapping.append((record, record))
         self._enter(record)
+
+    def watched(self) -> list[Watched]:
+        """The members that `OverlappingViews` is for."""
+        pairs = [(record, record.stand_in, base.stand_in) for record, base in self._overlapping]
+        return [Watched(view, base, version_of(base), record) for record, view, base in pairs]
 
     def _is_told_otherwise(self, record: InputRecord, base: InputRecord) -> bool:
         """Whether it is no view at first, see `OverlappingViews`."""
@@ -97,7 +103,7 @@ class MemoryGroup:
             return False
         if not spreads_otherwise(real, base.real):
             return False
-        self.overlapping.append((record, base))
+        self._overlapping.append((record, base))
         return True
 
     def _stand_for(self, record: InputRecord) -> None:

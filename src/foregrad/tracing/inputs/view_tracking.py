@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from ..._torch.fakes import FakeTensor
 from ..._torch.tensors import (
     allows_writes,
     base_of,
-    history_of,
     is_marked,
     is_usable,
     is_view,
@@ -19,8 +18,8 @@ from ..._torch.tensors import (
     storage_key,
 )
 from ...graph.meta import TensorSpec
-from ..heap.refusals import past_the_edges, resized_view
-from ..tape.gradient_paths import nodes_behind
+from ..heap.refusals import resized_view
+from .overlapping_views import OverlappingViews
 
 __all__ = ["ViewTracking"]
 
@@ -31,52 +30,24 @@ class ViewTracking:
     `stale`: views of another dtype whose base changed its sizes, and where.
     """
 
-    def __init__(self, where: Callable[[], str]) -> None:
-        self.where = where
-        self.out_of_bounds_views: list[
-            tuple[Any, torch.Tensor | None, str]
-        ] = []  # a history, or whose by then; where taken
+    def __init__(self, where: Callable[[], str], overlapping: OverlappingViews | None) -> None:
+        self.where, self.overlapping = where, overlapping
         self.stale: list[tuple[torch.Tensor, str]] = []
 
     def as_strided(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """A view by strides, by its place in the base's memory; one of others than its source's elements is noted."""
+        """A view by strides, by its place in the base's memory; past the edges of a view only once that is written."""
         view = _by_strides(result, args, is_strided=True)
-        base = base_of(view)
-        is_of_view = view is not result and view.requires_grad and args[0] is not base
-        if is_of_view and not TensorSpec.of(args[0]).holds(TensorSpec.of(view)):
-            self._note_out_of_bounds_view(view, self.where())
-        return view
-
-    def _note_out_of_bounds_view(self, view: torch.Tensor, where: str) -> None:
-        base = base_of(view)
-        self.out_of_bounds_views.append((history_of(view), None, where))
-        if base is not None and base.dtype is not view.dtype:
-            self.out_of_bounds_views.append((None, view, where))
+        is_of_view = view is not result and view.requires_grad and args[0] is not base_of(view)
+        if self.overlapping is None or not is_of_view or TensorSpec.of(args[0]).holds(TensorSpec.of(view)):
+            return view
+        self.overlapping.watch(result)
+        return result
 
     def by_strides(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """What an operator gave, views by strides; views of an out-of-bounds view are out of bounds too."""
-        taken = _by_strides(result, args)
-        if self.out_of_bounds_views and args and isinstance(args[0], FakeTensor) and args[0].requires_grad:
-            given = taken if type(taken) in (tuple, list) else (taken,)
-            views = [view for view in given if type(view) is FakeTensor and is_view(view)]
-            # Asked only where there is one: autograd may hold the lock of a history that has hooks put on it.
-            source = history_of(args[0]) if views else None
-            where = next((where for history, _, where in self.out_of_bounds_views if history is source), None)
-            for view in views:
-                if where is not None and history_of(view) is not source:
-                    self._note_out_of_bounds_view(view, where)
-        return taken
-
-    def check_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Raise where gradients go through an out-of-bounds view as it was taken: eager's end at its source's edges.
-
-        Once its memory was written to, eager takes it up again by its place in the base's memory; of another dtype than
-        the base, by its source still.
-        """
-        behind = set(nodes_behind(outputs)) if self.out_of_bounds_views else set()
-        for history, view, where in self.out_of_bounds_views:
-            if (history if view is None else history_of(view)) in behind:
-                raise past_the_edges(where)
+        """What an operator gave, views by strides."""
+        if self.overlapping is not None and self.overlapping.watched and args and self.overlapping.is_watched(args[0]):
+            return result
+        return _by_strides(result, args)
 
     def check_stale(self, result: Any, args: tuple[Any, ...]) -> None:
         """Raise for a view of a view whose base has other sizes by now: its gradients do not fit those."""
@@ -88,12 +59,6 @@ class ViewTracking:
         for view, where in self.stale:
             if any(arg is view for arg in args) and first is not view:
                 raise resized_view(f"{where}, and taken again at {self.where()}")
-
-    def check_out_of_bounds(self, tensor: torch.Tensor) -> None:
-        """Raise for an out-of-bounds view whose own sizes change: it is taken anew then."""
-        for history, _, where in self.out_of_bounds_views:
-            if history is not None and history is history_of(tensor):
-                raise past_the_edges(where)
 
 
 def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import base_of, is_marked, is_view, numbers_of_view, storage_key, version_of
-from ...errors import UnsupportedAliasError, UnsupportedMutationError, UnsupportedTensorError
+from ...errors import UnsupportedTensorError
 from ...frontend.sources import Source
 from ...frontend.tree import Tree
 from ...frontend.wrappers import FoundWrappers, ReachedWrapper
@@ -25,6 +25,7 @@ from ...subclasses.conversion import (
     wrap,
 )
 from ...subclasses.spec import GradientKindError, WrapperSpec, is_of_capture, is_wrapper, parts_of, spec_of
+from ..heap.refusals import changed_wrapper, returned_wrapper
 from ..recorder.recorder import Recorder
 from .outer_sizes import with_sizes_of
 
@@ -102,10 +103,7 @@ class _Input:
         is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
         is_same = is_same and (stand_in.requires_grad, stand_in.grad_fn) == self.history
         if not is_same or _without_history(stand_in) != self.spec_inside:
-            raise UnsupportedMutationError(
-                f"{said}: its history, its sizes, its metadata or the tensors in it are others now. Do that outside "
-                "the compiled function."
-            )
+            raise changed_wrapper(said)
 
 
 class Wrappers:
@@ -189,10 +187,8 @@ class Wrappers:
         base: Any = base_of(result) if is_view(result) else None
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
         if base is not None and result.requires_grad and is_marked(result):
-            raise UnsupportedAliasError(
-                f"a result is a view of a {type(result).__qualname__} that requires grad taken under `torch.no_grad()`:"
-                " return a copy, or detach it."
-            )
+            said = f"a result is a view of a {type(result).__qualname__} that requires grad taken under torch.no_grad()"
+            raise returned_wrapper(said)
         if id(result) in self.by_stand_in or is_of_input:
             return None
         self._check_apart(result, result if base is None else base)
@@ -211,9 +207,7 @@ class Wrappers:
         """
         known = self.results.setdefault(id(base), [])
         if any(other is result for other in known) or (known and result.requires_grad):
-            raise UnsupportedAliasError(
-                f"two results are one {type(result).__qualname__}, or views of one: return copies, or one of them."
-            )
+            raise returned_wrapper(f"two results are one {type(result).__qualname__}, or views of one")
         known.append(result)
 
     def returned(self, value: Any, adopt: Callable[[Any], Any]) -> tuple[Any, ...] | None:

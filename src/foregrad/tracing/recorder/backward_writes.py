@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..._torch.tensors import is_view, set_version, version_unseen
-from ...errors import UnsupportedMutationError
 from ...graph.slots import Slot
 from ..heap.alias import Value
 from ..heap.recording import Recording
 from ..heap.records import InputRecord
+from ..heap.refusals import written_by_backward
 from ..kernels.checks import Check
 from ..tape.opinfo import OpInfo
 from ..tape.tape import Entry
@@ -176,17 +176,13 @@ class BackwardWrites:
                 continue
             where = rec.where()
             if is_metadata:
-                raise UnsupportedMutationError(
-                    f"{where} changes the sizes, or the memory, of a tensor of the forward's; write to its elements."
-                )
+                raise written_by_backward("a tensor of the forward's", where, "and changes its sizes or memory")
             keeps_history = not root.storage.is_input or is_view(tensor) or rec.values[id(tensor)] is root
             differentiable = any(t.requires_grad for t in [tensor, *_tensors_in(arguments)])
             differentiable |= not root.storage.is_input  # what is saved of it would be what it is by then
             if keeps_history and differentiable and torch.is_grad_enabled():
-                raise UnsupportedMutationError(
-                    f"{where} writes, with gradients on, to a tensor that outlives it, whose history can't be given "
-                    "back. Write under torch.no_grad(), or what is detached; to a copy, where it is the forward's own."
-                )
+                why = "with gradients on, which outlives it: its history can't be given back"
+                raise written_by_backward("a tensor", where, why)
             self._versions.append((tensor, version_unseen(tensor)))
             if root.storage.is_input and id(root) not in self.written:
                 if self.on_missing is not None:

@@ -31,7 +31,6 @@ from ..._torch.settings import arithmetic
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import is_symbolic_zero
 from ...errors import (
-    UnsupportedMutationError,
     UnsupportedOpError,
 )
 from ...subclasses.spec import holds_tensors, is_wrapper
@@ -39,6 +38,7 @@ from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
 from ..heap.overlaps import check_view
+from ..heap.refusals import changed_wrapper
 from ..heap.view_replay import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
@@ -268,10 +268,8 @@ class Recorder(Trace, ThreadDispatchMode):
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """`tensor.data = source` was run."""
         if is_wrapper(tensor):
-            raise UnsupportedMutationError(
-                f"`.data = ...` on a {type(tensor).__qualname__} at {user_line(self.origins.here())} can't be compiled."
-                " Use `copy_`, or do it outside the compiled function."
-            )
+            where = user_line(self.origins.here())
+            raise changed_wrapper(f"`.data = ...` on a {type(tensor).__qualname__} at {where} can't be compiled")
         if self.in_backward:
             self.late.note_targets([tensor], (), is_metadata=True)
         self.changes.replaced_by(tensor, source)

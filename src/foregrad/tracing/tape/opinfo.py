@@ -55,6 +55,13 @@ def set_to(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
     return taken
 
 
+def undefine_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """Leave the tensor without a derivative, as `set_` does that is called on a view of it with gradients on."""
+    view: Any = tensor.view_as(tensor)
+    view.set_(view)
+    return tensor
+
+
 # Views that change nothing below autograd.
 CUTS = {aten.detach.default, take_data, set_to}  # these also cut the history off
 IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data, set_to}
