@@ -22,6 +22,7 @@ __all__ = [
     "history_of",
     "is_inside_transform",
     "is_marked",
+    "is_no_grad_view",
     "is_symbolic_zero",
     "is_traceable_wrapper_subclass",
     "is_usable",
@@ -165,6 +166,14 @@ def allows_writes(tensor: torch.Tensor) -> bool:
         return True
     meta = torch._C._autograd._get_creation_meta(tensor)
     return bool(meta == torch._C._autograd.CreationMeta.DEFAULT)
+
+
+def is_no_grad_view(tensor: torch.Tensor) -> bool:
+    """Whether it is a view that was taken under no_grad."""
+    if not tensor._is_view():
+        return False
+    meta = torch._C._autograd._get_creation_meta(tensor)
+    return bool(meta == torch._C._autograd.CreationMeta.NO_GRAD_MODE)
 
 
 def allow_writes(view: torch.Tensor) -> None:

@@ -113,6 +113,7 @@ class _Renderer(LineWriter):
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
         self.wrappers = wrappers
+        self.views_of_wrappers: dict[int, str] = {}  # by the id of the stand-in of the view
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
@@ -437,6 +438,16 @@ class _Renderer(LineWriter):
         else:
             self.lines.append(f"{name}.data = {value}")
 
+    def _view_of_wrapper(self, info: WrapperOutput, wrapper: str) -> str:
+        """A view of a wrapper among the inputs: one object, wherever it is returned."""
+        name = self.views_of_wrappers.get(id(info.view))
+        if name is None:
+            name = self.views_of_wrappers[id(info.view)] = self.names.fresh("view")
+            numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(self.literal, info.numbers)))}]"]
+            given = ", ".join([self.bind("view", info.view), wrapper, *numbers])
+            self.lines.append(f"{name} = {self.bind('view_again', view_again)}({given})")
+        return name
+
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
@@ -449,10 +460,7 @@ class _Renderer(LineWriter):
             wrapper = self.wrappers[info.wrapper]
             if info.view is None:
                 return wrapper
-            numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(self.literal, info.numbers)))}]"]
-            return (
-                f"{self.bind('view_again', view_again)}({', '.join([self.bind('view', info.view), wrapper, *numbers])})"
-            )
+            return self._view_of_wrapper(info, wrapper)
         if isinstance(info, GraphOutput):
             name = self._result(info.output)
             if info.leaf:

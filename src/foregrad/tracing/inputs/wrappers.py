@@ -9,8 +9,17 @@ from typing import Any
 import torch
 
 from ..._torch.symbols import is_symbolic
-from ..._torch.tensors import base_of, is_marked, is_view, numbers_of_view, storage_key, version_of
-from ...errors import UnsupportedTensorError
+from ..._torch.tensors import (
+    base_of,
+    history_of,
+    is_marked,
+    is_no_grad_view,
+    is_view,
+    numbers_of_view,
+    storage_key,
+    version_of,
+)
+from ...errors import UnsupportedAliasError, UnsupportedTensorError
 from ...frontend.sources import Source
 from ...frontend.tree import Tree
 from ...frontend.wrappers import FoundWrappers, ReachedWrapper
@@ -186,9 +195,9 @@ class Wrappers:
         result = adopt(result)
         base: Any = base_of(result) if is_view(result) else None
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
-        if base is not None and result.requires_grad and is_marked(result):
-            said = f"a result is a view of a {type(result).__qualname__} that requires grad taken under torch.no_grad()"
-            raise returned_wrapper(said)
+        if base is not None and is_marked(result):
+            raise _no_grad_view(base)
+        _check_view(result)
         if id(result) in self.by_stand_in or is_of_input:
             return None
         self._check_apart(result, result if base is None else base)
@@ -214,7 +223,10 @@ class Wrappers:
         """Which input a result is; or which it is a view of, the view of its stand-in, and the numbers it is taken with
         where some are symbolic.
         """
-        if not (self.inputs and is_wrapper(value)):
+        if not self.inputs:
+            return None
+        if not is_wrapper(value):
+            _check_view(value)
             return None
         value = adopt(value)
         known = self.by_stand_in.get(id(value))
@@ -249,6 +261,24 @@ class Wrappers:
 
 # What the stand-in itself can tell.
 _ANSWERED = {_TENSOR.storage_offset, _TENSOR.untyped_storage, _TENSOR.is_shared, _TENSOR.is_pinned}
+
+
+def _check_view(result: torch.Tensor) -> None:
+    """Raise for a view that eager raises about when it is looked at after a write."""
+    base: Any = base_of(result) if is_view(result) else None
+    if not is_wrapper(base):
+        return
+    if base.requires_grad and is_no_grad_view(result):
+        raise _no_grad_view(base)
+    try:
+        history_of(result)
+    except RuntimeError as error:
+        raise returned_wrapper(f"a result is a view of a {type(base).__qualname__} that eager refuses: {error}") from error
+
+
+def _no_grad_view(base: torch.Tensor) -> UnsupportedAliasError:
+    said = f"a result is a view of a {type(base).__qualname__} that requires grad taken under torch.no_grad()"
+    return returned_wrapper(said)
 
 
 def _without_history(wrapper: Any) -> WrapperSpec:

@@ -1,0 +1,24 @@
+"""Random programs over wrapper subclasses: equal to eager's, or refused by name."""
+
+import pytest
+
+from .wrapper_programs import CLASSES, Program, judge
+
+REFUSALS = (
+    "changes an argument or parameter",
+    "two results are one",
+    "a result is a view of",
+    "the gradient of args[1], a plain tensor, is a",
+    "the gradient by it would miss",
+    "could not be captured, though it runs",
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind != "plain"])
+def test_equal_or_refused_by_name(kind):
+    said = {seed: judge(Program.drawn(seed, kind)) for seed in range(40)}
+    assert [seed for seed, verdict in said.items() if verdict == "differs"] == []
+    refused = [verdict for verdict in said.values() if verdict != "equal"]
+    assert [verdict for verdict in refused if not any(text in verdict for text in REFUSALS)] == []
+    assert len(refused) < len(said) / 3
