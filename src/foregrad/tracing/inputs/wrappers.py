@@ -273,7 +273,9 @@ def _check_view(result: torch.Tensor) -> None:
     try:
         history_of(result)
     except RuntimeError as error:
-        raise returned_wrapper(f"a result is a view of a {type(base).__qualname__} that eager refuses: {error}") from error
+        raise returned_wrapper(
+            f"a result is a view of a {type(base).__qualname__} that eager refuses: {error}"
+        ) from error
 
 
 def _no_grad_view(base: torch.Tensor) -> UnsupportedAliasError:
