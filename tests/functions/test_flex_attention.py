@@ -146,3 +146,66 @@ def test_what_a_score_function_must_not_do_is_named(score, why):
     compiled = foregrad.compile(lambda q: flex_attention(q, q, q, score), backend="eager")
     with pytest.raises(UnsupportedOpError, match=f"the score_mod of `flex_attention` called at .* {why}"):
         compiled(torch.randn(1, 1, 8, 4))
+
+
+def test_a_block_mask_is_an_argument():
+    def function(q, k, v, mask):
+        return flex_attention(q, k, v, block_mask=mask) * 2
+
+    compiled = foregrad.compile(function, backend="eager")
+    causal = create_block_mask(lambda b, h, q, k: q >= k, None, None, LENGTH, LENGTH, "cpu", BLOCK_SIZE=8)
+    for mask in (MASK, causal, MASK):
+        expected = outcome(lambda q, k, v, m=mask: function(q, k, v, m), True)
+        found = outcome(lambda q, k, v, m=mask: compiled(q, k, v, m), True)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert len(compiled.foregrad.specializations) == 2
+
+
+def test_a_block_mask_is_made_inside_of_what_comes_in():
+    def function(q, document):
+        def mask(b, h, m, n):
+            return (document[m] == document[n]) & (m >= n)
+
+        blocks = create_block_mask(mask, None, None, LENGTH, LENGTH, "cpu", BLOCK_SIZE=8)
+        return flex_attention(q, q, q, block_mask=blocks)
+
+    compiled = foregrad.compile(function, backend="eager")
+    q = torch.randn(1, 2, LENGTH, 4)
+    for size in (4, 8, 16):
+        document = torch.arange(LENGTH) // size
+        assert torch.equal(compiled(q, document), function(q, document))
+    assert len(compiled.foregrad.specializations) == 1
+
+
+def test_lengths_vary():
+    function = FUNCTIONS["relative"]
+    compiled = foregrad.compile(function, backend="eager")
+    for length in (32, 24, 16, 40):
+        q, k, v = (torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3))
+        expected, found = function(q, k, v), compiled(q, k, v)
+        assert torch.equal(expected, found)
+        gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (expected, found)]
+        assert all(map(torch.equal, *gradients))
+    assert len(compiled.foregrad.specializations) == 2
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="PyTorch's kernel for the CPU needs AVX2")
+def test_inductor_has_a_kernel_for_it():
+    def function(q, k, v):
+        return flex_attention(q, k, v, relative, block_mask=MASK)
+
+    q, k, v = (torch.randn(1, 2, LENGTH, 16) for _ in range(3))
+    compiled = foregrad.compile(function, backend="inductor")
+    torch.testing.assert_close(compiled(q, k, v), function(q, k, v))
+    assert not torch.equal(compiled(q, k, v), function(q, k, v)), "eager's kernels give the same bits"
+
+
+@pytest.mark.parametrize("door", [foregrad.compile, lambda f, backend: torch.compile(f, backend="foregrad")])
+def test_a_training_step_of_inductor_goes_around_it(door):
+    def function(q, k, v):
+        return FUNCTIONS["capped"](q * 2, k, v).sin()
+
+    compiled = door(function, backend="auto")
+    expected = outcome(function, True)
+    for one, other in zip(expected, outcome(compiled, True), strict=True):
+        assert one is other is None or torch.allclose(one, other, rtol=1e-4, atol=1e-5)

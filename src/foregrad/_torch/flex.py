@@ -5,16 +5,24 @@ The operators take functions of single scores (`score_mod`, `mask_mod`), which a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-__all__ = ["ATTENTION", "BACKWARD", "IN_GRAPHS", "indexed_by_tensors", "strides_like"]
+from .fakes import FakeTensorMode, NewFakeMode
+
+__all__ = ["ATTENTION", "BACKWARD", "IN_GRAPHS", "has_kernel", "indexed_by_tensors", "strides_like"]
 
 ATTENTION: Any = torch.ops.higher_order.flex_attention
 BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+
+_OPTIONS = {ATTENTION: 6, BACKWARD: 11}  # of the arguments: what kernels are told
+# Compilers ask operators what they give under a fake mode; which operators that is for, they look up by its class.
+for _operator in (ATTENTION, BACKWARD):
+    _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
 
 # Of the backward's arguments.
 _JOINT, _BUFFERS = 8, 12
@@ -64,6 +72,21 @@ def _backward(*args: Any) -> Any:
     )
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         return BACKWARD(*args[:_BUFFERS], buffers, *args[_BUFFERS + 1 :])
+
+
+def has_kernel(node: fx.Node) -> bool:
+    """Whether Inductor has a kernel for this call: on accelerators it has; on the CPU, for the output alone."""
+    if node.target not in IN_GRAPHS:
+        return False
+    given: Any = node.args
+    options = given[_OPTIONS[node.target]]
+    if "OUTPUT_LOGSUMEXP" not in options:  # the operator as it is, without what `flex_attention` adds
+        return False
+    if given[0].meta["val"].device.type != "cpu":
+        return True
+    if node.target is BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
+        return False
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
 
 
 IN_GRAPHS: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, BACKWARD: _backward}

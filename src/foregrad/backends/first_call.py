@@ -39,7 +39,8 @@ def after_first_call(function: Any, first_call: FirstCall) -> Run:
         if target is None:
             return
         target.__globals__["__run__"] = later  # also for a thread that is on its way here
-        if later is function and getattr(function, "source", None) is not None and type(function) is FunctionType:
+        is_rendered = type(function) is FunctionType and getattr(function, "source", None) is not None
+        if later is function and is_rendered and not function.__code__.co_freevars:  # a wrapper's code needs its cells
             target.__globals__.update(function.__globals__)
             target.__code__ = function.__code__
 

@@ -30,6 +30,7 @@ from .._torch.cache_folder import why_no_folder
 from .._torch.codegen import OpOverload
 from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
+from .._torch.flex import has_kernel
 from .._torch.graphs import copied, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.ops import depends_on_values
@@ -238,8 +239,14 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
     former on the latter, which has other users.
     """
     copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
-    decompose(copy, inductor.decompositions(), mode, leave=_foreign(copy))
-    inductor.propagate(copy, inputs, mode, known=_foreign(copy))
+    table = inductor.decompositions()
+    for name, graph in [*copy.named_children()]:  # functions that operators are given
+        if isinstance(graph, fx.GraphModule):
+            inner = make_graph_module(graph, copied(graph.graph), name)
+            decompose(inner, table, mode)
+            copy.add_module(name, inner)
+    decompose(copy, table, mode, leave=_foreign(copy))
+    inductor.propagate(copy, inputs, mode, known=_with_values(copy))
     values = {node: node.meta["val"] for node in copy.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)}
     copy = inductor.joint_passes(copy)
     for node in copy.graph.nodes:
@@ -253,7 +260,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
         if node in values and before.dtype is after.dtype:
             node.meta["val"] = before  # it is in the memory that this value has
     if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
-        inductor.propagate(copy, inputs, mode, known=_foreign(copy))
+        inductor.propagate(copy, inputs, mode, known=_with_values(copy))
     return copy
 
 
@@ -284,9 +291,14 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             by_values = depends_on_values(node.target) and not _takes_by_numbers(node)
             if by_values or inductor.runs_as_eager(node) or _is_drawn_by_eager(node):
                 foreign.add(node)
-        elif getattr(node.target, "__module__", "") not in _ARITHMETIC:
+        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not has_kernel(node):
             foreign.add(node)
     return foreign
+
+
+def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
+    """Nodes whose `meta["val"]` stays: it can't be computed from those of their arguments as operators' are."""
+    return _foreign(gm) | {node for node in gm.graph.nodes if has_kernel(node)}
 
 
 def _takes_by_numbers(node: fx.Node) -> bool:

@@ -39,7 +39,7 @@ _LIBRARIES = (
     "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
-_OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp")
+_OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention")
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
     "_frozen_importlib _frozen_importlib_external abc ast builtins contextlib contextvars dataclasses datetime decimal "
@@ -86,7 +86,7 @@ def keeps_options(value: Any) -> bool:
 
 def keeps_state(cls: type) -> bool:
     """Whether objects of a library's class hold what calls of their methods leave behind: the moments of an optimizer,
-    the scale of a scaler, what a distribution works out once.
+    the scale of a scaler, what a distribution works out once; or the tensors of a block mask.
     """
     module: Any = cls.__module__
     return isinstance(module, str) and module.startswith(_OF_TORCH)

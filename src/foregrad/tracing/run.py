@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,18 +20,15 @@ from .._torch.plain_types import PlainTypes
 from ..errors import ForegradError, ProgramOutputError
 from ..frontend.call import FlatCall
 from ..frontend.lifted import capturing
-from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
-from ..frontend.wrappers import FoundWrappers
 from ..graph.effects import CheckFailed
-from ..graph.joint import JointGraph
 from ..interrupts import is_interrupt, note_escaping, runs_user_code
 from .assembly import Assembly
+from .captured import Captured
 from .derivatives.backward import Backward, InnerGradients
 from .derivatives.derived_effects import check_outputs, written_by
 from .derivatives.differentiation import Differentiated, differentiate
-from .derivatives.resumable_trace import ResumableTrace
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
@@ -72,27 +69,9 @@ from .values.numbers import Numbers
 from .values.prefix import generators_drawn_from
 from .values.sizes import OpenSizes
 
-__all__ = ["CaptureRun", "Captured"]
+__all__ = ["CaptureRun"]
 
 _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Captured:
-    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the modules
-    whose code ran, what the function read besides tensors, what it asked of which input (an expression, its value),
-    what it takes to differentiate it again, the wrapper subclasses that it was given, and, by class, the ids of objects
-    that it reaches by itself, which its arguments must not be.
-    """
-
-    joint: JointGraph
-    tensors: tuple[torch.Tensor | None, ...]
-    modules: tuple[torch.nn.Module, ...]
-    reads: Reads
-    facts: tuple[tuple[int, str, str | None, Any], ...] = ()
-    resumable: ResumableTrace | None = None
-    wrappers: FoundWrappers | None = None
-    reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
 
 
 class CaptureRun:
