@@ -291,8 +291,10 @@ class Dispatcher:
             if self._paths.past_limit(self.specializations):
                 with self._order:
                     self._calls = tuple(s.call for s in self.specializations if not s.decides)
+            self.refusals.count_only(_PAST_THE_PATHS)
             return None
         if self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit:
+            self.refusals.count_only(_PAST_THE_FILLS)
             return None
         if len(self.specializations) >= self.config.recompile_limit:
             self._past_the_limit(args, kwargs)
@@ -493,3 +495,5 @@ class Dispatcher:
 _MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
 _MOST_PLACES = 24  # that a function takes from Python's state and from what it draws
 _PAST_THE_LIMIT = "more graphs than the recompile limit allows"
+_PAST_THE_PATHS = "more graphs for values that it reads from its inputs than the path limit allows"
+_PAST_THE_FILLS = "caches that it fills in each call"

@@ -5,21 +5,26 @@ from __future__ import annotations
 import functools
 import gc
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 __all__ = [
     "CODE_OF_CLASSES",
     "MAKERS",
+    "called_by_autograd",
     "dict_of_class",
     "functions_held_by",
     "is_method",
     "is_slot",
+    "makers_of",
     "special_names",
     "values_of",
 ]
 
 _MOST_HELD = 100  # items of a container that are looked at
+_CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 CODE_OF_CLASSES = (
     staticmethod,
@@ -66,6 +71,19 @@ def functions_held_by(module: Any) -> Iterator[types.FunctionType]:
                 value = value.__func__ if cls is types.MethodType else value.func
             if cls is types.FunctionType and str(value.__module__).partition(".")[0] != "torch":
                 yield value
+
+
+def makers_of(cls: type) -> set[str]:
+    """The methods that a class defines itself and that run when it is called, or when autograd calls it."""
+    makers = MAKERS | _CALLED_BY_AUTOGRAD if issubclass(cls, torch.autograd.Function) else MAKERS
+    return makers & cls.__dict__.keys()
+
+
+def called_by_autograd(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
+    """The functions that autograd calls of custom Functions."""
+    for cls in functions:
+        found = (getattr(cls, name, None) for name in _CALLED_BY_AUTOGRAD)
+        yield from (function for function in found if isinstance(function, types.FunctionType))
 
 
 def dict_of_class(cls: type) -> Any:

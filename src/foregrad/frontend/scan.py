@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..graph.spelling import in_order
-from .classes import CODE_OF_CLASSES, MAKERS, dict_of_class, is_method, is_slot, special_names, values_of
+from .classes import CODE_OF_CLASSES, dict_of_class, is_method, is_slot, makers_of, special_names, values_of
 from .code import CodeNames, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
@@ -37,7 +37,6 @@ from .reads import Reads, ReadSite, items_in, table_of
 
 __all__ = ["BAGS", "Scan"]
 
-_CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 _MOST_FUNCTIONS = 20_000
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
@@ -56,9 +55,9 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
 class Scan:
-    """One walk: `function(f)` adds a callable that may run; `finish()` follows everything to its end."""
+    """One walk: `function(f)` adds a callable that may run, none of `apart`; `finish()` follows all to its end."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...] = ()) -> None:
         self.reads = reads
         self.names: set[str] = set()
         self.probed: set[str] = set()  # those that may be missing where they are asked for
@@ -68,7 +67,7 @@ class Scan:
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
-        self._seen: dict[int, Any] = {}  # by id; the values keep the ids theirs
+        self._seen: dict[int, Any] = {id(function): function for function in apart}  # the values keep the ids theirs
         self._objects: list[
             tuple[Any, str, int, int, set[str]]
         ] = []  # (object or class, name, depth, rank, names done)
@@ -314,8 +313,7 @@ class Scan:
             self._class(value)
             for base in value.__mro__:  # it may be called
                 if not is_outside(base.__module__):
-                    makers = MAKERS | _CALLED_BY_AUTOGRAD if issubclass(base, torch.autograd.Function) else MAKERS
-                    for maker in makers & base.__dict__.keys():
+                    for maker in makers_of(base):
                         self.function(base.__dict__[maker], f"{name}.{maker}")
         elif isinstance(value, BAGS) or not is_outside(type(value).__module__):
             if self._is_new(value) and depth <= _DEEPEST:

@@ -32,6 +32,7 @@ from .derivatives.differentiation import Differentiated, differentiate
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
+from .effects.custom_functions import CustomFunctions
 from .effects.eager_regions import EagerRegions
 from .effects.given import Given
 from .effects.gradient_looks import check_sizes
@@ -106,8 +107,9 @@ class CaptureRun:
         self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
         self.settings = SettingsLeft(self.name, call.function, self.recorder.arithmetic)
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
+        self.functions = CustomFunctions(learned.regions, may_run=options.runs_regions)
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
-        self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins)
+        self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.regions)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
         self.lifting = Lifting(
             self.inputs.adopt,
@@ -120,7 +122,7 @@ class CaptureRun:
             on_check=self.recorder.checks.note,
             on_hook=self.hooks.note,
             on_gradient=self.inner.note,
-            on_numpy=self._on_numpy,
+            on_numpy=self.functions.on_numpy,
             ask=self.facts.ask,
             reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
             overlapping=self.overlapping,
@@ -140,7 +142,8 @@ class CaptureRun:
         try:
             captured = self._run(given)
         except BaseException as error:
-            if self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)):
+            is_foreign = not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)
+            if self.state.stumbled(is_foreign=is_foreign) or self.functions.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.history_changes.look_again()
@@ -198,7 +201,7 @@ class CaptureRun:
             self.hooks.on_node,
             self.lifting.storages.as_tensor,
             self.regions.call if self.options.runs_regions else self.regions.refuse,
-            self.learned.regions.__contains__,
+            self.functions.is_region,
             Attention(self.recorder, self.lifting),
         )
 
@@ -308,11 +311,6 @@ class CaptureRun:
         raise ProgramOutputError(
             f"`{self.name}` {what}, which a compiled call would not repeat. Do it outside the compiled function."
         )
-
-    def _on_numpy(self, function: Any) -> None:
-        """A custom Function hands tensors to NumPy: it runs as an eager region from now on."""
-        self.learned.regions.add(function)
-        raise CaptureAgain
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""

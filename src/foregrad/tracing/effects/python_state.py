@@ -25,6 +25,7 @@ from ...graph.python_effects import PythonWrite, SetAttribute
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
 from ..values.iterators import UntouchedIterator
+from .custom_functions import BackwardChangesError
 from .given import Given
 from .journals import Identity, Journals, grows, replaced
 from .made_values import MadeValues
@@ -197,7 +198,7 @@ class PythonState:
         written = self.before.changed()
         for holder in written:
             if not self._is_still(holder, seen.get(id(holder), holder.before)):
-                raise UnsupportedSideEffectError(
+                raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
                     "would not repeat. Do it outside of the hook or Function."
                 )

@@ -1,0 +1,66 @@
+"""Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too.
+
+What such a Function does in Python then happens as it does in eager: it hands tensors to NumPy, reads the value of a
+gradient, counts its backwards or keeps what came by.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from ...errors import UnsupportedError, UnsupportedSideEffectError
+from ...frontend.libraries import is_outside
+from ..inputs.again import CaptureAgain
+
+__all__ = ["BackwardChangesError", "CustomFunctions"]
+
+
+class BackwardChangesError(UnsupportedSideEffectError):
+    """The backward of a run changes Python's state."""
+
+
+class CustomFunctions:
+    """Those that a run applies. `regions` are those that are eager regions, for each run of the capture; `may_run`:
+    whether there may be any.
+    """
+
+    def __init__(self, regions: set[Any], *, may_run: bool) -> None:
+        self.regions, self.may_run = regions, may_run
+        self._applied: dict[Any, None] = {}
+
+    def is_region(self, cls: Any) -> bool:
+        """Whether a Function that is applied is to run as an eager region."""
+        if not is_outside(cls.__module__):
+            self._applied[cls] = None
+        return cls in self.regions
+
+    def on_numpy(self, cls: Any) -> NoReturn:
+        """One hands tensors to NumPy: it runs as an eager region from now on."""
+        self.regions.add(cls)
+        raise CaptureAgain
+
+    def isolate(self, error: BaseException) -> bool:
+        """Whether the backwards of some are refused for `error`, and run as they are from now on: another run is to be
+        made.
+        """
+        if not (self.may_run and isinstance(error, UnsupportedError)):
+            return False
+        refused = [*_codes_on_the_way(error)]
+        is_any = isinstance(error, BackwardChangesError)  # of which it is not known
+        found = {cls for cls in self._applied if is_any or _backward(cls) in refused}
+        is_news = not found <= self.regions
+        self.regions |= found
+        return is_news
+
+
+def _backward(cls: Any) -> Any:
+    return getattr(getattr(cls, "backward", None), "__code__", None)
+
+
+def _codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame.f_code
+        trace = trace.tb_next

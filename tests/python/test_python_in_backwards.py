@@ -1,0 +1,145 @@
+"""What custom Functions do in Python while their backward runs is done in each backward, as in eager."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+LOG: list = []
+STATE = {"calls": 0, "last": None, "scale": 1.0}
+
+
+class Counts(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        Counts.calls += 1
+        STATE["calls"] += 1
+        return g * ctx.saved_tensors[0].cos()
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(x, scale):
+        return x * scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale = inputs[1]
+
+    @staticmethod
+    def backward(ctx, g):
+        LOG.append(g.detach().norm().item())
+        STATE["last"] = g.detach()
+        return g * ctx.scale, None
+
+
+class Reads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * STATE["scale"] if g.abs().max() > 0.5 else g * 2
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y, x + y
+
+    @staticmethod
+    def backward(ctx, g, h):
+        LOG.append(("two", ctx.needs_input_grad, g is None, h is None))
+        x, y = ctx.saved_tensors
+        return g * y + h, g * x + h
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return Keeps.apply(Counts.apply(self.linear(x)).relu(), 2.0)
+
+
+PROGRAMS = {
+    "counts": lambda: lambda x: Counts.apply(x * 2).sum(),
+    "keeps": lambda: lambda x: Keeps.apply(x.sin(), 3.0).exp().sum(),
+    "reads": lambda: lambda x: Reads.apply(x.sin()).exp().sum(),
+    "both": lambda: lambda x: Reads.apply(Counts.apply(x) * 2).sum() + Keeps.apply(x, 0.5).sum(),
+    "two results": lambda: lambda x: sum(t.sum() for t in Two.apply(x.sin(), x.cos())),
+    "one of two results": lambda: lambda x: Two.apply(x.sin(), x.detach())[0].sum(),
+    "a module": lambda: Layer(),
+    "in a loop": lambda: lambda x: Counts.apply(Counts.apply(Counts.apply(x))).sum(),
+}
+
+
+def steps(make, wrap):
+    LOG.clear()
+    Counts.calls = 0
+    STATE.update(calls=0, last=None, scale=1.0)
+    function = make()
+    call = wrap(function)
+    found = []
+    for i in range(6):
+        x = (torch.arange(3.0) / 4 + i).requires_grad_()
+        STATE["scale"] = 1.0 + i
+        loss = call(x).sum()
+        if i == 4:
+            loss.backward(retain_graph=True)
+        if i != 2:
+            loss.backward()
+        last = STATE["last"]
+        found.append((loss.item(), x.grad, list(LOG), Counts.calls, STATE["calls"], None if last is None else last + 0))
+        if isinstance(function, nn.Module):
+            found.append([p.grad for p in function.parameters()])
+            function.zero_grad()
+    return found, call
+
+
+def same(a, b):
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager(name):
+    expected, _ = steps(PROGRAMS[name], lambda f: f)
+    found, call = steps(PROGRAMS[name], lambda f: foregrad.compile(f, backend="eager"))
+    assert same(found, expected)
+    assert len(foregrad.explain_recompiles(call)) == 1
+
+
+def test_a_hook_that_reads_its_gradient_runs_eagerly():
+    def make():
+        def f(x):
+            y = x.sin()
+            y.register_hook(lambda g: LOG.append(g.norm().item()))
+            return y.exp().sum()
+
+        return f
+
+    expected, _ = steps(make, lambda f: f)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", foregrad.errors.ForegradWarning)
+        found, call = steps(make, lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"))
+    assert same(found, expected)
+    assert len(caught) == 1
+    assert foregrad.explain_recompiles(call).eager_calls == 6
