@@ -151,7 +151,9 @@ def _observed(program: Program, call: Callable[..., Any]) -> list[Any]:
             return [*seen, type(error)]
         seen += [_described(results), _described(args)]
         seen += [[a is b for b in (*args, *results)] for a in results]
-        seen += [arg._version - version for arg, version in zip(args, versions, strict=True)]
+        # How often a plain tensor was written to is not told: writes that nobody sees in between are one.
+        moved = [arg._version - version for arg, version in zip(args, versions, strict=True)]
+        seen += [bool(m) if type(arg) is torch.Tensor else m for arg, m in zip(args, moved, strict=True)]
         seen += [[result._base is arg for arg in args if type(arg) is type(result)] for result in results]
         seen += _gradients(args, results)
         for result in results:

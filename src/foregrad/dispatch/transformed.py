@@ -26,6 +26,7 @@ from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
 from ..interrupts import held
 from ..locks import Turn
+from ..subclasses.spec import is_wrapper
 from .guards import MISS, render_guards
 from .layers import Layered
 from .refusals import Refusals
@@ -83,6 +84,8 @@ class Transformed:
 
         try:
             call = flatten_call(self.function, args, kwargs)
+            if any(is_wrapper(transforms.bottom_of(x)) for x in call.leaves if isinstance(x, torch.Tensor)):
+                return None
             call = dataclasses.replace(call, fills_caches=self._writes < _MOST_WRITES)
             with transforms.levels_off():
                 captured = capture_call(
