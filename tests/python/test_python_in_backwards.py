@@ -143,3 +143,30 @@ def test_a_hook_that_reads_its_gradient_runs_eagerly():
     assert same(found, expected)
     assert len(caught) == 1
     assert foregrad.explain_recompiles(call).eager_calls == 6
+
+
+def test_one_that_is_differentiated_twice_is_a_region_no_more():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            LOG.append(1)
+            return g * ctx.saved_tensors[0].cos()
+
+    def f(x):
+        return Twice.apply(x).sum()
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    x = torch.arange(3.0, requires_grad=True)
+    (gradient,) = torch.autograd.grad(compiled(x), x)
+    assert torch.equal(gradient, x.cos())
+    with pytest.raises(foregrad.errors.UnsupportedOpError, match="from now on such calls run eagerly"):
+        torch.autograd.grad(compiled(x), x, create_graph=True)[0].sum().backward()
+    with pytest.warns(foregrad.errors.ForegradWarning, match="the backward of `f` changes LOG"):
+        (gradient,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    assert torch.equal(second, -x.sin())

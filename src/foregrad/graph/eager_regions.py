@@ -26,6 +26,7 @@ __all__ = [
     "Ran",
     "Region",
     "begin",
+    "differentiated_twice",
     "finish",
     "give_up",
     "in_one_call",
@@ -100,6 +101,8 @@ class Ran:
 
 regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
 """Those that graphs call, by their key."""
+differentiated_twice: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Custom Functions that are regions no more, as regions can't be differentiated twice and one of them was to be."""
 
 
 # ---------------------------------------------------------------------------------------------- running once in a call

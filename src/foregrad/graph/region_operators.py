@@ -26,7 +26,7 @@ from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedSideEffectError
-from .eager_regions import Layout, Ran, Region, layout_of, regions, run_region, strides_of
+from .eager_regions import Layout, Ran, Region, differentiated_twice, layout_of, regions, run_region, strides_of
 
 __all__ = ["BACKWARD", "FORWARD", "RegionChangedError", "RegionRaisedError", "inputs_of", "results_of"]
 
@@ -71,6 +71,8 @@ def _forward(
     region: int, decided: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
     called = regions[region]
+    if getattr(called.function, "owner", None) in differentiated_twice:
+        raise RegionChangedError(f"whether `{called.name}` is an eager region")
     if any(_differs(value.item(), expected) for value, expected in zip(decided, called.decided, strict=True)):
         raise RegionChangedError("values that the program branched on before an eager region")
     count = len(called.differentiable)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.libraries import is_outside
+from ...graph.eager_regions import differentiated_twice
 from ..inputs.again import CaptureAgain
 
 __all__ = ["BackwardChangesError", "CustomFunctions"]
@@ -36,10 +37,11 @@ class CustomFunctions:
             self._applied[cls] = None
         return cls in self.regions
 
-    def on_numpy(self, cls: Any) -> NoReturn:
+    def on_numpy(self, cls: Any) -> None:
         """One hands tensors to NumPy: it runs as an eager region from now on."""
-        self.regions.add(cls)
-        raise CaptureAgain
+        if cls not in differentiated_twice:
+            self.regions.add(cls)
+            raise CaptureAgain
 
     def isolate(self, error: BaseException) -> bool:
         """Whether the backwards of some are refused for `error`, and run as they are from now on: another run is to be
@@ -50,6 +52,7 @@ class CustomFunctions:
         refused = [*_codes_on_the_way(error)]
         is_any = isinstance(error, BackwardChangesError)  # of which it is not known
         found = {cls for cls in self._applied if is_any or _backward(cls) in refused}
+        found.difference_update(differentiated_twice)
         is_news = not found <= self.regions
         self.regions |= found
         return is_news

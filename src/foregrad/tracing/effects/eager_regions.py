@@ -28,7 +28,16 @@ from ..._torch.settings import settings
 from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
-from ...graph.eager_regions import Ran, Region, layout_of, open_journal, reached_from, run_region, strides_of
+from ...graph.eager_regions import (
+    Ran,
+    Region,
+    differentiated_twice,
+    layout_of,
+    open_journal,
+    reached_from,
+    run_region,
+    strides_of,
+)
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.region_operators import BACKWARD, FORWARD, inputs_of, results_of
 from ..heap.records import InputRecord, is_moved
@@ -306,9 +315,13 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         region = ctx.call.region
+        said = "Keep it out of that, or write it in PyTorch's operators without the mark."
+        if isinstance(custom := getattr(region.function, "owner", None), type):  # nobody has marked it
+            differentiated_twice.add(custom)
+            said = "Call the function again: from now on such calls run eagerly."
         raise UnsupportedOpError(
             f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
-            "supported. Keep it out of that, or write it in PyTorch's operators without the mark."
+            f"supported. {said}"
         )
 
 
