@@ -78,3 +78,47 @@ def test_a_parameter_made_in_each_call_makes_it_eager():
             call(torch.ones(3)).sum().backward()
             assert type(model.scale) is nn.Parameter
             assert torch.equal(model.scale.grad, torch.ones(3))
+
+
+class Sent(nn.Module):
+    """Sends its layers to where they are, in each call, as code does that may be given another device."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.recurrent = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.GRU(3, 3)
+
+    def forward(self, x):
+        self.linear.to(x.device)
+        self.norm.cpu().float()
+        self.to(device=x.device, dtype=x.dtype)
+        return self.recurrent(self.norm(self.linear(x)))[0]
+
+
+def test_a_module_that_is_sent_to_where_it_is():
+    found = []
+    for wrap in (lambda m: m, lambda m: foregrad.compile(m, backend="eager")):
+        torch.manual_seed(0)
+        model = Sent()
+        parameters = list(model.parameters())
+        call = wrap(model)
+        losses = [call(torch.ones(4, 3) * i).sum() for i in range(3)]
+        losses[1].backward()
+        assert all(now is before for now, before in zip(model.parameters(), parameters, strict=True))
+        found.append([*losses, *(p.grad for p in parameters), *model.buffers()])
+    for eager, ours in zip(*found, strict=True):
+        assert torch.equal(eager, ours)
+
+
+def test_a_module_that_is_sent_elsewhere_is_eagers():
+    class Model(nn.Module):
+        def forward(self, x):
+            return layer.double()(x.double())
+
+    layer = nn.Linear(3, 3)
+    call = foregrad.compile(Model(), backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert call(torch.ones(2, 3)).dtype is torch.float64
+            assert layer.weight.dtype is torch.float64
+            assert type(layer.weight) is nn.Parameter

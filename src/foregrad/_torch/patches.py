@@ -14,7 +14,7 @@
 * what tells a stand-in from a tensor: see `asked`. Libraries ask whether they are being traced in order to keep away
   from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
 * `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`; scripted
-  functions: see `torchscript`.
+  functions: see `torchscript`; `module.to(device)`: see `module_moves`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,17 @@ import torch
 
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
-from . import asked, checkpoints, control_flow, dynamo_off, generators, program_output, torchscript, transforms
+from . import (
+    asked,
+    checkpoints,
+    control_flow,
+    dynamo_off,
+    generators,
+    module_moves,
+    program_output,
+    torchscript,
+    transforms,
+)
 from .fakes import FakeTensor
 from .plain_attributes import plain_class
 
@@ -324,6 +334,7 @@ def _install() -> None:
     program_output.install(_teller_of_output)
     dynamo_off.install(_is_capturing, region_runner)
     transforms.install(_swapped)
+    module_moves.install(_is_capturing, _swapped)
     torchscript.install(_swap_of_capture)
 
 
@@ -343,6 +354,7 @@ def _remove() -> None:
     program_output.remove()
     dynamo_off.remove()
     transforms.remove()
+    module_moves.remove()
     torchscript.remove()
 
 
