@@ -238,8 +238,8 @@ def test_the_graph_used_last_is_tried_first():
     for size in (1, 2, 3):
         f(torch.ones(size))
     f(torch.ones(1))
-    assert f.foregrad._calls[0] is f.foregrad.specializations[0].call
-    assert len(f.foregrad._calls) == 3
+    assert f.foregrad.graphs.calls[0] is f.foregrad.specializations[0].call
+    assert len(f.foregrad.graphs.calls) == 3
 
 
 def test_a_function_that_counts_its_calls_counts_each():

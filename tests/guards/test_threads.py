@@ -51,7 +51,7 @@ def test_eight_threads_and_three_shapes_make_three_graphs():
 
     assert all(together(work, 8))
     assert len(f.foregrad.specializations) == 3
-    assert len(f.foregrad._calls) == 3
+    assert len(f.foregrad.graphs.calls) == 3
 
 
 def test_threads_that_race_for_the_first_backward_compile_it_once():

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._torch import engine
 from ..config import Config
-from ..errors import (
-    EscapedTensorError,
-    ForegradError,
-    ForegradWarning,
-    ProgramOutputError,
-    TensorTextError,
-    UnknownLeafError,
-    UnsupportedError,
-    UnsupportedSideEffectError,
-)
-from ..frontend.call import FlatCall, flatten_call
+from ..errors import ForegradError
+from ..frontend.call import flatten_call
 from ..frontend.lifted import Lifted, Place, StatePlace, may_lift_more, numbered
-from ..graph.eager_regions import finish, give_up, in_one_call
-from ..graph.effects import CheckFailed
-from ..graph.source import Names, compile_source, source_of
-from ..interrupts import held, is_interrupt
-from ..locks import Turn, make_lock
-from ..runtime.render import render_run
+from ..graph.eager_regions import finish, in_one_call
+from ..graph.source import source_of
+from ..interrupts import held
+from ..locks import Turn
 from ..subclasses.spec import GradientKindError
-from ..tracing.values.draws import DrawsDiffer, DrawsFound
+from ..tracing.values.draws import DrawsFound
 from .by_sizes import BySizes
-from .explain import Difference, Fingerprint, Recompile, Recompiles
-from .guards import MISS, render_guards
-from .numbers import ConstantNumbers, fixed_numbers
+from .explain import Difference, Recompile, Recompiles
+from .fallbacks import Fallbacks
+from .graphs import Graphs
+from .guards import MISS
 from .paths import Paths
-from .pipeline import Pipeline, Product, is_of_capture
+from .pipeline import Pipeline
 from .refusals import Refusals
-from .shapes import SizesSeen, check_marked, numbers_read
+from .shapes import SizesSeen, numbers_read
 from .specialization import Specialization
-from .stateful import check_draws, only_written_by, render_stateful, state_that_varies
+from .specializer import Specializer
+from .stateful import only_written_by, render_stateful, state_that_varies
 from .transformed import Transformed
 
 __all__ = ["Dispatcher"]
@@ -72,22 +62,18 @@ class Dispatcher:
         self.pipeline = pipeline
         self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.specializations: list[Specialization] = []
+        self.graphs = Graphs()
         self.compilations: list[Recompile] = []
-        self._calls: tuple[Callable[..., Any], ...] = ()  # the one used last comes first
-        self._order = make_lock()  # held to set `_calls`, never while anything runs
         self._turn = Turn()  # held to make graphs, never while one or the function runs
-        self._warned = False
         self.refusals = Refusals(function, self.name, self.config.on_unsupported)
+        self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._why_lifted = why_lifted
-        self._has_output = False  # a capture was given up as the function prints or logs
         self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
         self._stateful: Callable[..., Any] = self._compile_and_call
         self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
         self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
-        self._fills_in_a_row = 0
-        self._fills = 0  # calls that filled a cache, or changed a state
         self._sizes = SizesSeen(dynamic, open_sizes)
+        self._specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
         self._paths = Paths(self.name, config)
         self.transformed = Transformed(function, self._flat, self.config, self.name)
         self.entry = self._entry(levels)
@@ -104,19 +90,19 @@ class Dispatcher:
         function, compile_and_call = self.function, self._compile_and_call
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
         transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
-        transformed, refusals = self.transformed if levels else None, self.refusals
+        transformed, refusals, graphs = self.transformed if levels else None, self.refusals, self.graphs
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes():
                 return function(*args, **kwargs)  # inside a capture: that sees our operators
             if forward_ad._current_level >= 0 and transformed is not None:
                 return transformed(args, kwargs)
-            tried = self._calls
+            tried = graphs.calls
             for call in tried:
                 result = call(args, kwargs)
                 if result is not MISS:
                     if call is not tried[0]:
-                        self._to_front(call)
+                        graphs.to_front(call)
                     return result
             # The guards of every graph say no to these.
             if transformed is not None and transforms_active():
@@ -132,6 +118,11 @@ class Dispatcher:
 
         return entry
 
+    @property
+    def specializations(self) -> list[Specialization]:
+        """The graphs that there are, the oldest first."""
+        return self.graphs.made
+
     def source(self) -> str:
         """The rendered Python of every specialization."""
         parts = [s.source() for s in self.specializations]
@@ -145,27 +136,6 @@ class Dispatcher:
         for other in (*filter(None, [self.inner]), *self._by_sizes.others.values()):
             own = own.then(other.recompiles())
         return own
-
-    # ---------------------------------------------------------------- the list of graphs
-
-    def _to_front(self, call: Callable[..., Any]) -> None:
-        if self._order.acquire(blocking=False):  # another thread does the like: its order is as good
-            try:
-                if call in self._calls:
-                    self._calls = (call, *(c for c in self._calls if c is not call))
-            finally:
-                self._order.release()
-
-    def _add(self, specialization: Specialization) -> None:
-        self.specializations.append(specialization)
-        with self._order:
-            self._calls = (specialization.call, *self._calls)
-
-    def _remove(self, specialization: Specialization) -> None:
-        with self._order:
-            if specialization in self.specializations:
-                self.specializations.remove(specialization)
-            self._calls = tuple(c for c in self._calls if c is not specialization.call)
 
     # ---------------------------------------------------------------- compiling
 
@@ -187,7 +157,7 @@ class Dispatcher:
             return self._stateful(args, kwargs)
         while True:
             with held, self._turn.taken() as is_ours:
-                made_meanwhile = tuple(call for call in self._calls if call not in tried)  # by another thread
+                made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
                 first = self._make(args, kwargs) if is_ours and not made_meanwhile else None
             for call in made_meanwhile:
                 result = call(args, kwargs)
@@ -199,26 +169,26 @@ class Dispatcher:
         if lifts and self.inner is not None:
             return self._stateful(args, kwargs)
         if not isinstance(first, Specialization):
-            return self._run_eagerly(args, kwargs, first)
+            return self.fallbacks.run(args, kwargs, first)
         result = first.call(args, kwargs)
         if result is not MISS:
             return result
         # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
         with held, self._turn.taken() as is_ours:
-            self._remove(first)
+            self.graphs.remove(first)
             second = self._try_to_specialize(args, kwargs) if is_ours else None
         if not isinstance(second, Specialization):
-            return self._run_eagerly(args, kwargs, second)
+            return self.fallbacks.run(args, kwargs, second)
         result = second.call(args, kwargs)
         if result is MISS and first.makes_the_same_of_it(second):
             second.leave_unrepeated(self.name)
             result = second.call(args, kwargs)
         if result is MISS:
             if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
-                self._remove(second)
+                self.graphs.remove(second)
                 self._paths.diverged += 1
                 return self.function(*args, **kwargs)
-            return self._run_eagerly(args, kwargs, self._unguardable(args, kwargs, second))
+            return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
         return result
 
     def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Place, ...] = ()) -> bool:
@@ -230,8 +200,7 @@ class Dispatcher:
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # the graphs that there are draw nothing
-                    with self._order:
-                        self._calls = ()
+                    self.graphs.try_none()
         return self.inner is not None
 
     def _take(self, places: tuple[Place, ...], why: tuple[Difference, ...] = ()) -> None:
@@ -260,7 +229,7 @@ class Dispatcher:
             return self._stateful(args, kwargs)
         has_others, other = bool(self._by_sizes.others), self._by_sizes.other(args, kwargs)
         if other is None:
-            return self._compile_and_call(args, kwargs, self._calls, lifts=False)
+            return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False)
         if not has_others:
             self._stateful = self._by_sizes.call(self._stateful)
         return other.entry(*args, **kwargs)
@@ -268,36 +237,21 @@ class Dispatcher:
     def _of_other_sizes(self) -> Dispatcher:
         return Dispatcher(self.function, self.pipeline, self.config, self.name, levels=False, most_forms=0)
 
-    def _run_eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
-        """A call for which there is no graph, for `error` if it is to be spoken of."""
-        give_up()
-        if error is None or isinstance(error, ForegradError):
-            if error is not None:
-                self.refusals.note(args, kwargs, error)
-            return self.function(*args, **kwargs)
-        result = self.function(*args, **kwargs)  # which raises where the error is the program's own
-        self.refusals.stumbled(args, kwargs, error)
-        return result
-
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
         """A graph for a call that fits none of those that there are; where the call runs eagerly, the error for which
         it does, or None.
         """
-        for specialization in list(self.specializations):
-            if specialization.watch.dead:
-                self._remove(specialization)
-            specialization.watch.forget()  # lets go of parameters that were replaced
+        self.graphs.drop_dead()
         if self._paths.at_limit(self.specializations):
             if self._paths.past_limit(self.specializations):
-                with self._order:
-                    self._calls = tuple(s.call for s in self.specializations if not s.decides)
+                self.graphs.try_undecided()
             self.refusals.count_only(_PAST_THE_PATHS)
             return None
-        if self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit:
+        if self.fallbacks.fills_too_often:
             self.refusals.count_only(_PAST_THE_FILLS)
             return None
         if len(self.specializations) >= self.config.recompile_limit:
-            self._past_the_limit(args, kwargs)
+            self.fallbacks.past_the_limit(args, kwargs)
             return None
         self._tell(self._why(args, kwargs))
         return self._try_to_specialize(args, kwargs)
@@ -311,17 +265,17 @@ class Dispatcher:
         except Exception as error:
             self.compilations.pop()  # no graph
             return self._without_graph(error)
-        self._fills_in_a_row = 0
+        self.fallbacks.made()
         self._only_written |= only_written_by(specialization)
-        self._add(specialization)
+        self.graphs.add(specialization)
         return specialization
 
     def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
-        fills = self._fills_in_a_row < _MOST_FILLS
         call = flatten_call(self.function, args, kwargs, objects=True)
-        call = dataclasses.replace(call, fills_caches=fills, only_written=frozenset(self._only_written))
+        fills, written = self.fallbacks.may_fill, frozenset(self._only_written)
+        call = dataclasses.replace(call, fills_caches=fills, only_written=written)
         try:
-            return self.specialize(call)
+            return self._specializer.specialize(call, self.specializations)
         except GradientKindError:  # now it is known of the class
             if not tries:
                 raise
@@ -333,66 +287,7 @@ class Dispatcher:
             if self.inner is None and self._lift((), {}, numbered(error.draws, error.converted)):
                 return None
             error = error.refusal()
-        if isinstance(error, CheckFailed):  # eager raises, or the function catches it
-            return None
-        if isinstance(error, EscapedTensorError):
-            self._fills_in_a_row += 1
-            self._note_eager(error)
-            return None
-        if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
-            self._note_eager(error)
-            return None
-        if isinstance(error, DrawsDiffer) or not self._is_refusal(error):
-            raise error
-        if isinstance(error, ProgramOutputError) and not self._has_output:
-            self._has_output = True  # perhaps only the first call says something
-            self.refusals.count_only(str(error))
-            return None
-        return error
-
-    def _is_refusal(self, error: Exception) -> bool:
-        """Whether calls that lead to this error run eagerly: it says that the function can't be compiled, or the
-        capture stumbled over something.
-        """
-        if isinstance(error, ForegradError):
-            return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
-        return not is_interrupt(error) and is_of_capture(error)
-
-    def _note_eager(self, found: UnsupportedError) -> None:
-        """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
-        self._fills += 1
-        is_over = self._fills > self.config.recompile_limit
-        if is_over and self.config.error_on_recompile_limit:
-            raise found
-        if not self._warned and (is_over or isinstance(found, TensorTextError)):
-            self._warned = True
-            warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=7)
-
-    def specialize(self, call: FlatCall) -> Specialization:
-        """Capture, partition, compile and render for this call."""
-        call = self._sizes.observe(call, self.specializations)
-        call, product = self._build(call)
-        check_draws(self.name, call, self._sizes.constants)
-        captured = product.captured
-        if call.dynamic:
-            check_marked(call, captured.joint, self.name)
-        while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly"])
-            guards = render_guards(call, captured, names, native=self.config.native)
-            known = captured.joint.num_guards()
-            eagerly = "return eagerly(*args, **kwargs)"
-            given = guards.symbols, eagerly, guards.wrappers, guards.containers
-            run = render_run(product.compiled, guards.inputs, names, "return MISS", *given)
-            if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
-                break
-        body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
-        source = f"def call(args, kwargs):\n{body}\n"
-        globals_ = {**guards.globals, **run.globals}
-        if captured.joint.signature.checks:
-            globals_["eagerly"] = self.function
-        function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
-        fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
-        return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
+        return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
         """For each graph, why it is not right for a call; nothing of a call that can't be compiled."""
@@ -414,86 +309,7 @@ class Dispatcher:
             for number, reason in enumerate(reasons, 1):
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
 
-    def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
-        """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""
-        while call.numbers:
-            try:
-                product = self.pipeline.build(call, self.name, self.config)
-                constants = fixed_numbers(product.captured.joint)
-                self._sizes.make_constant(call.paths[i] for i in constants)
-                if product.captured.joint.error is None:
-                    return call, product
-                constants = call.numbers
-            except ConstantNumbers as found:
-                constants = found.leaves
-            except DrawsDiffer:
-                raise
-            except Exception:  # whatever is wrong apart from symbols, the next try raises
-                constants = call.numbers
-            self._sizes.make_constant(call.paths[i] for i in constants)
-            call = dataclasses.replace(call, numbers=call.numbers - constants)
-        closed = dataclasses.replace(call, sizes=None)
-        static = dataclasses.replace(closed, dynamic={}, varied=frozenset())
-        # What is tried, and what is known to be hopeless where only a later try works.
-        tries: list[tuple[FlatCall, Callable[[], None]]] = []
-        if call.may_open_sizes:
-            tries.append((call, self._sizes.close))
-        if call.dynamic or call.varied:
-            tries.append((closed, self._sizes.give_up))  # some operator takes plain numbers only
-        for tried, _ in tries:
-            made = self._try_symbols(tried)
-            if made is not None:
-                product = made
-                break
-        else:
-            tried, product = static, self.pipeline.build(static, self.name, self.config)
-        if product.captured.joint.error is None:
-            for failed, give_up in tries:
-                if failed is tried:
-                    break
-                give_up()
-        return tried, product
 
-    def _try_symbols(self, call: FlatCall) -> Product | None:
-        """What the pipeline makes of a call with symbolic sizes, or None where that does not work."""
-        try:
-            product = self.pipeline.build(call, self.name, self.config)
-        except Exception:  # whatever is wrong apart from symbols, the next try raises
-            return None
-        return product if product.captured.joint.error is None else None
-
-    def _past_the_limit(self, args: Any, kwargs: Any) -> None:
-        if self._warned and not self.config.error_on_recompile_limit:
-            self.refusals.count_only(_PAST_THE_LIMIT)
-            return
-        message = (
-            f"`{self.name}` was compiled {len(self.specializations)} times, which is the limit; this call fits none of "
-            f"them: {self.specializations[-1].fingerprint.difference(self.function, args, kwargs)}. "
-            if self.specializations
-            else f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
-        )
-        message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
-        if self.config.error_on_recompile_limit:
-            raise UnsupportedError(message)
-        if not self._warned:
-            self._warned = True
-            self.refusals.count_only(_PAST_THE_LIMIT)
-            warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=5)
-
-    def _unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
-        self._remove(specialization)
-        difference = specialization.fingerprint.difference(self.function, args, kwargs)
-        error = UnsupportedSideEffectError(
-            f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
-            " Move that change out of the compiled function."
-        )
-        if not self._is_refusal(error):
-            raise error
-        return error
-
-
-_MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
 _MOST_PLACES = 24  # that a function takes from Python's state and from what it draws
-_PAST_THE_LIMIT = "more graphs than the recompile limit allows"
 _PAST_THE_PATHS = "more graphs for values that it reads from its inputs than the path limit allows"
 _PAST_THE_FILLS = "caches that it fills in each call"

@@ -1,0 +1,141 @@
+"""Calls for which there is no graph: what became of the capture decides whether they run eagerly, and what is said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..config import Config
+from ..errors import (
+    EscapedTensorError,
+    ForegradError,
+    ForegradWarning,
+    ProgramOutputError,
+    TensorTextError,
+    UnknownLeafError,
+    UnsupportedError,
+    UnsupportedSideEffectError,
+)
+from ..graph.eager_regions import give_up
+from ..graph.effects import CheckFailed
+from ..interrupts import is_interrupt
+from ..tracing.values.draws import DrawsDiffer
+from .graphs import Graphs
+from .pipeline import is_of_capture
+from .refusals import Refusals
+from .specialization import Specialization
+
+__all__ = ["Fallbacks"]
+
+
+class Fallbacks:
+    """Those of one function. `refusals` remembers the kinds of calls, `graphs` are those that there are."""
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
+    ) -> None:
+        self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
+        self._warned = False
+        self._has_output = False  # a capture was given up as the function prints or logs
+        self._fills_in_a_row = 0
+        self._fills = 0  # calls that filled a cache, or changed a state
+
+    @property
+    def may_fill(self) -> bool:
+        """Whether a call may still be one that fills a cache."""
+        return self._fills_in_a_row < _MOST_FILLS
+
+    @property
+    def fills_too_often(self) -> bool:
+        """Whether no further graph is tried, for calls change something each time."""
+        return self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit
+
+    def made(self) -> None:
+        """A graph was made: nothing was filled."""
+        self._fills_in_a_row = 0
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
+        """A call for which there is no graph, for `error` if it is to be spoken of."""
+        give_up()
+        if error is None or isinstance(error, ForegradError):
+            if error is not None:
+                self.refusals.note(args, kwargs, error)
+            return self.function(*args, **kwargs)
+        result = self.function(*args, **kwargs)  # which raises where the error is the program's own
+        self.refusals.stumbled(args, kwargs, error)
+        return result
+
+    def after(self, error: Exception) -> Exception | None:
+        """The error for which a call runs eagerly whose capture raised `error`; None: without a word, or with a warning
+        that was given. Raises what is for the caller.
+        """
+        if isinstance(error, CheckFailed):  # eager raises, or the function catches it
+            return None
+        if isinstance(error, EscapedTensorError):
+            self._fills_in_a_row += 1
+            self._note_eager(error)
+            return None
+        if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
+            self._note_eager(error)
+            return None
+        if isinstance(error, DrawsDiffer) or not self._is_refusal(error):
+            raise error
+        if isinstance(error, ProgramOutputError) and not self._has_output:
+            self._has_output = True  # perhaps only the first call says something
+            self.refusals.count_only(str(error))
+            return None
+        return error
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether calls that lead to this error run eagerly: it says that the function can't be compiled, or the
+        capture stumbled over something.
+        """
+        if isinstance(error, ForegradError):
+            return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
+        return not is_interrupt(error) and is_of_capture(error)
+
+    def _note_eager(self, found: UnsupportedError) -> None:
+        """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
+        self._fills += 1
+        is_over = self._fills > self.config.recompile_limit
+        if is_over and self.config.error_on_recompile_limit:
+            raise found
+        if not self._warned and (is_over or isinstance(found, TensorTextError)):
+            self._warned = True
+            warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=8)
+
+    def past_the_limit(self, args: Any, kwargs: Any) -> None:
+        """A call fits none of the graphs, of which there are as many as there may be."""
+        if self._warned and not self.config.error_on_recompile_limit:
+            self.refusals.count_only(_PAST_THE_LIMIT)
+            return
+        message = (
+            f"`{self.name}` was compiled {len(self.graphs.made)} times, which is the limit; this call fits none of "
+            f"them: {self.graphs.made[-1].fingerprint.difference(self.function, args, kwargs)}. "
+            if self.graphs.made
+            else f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
+        )
+        message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+        if self.config.error_on_recompile_limit:
+            raise UnsupportedError(message)
+        if not self._warned:
+            self._warned = True
+            self.refusals.count_only(_PAST_THE_LIMIT)
+            warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=5)
+
+    def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
+        """The error for a call whose guards say no right after it was captured."""
+        self.graphs.remove(specialization)
+        difference = specialization.fingerprint.difference(self.function, args, kwargs)
+        error = UnsupportedSideEffectError(
+            f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
+            " Move that change out of the compiled function."
+        )
+        if not self._is_refusal(error):
+            raise error
+        return error
+
+
+_MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
+_PAST_THE_LIMIT = "more graphs than the recompile limit allows"

@@ -1,0 +1,105 @@
+"""From one call to its specialization: capture, partition, compile, render; with symbolic sizes where that works."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..config import Config
+from ..frontend.call import FlatCall
+from ..graph.source import Names, compile_source
+from ..runtime.render import render_run
+from ..tracing.values.draws import DrawsDiffer
+from .explain import Fingerprint
+from .guards import render_guards
+from .numbers import ConstantNumbers, fixed_numbers
+from .pipeline import Pipeline, Product
+from .shapes import SizesSeen, check_marked
+from .specialization import Specialization
+from .stateful import check_draws
+
+__all__ = ["Specializer"]
+
+
+class Specializer:
+    """Makes the specializations of one function. `sizes` are those that its calls came with."""
+
+    def __init__(
+        self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
+    ) -> None:
+        self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
+
+    def specialize(self, call: FlatCall, made: Sequence[Specialization]) -> Specialization:
+        """Capture, partition, compile and render for this call. `made`: the graphs that there are."""
+        call = self.sizes.observe(call, made)
+        call, product = self._build(call)
+        check_draws(self.name, call, self.sizes.constants)
+        captured = product.captured
+        if call.dynamic:
+            check_marked(call, captured.joint, self.name)
+        while True:
+            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly"])
+            guards = render_guards(call, captured, names, native=self.config.native)
+            known = captured.joint.num_guards()
+            eagerly = "return eagerly(*args, **kwargs)"
+            given = guards.symbols, eagerly, guards.wrappers, guards.containers
+            run = render_run(product.compiled, guards.inputs, names, "return MISS", *given)
+            if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
+                break
+        body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
+        source = f"def call(args, kwargs):\n{body}\n"
+        globals_ = {**guards.globals, **run.globals}
+        if captured.joint.signature.checks:
+            globals_["eagerly"] = self.function
+        function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
+        fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
+        return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
+
+    def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
+        """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""
+        while call.numbers:
+            try:
+                product = self.pipeline.build(call, self.name, self.config)
+                constants = fixed_numbers(product.captured.joint)
+                self.sizes.make_constant(call.paths[i] for i in constants)
+                if product.captured.joint.error is None:
+                    return call, product
+                constants = call.numbers
+            except ConstantNumbers as found:
+                constants = found.leaves
+            except DrawsDiffer:
+                raise
+            except Exception:  # whatever is wrong apart from symbols, the next try raises
+                constants = call.numbers
+            self.sizes.make_constant(call.paths[i] for i in constants)
+            call = dataclasses.replace(call, numbers=call.numbers - constants)
+        closed = dataclasses.replace(call, sizes=None)
+        static = dataclasses.replace(closed, dynamic={}, varied=frozenset())
+        # What is tried, and what is known to be hopeless where only a later try works.
+        tries: list[tuple[FlatCall, Callable[[], None]]] = []
+        if call.may_open_sizes:
+            tries.append((call, self.sizes.close))
+        if call.dynamic or call.varied:
+            tries.append((closed, self.sizes.give_up))  # some operator takes plain numbers only
+        for tried, _ in tries:
+            made = self._try_symbols(tried)
+            if made is not None:
+                product = made
+                break
+        else:
+            tried, product = static, self.pipeline.build(static, self.name, self.config)
+        if product.captured.joint.error is None:
+            for failed, give_up in tries:
+                if failed is tried:
+                    break
+                give_up()
+        return tried, product
+
+    def _try_symbols(self, call: FlatCall) -> Product | None:
+        """What the pipeline makes of a call with symbolic sizes, or None where that does not work."""
+        try:
+            product = self.pipeline.build(call, self.name, self.config)
+        except Exception:  # whatever is wrong apart from symbols, the next try raises
+            return None
+        return product if product.captured.joint.error is None else None
