@@ -16,7 +16,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import budget, capture, composite, graph_code, jax_capture, memory, overhead, partition, startup
+from benchmarks import (
+    budget,
+    capture,
+    composite,
+    distributed,
+    graph_code,
+    jax_capture,
+    memory,
+    overhead,
+    partition,
+    startup,
+)
 from benchmarks.common import Section, write_results
 
 
@@ -45,6 +56,7 @@ def main() -> None:
         "steps": lambda: [memory.collect_steps(2 if quick else 7, models)],
         "budget": lambda: [budget.collect(name) for name in (["gpt2-6"] if quick else budget.DEFAULT)],
         "budget-inductor": lambda: [budget.collect_inductor(["gpt2-6"] if quick else list(budget.WITH_INDUCTOR))],
+        "ranks": lambda: [distributed.collect(2, 3 if quick else 15)],
         "growth": lambda: [memory.collect_growth(5_000 if quick else 100_000)],
     }
     if torch.cuda.is_available():
