@@ -7,10 +7,12 @@ import dis
 import functools
 import itertools
 import re
+import sys
 import types
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-__all__ = ["CodeNames", "names_of"]
+__all__ = ["CodeNames", "Instruction", "NamesMet", "instructions_of", "names_of"]
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
@@ -20,7 +22,7 @@ _NAMES_ANYTHING = {"vars", "__dict__", "__getattribute__", "attrgetter", "asdict
 _NAMESPACE = {"globals", "eval", "exec"}
 _FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name attributes: "{0.name}"
 _LOADERS = {"import_module", "__import__"}
-_NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "CACHE", "NOP", "EXTENDED_ARG"}
+_NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"}
 _WORD = re.compile(r"[^\W\d]\w*")
 
 
@@ -45,10 +47,32 @@ class CodeNames:
     handed_on: frozenset[str]
 
 
+@dataclasses.dataclass(slots=True)
+class NamesMet:
+    """Of the code that was found by some time: what it names, what of that may be missing, what it may call; how many
+    objects were looked at under these.
+    """
+
+    names: frozenset[str] = frozenset()
+    probed: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
+    makes_up_names: bool = False
+    objects: int = 0
+
+    @classmethod
+    def of(cls, names: set[str], probed: set[str], called: set[str], *, makes_up_names: bool) -> NamesMet:
+        """These as they are now."""
+        return cls(frozenset(names), frozenset(probed), frozenset(called), makes_up_names)
+
+    def since(self, before: NamesMet) -> NamesMet:
+        """What is to be looked for since then; a method that code may call is looked for again."""
+        return NamesMet((self.names - before.names) | (self.called - before.called), self.probed - before.probed)
+
+
 @functools.lru_cache(maxsize=8192)
 def names_of(code: types.CodeType) -> CodeNames:
     """The names in a code object."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    instructions = instructions_of(code)
     loaded, imports, compares = _loaded(instructions)
     named = set(code.co_names)
     others, probed = set(named), set()
@@ -91,6 +115,54 @@ def names_of(code: types.CodeType) -> CodeNames:
     )
 
 
+class Instruction(NamedTuple):
+    """`value`: the name or constant that the argument stands for, if it stands for one."""
+
+    name: str
+    argument: int
+    value: Any
+
+
+_EXTENDED, _CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", -1)
+_CONSTANTS, _NAMES, _CELLS = set(dis.hasconst), set(dis.hasname), set(dis.hasfree)
+# Some arguments are the number of a name and flags behind it.
+_FLAGS = {
+    dis.opmap.get(name, -1): flags
+    for name, since, flags in (("LOAD_GLOBAL", (3, 11), 1), ("LOAD_ATTR", (3, 12), 1), ("LOAD_SUPER_ATTR", (3, 12), 2))
+    if sys.version_info >= since
+}
+
+
+def instructions_of(code: types.CodeType) -> list[Instruction]:
+    """The instructions of a code object, for the most part; `dis` takes several times as long to tell more of them."""
+    found: list[Instruction] = []
+    constants, names, cells = code.co_consts, code.co_names, _cells_of(code)
+    made, opname, raw = found.append, dis.opname, code.co_code
+    extended = 0
+    for operator, argument in zip(raw[::2], raw[1::2], strict=True):
+        if operator == _CACHE:
+            continue
+        argument |= extended
+        extended = argument << 8 if operator == _EXTENDED else 0
+        if operator in _NAMES:
+            made(Instruction(opname[operator], argument, names[argument >> _FLAGS.get(operator, 0)]))
+        elif operator in _CONSTANTS:
+            made(Instruction(opname[operator], argument, constants[argument]))
+        elif operator in _CELLS:
+            made(Instruction(opname[operator], argument, cells[argument]))
+        elif operator != _EXTENDED:
+            made(Instruction(opname[operator], argument, argument))
+    return found
+
+
+def _cells_of(code: types.CodeType) -> tuple[str, ...]:
+    """What instructions that load from cells number."""
+    if sys.version_info < (3, 11):
+        return code.co_cellvars + code.co_freevars
+    local = code.co_varnames
+    return (*local, *(name for name in code.co_cellvars if name not in local), *code.co_freevars)
+
+
 def _strings(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -100,66 +172,66 @@ def _strings(code: types.CodeType) -> Iterator[str]:
 
 
 def _loaded(
-    instructions: list[dis.Instruction],
+    instructions: list[Instruction],
 ) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
     """Globals; modules that are imported; comparisons of two objects by which they are."""
     loaded, imports = set(), set()
     compares: set[tuple[str, ...]] = set()
-    before: list[dis.Instruction] = []
+    before: list[Instruction] = []
     for instruction in instructions:
-        if instruction.opname in _LOADS:
-            loaded.add(instruction.argval)
-            if instruction.argval == "id":
+        if instruction.name in _LOADS:
+            loaded.add(instruction.value)
+            if instruction.value == "id":
                 compares.add(())
-        elif instruction.opname in _STORES:
-            loaded.add(instruction.argval)
-        elif instruction.opname == "IMPORT_NAME":  # the level and what is taken from it were pushed before
-            level = before[-2].argval if len(before) > 1 else 0
-            imports.add((instruction.argval, level if isinstance(level, int) else 0))
-        elif instruction.opname == "IS_OP" and not _is_of_no_tensor(before):
-            compares.add(_global_path(before))
-        if instruction.opname not in _NOT_ARGUMENTS:
-            before = [*before[-4:], instruction]
+        elif instruction.name in _STORES:
+            loaded.add(instruction.value)
+        elif instruction.name == "IMPORT_NAME":  # the level and what is taken from it were pushed before
+            level = before[-2].value if len(before) > 1 else 0
+            imports.add((instruction.value, level if isinstance(level, int) else 0))
+        elif instruction.name == "IS_OP" and not _is_of_no_tensor(before[-5:]):
+            compares.add(_global_path(before[-5:]))
+        if instruction.name not in _NOT_ARGUMENTS:
+            before.append(instruction)
     return loaded, imports, compares
 
 
-def _handed_on(instructions: list[dis.Instruction]) -> set[str]:
+def _handed_on(instructions: list[Instruction]) -> set[str]:
     """Globals and cells that are loaded, and not for an attribute of them alone."""
     return {
-        str(now.argval)
+        str(now.value)
         for now, following in itertools.pairwise(instructions)
-        if now.opname in _NAMED_LOADS and following.opname not in ("LOAD_ATTR", "LOAD_METHOD")
+        if now.name in _NAMED_LOADS and following.name not in ("LOAD_ATTR", "LOAD_METHOD")
     }
 
 
-def _is_of_no_tensor(before: list[dis.Instruction]) -> bool:
+def _is_of_no_tensor(before: list[Instruction]) -> bool:
     """Whether one of two objects, which were just loaded, is a constant or a class, however it was come by."""
-    if before[-1].opname == "LOAD_CONST":
+    if before[-1].name == "LOAD_CONST":
         return True
-    return any((i.opname in _LOADS and i.argval == "type") or i.argval == "__class__" for i in before)
+    return any((i.name in _LOADS and i.value == "type") or i.value == "__class__" for i in before)
 
 
-def _global_path(before: list[dis.Instruction]) -> tuple[str, ...]:
+def _global_path(before: list[Instruction]) -> tuple[str, ...]:
     """The names by which a global, or an attribute of one, was just loaded; none for anything else."""
     *earlier, last = before
-    if last.opname in _LOADS:
-        return (last.argval,)
-    if last.opname == "LOAD_ATTR" and earlier and earlier[-1].opname in _LOADS:
-        return (earlier[-1].argval, last.argval)
+    if last.name in _LOADS:
+        return (last.value,)
+    if last.name == "LOAD_ATTR" and earlier and earlier[-1].name in _LOADS:
+        return (earlier[-1].value, last.value)
     return ()
 
 
-def _asked_for_made_up(instructions: list[dis.Instruction]) -> set[str]:
+def _asked_for_made_up(instructions: list[Instruction]) -> set[str]:
     """Of what a `getattr` or `hasattr` may ask for a name that is no constant: globals; "" is anything else."""
     found = set()
     for at, instruction in enumerate(instructions, 1):
-        if instruction.argval in _ASKS and instruction.opname in _LOADS and not _name_is_constant(instructions, at):
-            of = next((i for i in instructions[at:] if i.opname not in _NOT_ARGUMENTS), None)
-            found.add(str(of.argval) if of is not None and of.opname in _LOADS else "")
+        if instruction.name in _LOADS and instruction.value in _ASKS and not _name_is_constant(instructions, at):
+            of = next((i for i in instructions[at:] if i.name not in _NOT_ARGUMENTS), None)
+            found.add(str(of.value) if of is not None and of.name in _LOADS else "")
     return found
 
 
-def _name_is_constant(instructions: list[dis.Instruction], at: int) -> bool:
+def _name_is_constant(instructions: list[Instruction], at: int) -> bool:
     """Whether the second argument of the call is a constant, whose function was loaded just before `at`.
 
     What is on the stack above the function is followed to the call. The second argument starts where one argument is
@@ -167,21 +239,20 @@ def _name_is_constant(instructions: list[dis.Instruction], at: int) -> bool:
     """
     height, second, thirds = 0, None, 0
     for instruction in instructions[at:]:
-        if instruction.opname in _NOT_ARGUMENTS:
+        if instruction.name in _NOT_ARGUMENTS:
             continue
-        if instruction.opname.startswith("CALL") and height in (2, 3) and instruction.arg == height:
+        if instruction.name.startswith("CALL") and height in (2, 3) and instruction.argument == height:
             return second is not None and thirds == height - 2
         if height == 1:
-            second = instruction if second is None and instruction.opname == "LOAD_CONST" else None
-            if second is None and instruction.opname in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
+            second = instruction if second is None and instruction.name == "LOAD_CONST" else None
+            if second is None and instruction.name in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
                 return False
         elif height == 2:
             thirds += 1
-        if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
+        operator = dis.opmap[instruction.name]
+        if operator in dis.hasjrel or operator in dis.hasjabs:
             return False
-        height += dis.stack_effect(
-            instruction.opcode, instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
-        )
+        height += dis.stack_effect(operator, instruction.argument if operator >= dis.HAVE_ARGUMENT else None)
         if height < 0:
             return False
     return False

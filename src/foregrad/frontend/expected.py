@@ -166,6 +166,8 @@ class _Bound:
 
 def stored(container: Any) -> list[Any]:
     """The items of a list, tuple, set or deque as they are stored, whatever methods of a subclass say of them."""
+    if type(container) is tuple or type(container) is list:
+        return list(container)
     kinds = (list, tuple, set, frozenset, collections.deque)
     kind: Any = next(kind for kind in kinds if isinstance(container, kind))
     return list(kind.__iter__(container))

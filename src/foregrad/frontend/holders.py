@@ -205,8 +205,13 @@ def _put_back_slots(value: Any, before: dict[str, Any]) -> None:
             slot.__delete__(value) if before[name] is ABSENT else slot.__set__(value, before[name])
 
 
+_DICT_OF_CLASS = type.__dict__["__dict__"].__get__
+
+
 def _read_class(cls: type) -> dict[str, Any]:
-    return dict(type.__dict__["__dict__"].__get__(cls))
+    table: Any = _DICT_OF_CLASS(cls)
+    copied: dict[str, Any] = table.copy()  # several times as fast as `dict(table)`
+    return copied
 
 
 def _put_back_class(cls: type, before: dict[str, Any]) -> None:

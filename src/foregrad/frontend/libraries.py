@@ -6,12 +6,16 @@ attributes count, and of their modules what is listed here, where the user's cod
 
 from __future__ import annotations
 
+import argparse
+import collections
 import ctypes
 import decimal
 import functools
 import io
 import logging
+import optparse
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +24,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "BAGS",
     "asked_of_library",
     "asked_of_module",
     "is_class_outside",
@@ -32,6 +37,16 @@ __all__ = [
     "referent",
 ]
 
+BAGS = (  # classes of libraries whose objects are nothing but their attributes
+    types.SimpleNamespace,
+    argparse.Namespace,
+    optparse.Values,
+    collections.UserDict,
+    collections.UserList,
+    collections.UserString,
+    collections.ChainMap,
+    threading.local,
+)
 _LIBRARIES = (
     "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
     "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "

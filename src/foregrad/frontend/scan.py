@@ -12,13 +12,11 @@ extensions and files hold; that a function gets another `__dict__`; what methods
 
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import gc
 import itertools
 import operator
-import optparse
 import os
 import sys
 import threading
@@ -29,28 +27,18 @@ import torch
 
 from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, dict_of_class, is_method, is_slot, makers_of, special_names, values_of
-from .code import CodeNames, names_of
+from .code import CodeNames, NamesMet, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
-from .libraries import asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
+from .libraries import BAGS, asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
 from .reads import Reads, ReadSite, items_in, table_of
 
-__all__ = ["BAGS", "Scan"]
+__all__ = ["Scan"]
 
 _MOST_FUNCTIONS = 20_000
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
-BAGS = (  # classes of libraries whose objects are nothing but their attributes
-    types.SimpleNamespace,
-    argparse.Namespace,
-    optparse.Values,
-    collections.UserDict,
-    collections.UserList,
-    collections.UserString,
-    collections.ChainMap,
-    threading.local,
-)
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
@@ -75,7 +63,8 @@ class Scan:
         self._namespaces: dict[int, types.ModuleType] = {}  # modules of the user's that code names, not all looked at
         self._count = 0
         self._named = 0  # how many of `modules` are in `_paths`
-        self._looked_at: dict[int, tuple[int, int, int, bool]] = {}  # under how many names each was looked at last
+        self._under = NamesMet()  # what objects were last looked at under
+        self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
         self._paths: dict[int, str] = {}
         self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
         self._slots: dict[type, frozenset[str]] = {}
@@ -138,6 +127,8 @@ class Scan:
 
     def finish(self) -> None:
         """Follow everything found so far to its end."""
+        self._under = NamesMet()  # since the last time, code may have written to objects and namespaces
+        self._settled.clear()
         while True:
             while self._functions:
                 function, self._rank = self._functions.pop()
@@ -194,16 +185,19 @@ class Scan:
         self, namespace: dict[str, Any], loaded: frozenset[str], others: frozenset[str], handed_on: frozenset[str]
     ) -> None:
         place = self.reads.place(namespace, "dict", "", "key")
-        for name in in_order(loaded):
-            if name in namespace:
-                value = namespace[name]
-                self.reads.add(place, name, value)
-                if isinstance(value, types.ModuleType):
-                    self._module_names(value, others)
-                if name in handed_on or not isinstance(value, types.ModuleType):
-                    self.visit(value, name)
-            else:
+        settled = self._settled.setdefault(id(namespace), set())
+        for name in in_order(loaded - settled):
+            if name not in namespace:
                 place.lacks(name)  # a built-in function may be hidden later, and a `NameError` be caught
+                continue
+            value = namespace[name]
+            self.reads.add(place, name, value)
+            if isinstance(value, types.ModuleType):
+                self._module_names(value, others)
+            else:
+                settled.add(name)
+            if name in handed_on or not isinstance(value, types.ModuleType):
+                self.visit(value, name)
 
     def _imported(self, namespace: dict[str, Any], name: str, level: int, others: frozenset[str]) -> None:
         """A module that code imports where it runs, and those on the way to it."""
@@ -372,20 +366,25 @@ class Scan:
     def _objects_again(self) -> bool:
         """Look at objects under names met since the last time; whether any was new."""
         found = False
-        for index, (value, name, depth, rank, done) in enumerate(list(self._objects)):
-            met = (len(self.names), len(self.probed), len(self._called), self.makes_up_names)
-            if self._looked_at.get(index) == met:
-                continue
-            self._looked_at[index] = met
+        before = self._under
+        now = NamesMet.of(self.names, self.probed, self._called, makes_up_names=self.makes_up_names)
+        fresh = now.since(before)
+        first = before.objects if now.makes_up_names == before.makes_up_names else 0  # that was not looked at yet
+        now.objects = len(self._objects)
+        self._under = now
+        for index in range(0 if fresh.names or fresh.probed else first, now.objects):
+            value, name, depth, rank, done = self._objects[index]
+            under = fresh if index < first else now
             if isinstance(value, type):
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
-                new = self.names.intersection(known).union(self._special_names(value)) - done
-                if self.makes_up_names:
-                    new |= self._values_of(value) - done
+                new = known & under.names
+                if under is now:
+                    new = new.union(self._special_names(value), self._values_of(value) if self.makes_up_names else ())
                 self._rank = rank + 1
             else:
-                new = self._names_in_object(value) - done
+                new = self._names_in_object(value, under)
                 self._rank = rank
+            new -= done
             there = self._there(value, new)
             if len(there) < len(new):
                 missing = new - there
@@ -401,7 +400,7 @@ class Scan:
                 found = self._attribute(value, name, attribute, depth) or found
         return found
 
-    def _there(self, value: Any, names: set[str]) -> set[str]:
+    def _there(self, value: Any, names: frozenset[str]) -> frozenset[str] | set[str]:
         """Those of the names that an object or a class has itself, in its table or in a slot."""
         if isinstance(value, type):
             return names & value.__dict__.keys()
@@ -411,12 +410,12 @@ class Scan:
         there = names & self._slots_of(type(value))
         return there if table is None else there | (names & table.keys())
 
-    def _names_in_object(self, value: Any) -> set[str]:
+    def _names_in_object(self, value: Any, under: NamesMet) -> frozenset[str]:
         """The attributes of an object that matter by what is known of the code so far."""
         table = table_of(value)
         if isinstance(value, types.FunctionType):
-            return set(table or ()) if self.makes_up_names else self.names.intersection(table or ())
-        names = self.names.intersection(self._attributes_of(type(value))) | self.probed
+            return frozenset(table or ()) if self.makes_up_names else under.names.intersection(table or ())
+        names = self._attributes_of(type(value)) & under.names | under.probed
         if self.makes_up_names:
             names |= self._slots_of(type(value))
         if table is None:
@@ -426,7 +425,7 @@ class Scan:
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
                 place.keys = self.reads.keys_of(table)
             return names.union(table)
-        return names | self.names.intersection(table)
+        return names | under.names.intersection(table)
 
     def _attributes_of(self, *classes: type) -> frozenset[str]:
         """What classes and those they inherit from define."""

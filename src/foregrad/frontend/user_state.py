@@ -46,10 +46,9 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import is_class_outside, is_outside, keeps_state, referent
+from .libraries import BAGS, is_class_outside, is_outside, keeps_state, referent
 from .opaque import is_random_generator, used_up
 from .reads import Reads, keys_in, table_of
-from .scan import BAGS
 from .sources import Source
 
 __all__ = ["UserState", "forget_written"]
@@ -61,24 +60,23 @@ _ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, s
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 _ATOMS |= {torch.Tensor, torch.nn.Parameter, type(NotImplemented), types.GetSetDescriptorType}
 _BUFFERS = (bytearray, array.array)
+_PLAIN_CONTAINERS = {dict, list, set, collections.OrderedDict, collections.deque, collections.defaultdict}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list: LIST, set: SET}
 
-_names_of_code: dict[int, tuple[frozenset[str], types.CodeType]] = {}  # the code keeps its id its own
+_seen_code: dict[int, tuple[frozenset[str], bool, types.CodeType]] = {}  # the code keeps its id its own
 
 
-def _names(code: types.CodeType) -> frozenset[str]:
-    """The names in a code object and in those made in it."""
-    known = _names_of_code.get(id(code))
-    if known is None:
-        names = set(code.co_names)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                names |= _names(constant)
-            elif type(constant) is str and constant.isidentifier():
-                names.add(constant)
-        known = _names_of_code[id(code)] = frozenset(names), code
-    return known[0]
+def _look_at_code(code: types.CodeType) -> tuple[frozenset[str], bool, types.CodeType]:
+    """The names in a code object and in those made in it; whether it asks for the date, see `imports_dates`."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= (_seen_code.get(id(constant)) or _look_at_code(constant))[0]
+        elif type(constant) is str and constant.isidentifier():
+            names.add(constant)
+    seen = _seen_code[id(code)] = frozenset(names), imports_dates(code), code
+    return seen
 
 
 def forget_written(reads: Reads, state: UserState) -> None:
@@ -114,7 +112,8 @@ class UserState:
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()  # those in code, looked up wherever they may be
         self._new_names: set[str] = {"forward", "__call__"}
-        self._unnamed: dict[str, list[tuple[Any, Holder]]] = {}  # in namespaces and classes, until code names them
+        # What is in namespaces and classes, until code names it.
+        self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self._tensors: dict[int, tuple[Holder, Any]] = {}
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
@@ -220,12 +219,13 @@ class UserState:
 
     def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
         """Items that matter where code names them."""
+        names, unnamed = self._names, self._unnamed
         for name, value in items:
             if type(value) not in _ATOMS:
-                if name in self._names:
+                if name in names:
                     self._stack.append((value, holder, name))
                 else:
-                    self._unnamed.setdefault(name, []).append((value, holder))
+                    unnamed[name].append((value, holder))
 
     def _action(self, value: Any, cls: type) -> Callable[[Any, Holder | None, Any], None] | None:
         """What is done with a value of this class."""
@@ -277,7 +277,7 @@ class UserState:
         holder = self._hold(DICT, value, parent, step, "item")
         if len(holder.before) <= _LARGE:
             self._push(holder, holder.before.items())
-        if not is_class_outside(type(value)):
+        if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _list(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -290,12 +290,12 @@ class UserState:
         holder = self._hold(kind, value, parent, step, "item")
         if len(holder.before) <= _LARGE:
             self._push(holder, enumerate(holder.before))
-        if not is_class_outside(type(value)):
+        if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _set(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(SET, value, parent, step, "")
-        if not is_class_outside(type(value)):
+        if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -386,8 +386,10 @@ class UserState:
                 self._namespace(table, None, "", "name")
         if not is_own:
             return
-        self._new_names |= _names(function.__code__)
-        self.imports_dates = self.imports_dates or imports_dates(function.__code__)
+        code = function.__code__
+        names, dates, _ = _seen_code.get(id(code)) or _look_at_code(code)
+        self._new_names |= names
+        self.imports_dates = self.imports_dates or dates
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._stack.append((defaults, None, f"default of {function.__name__}"))
@@ -408,7 +410,7 @@ class UserState:
 
     def _class(self, cls: type, parent: Holder | None, step: Any) -> None:
         for base in cls.__mro__:
-            if is_outside(base.__module__) or (id(base) in self._seen and base is not cls):
+            if (id(base) in self._seen and base is not cls) or is_outside(base.__module__):
                 continue
             self._seen[id(base)] = base
             holder = self._hold(CLASS, base, None, base.__name__, "attr")
