@@ -49,6 +49,7 @@ from .effects.side_effects import (
     check_tensors,
 )
 from .effects.storage_swap import check_marked, views_of_written
+from .heap.recording import Host
 from .inputs.again import CaptureAgain
 from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view
@@ -92,16 +93,11 @@ class CaptureRun:
             symbols=self.symbols,
         )
         self.origins = Origins(_run_function.__code__)
-        self.recorder = Recorder(self.fake_mode, self.origins, self.inputs.adopt, options.decompositions)
-        self.recorder.writes.past_the_edges = self.inputs.whole_memory_needed
-        self.recorder.changes.on_resize = self._on_resize
+        edges = self.inputs.whole_memory_needed
+        host = Host(self.inputs.adopt, self.name, learned.late, edges, self._on_resize)
+        self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
         self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
-        self.recorder.late.name, self.recorder.late.ids = self.name, learned.late
-        self.recorder.decisions = Decisions(self.recorder.tape, self.inputs.real_behind, call.varied)
-        self.recorder.decisions.check_before(self.recorder.checks)
-        numbers = self.recorder.decisions.numbers = Numbers(self.recorder, self.symbols.table if self.symbols else None)
-        self.recorder.decisions.sizes = OpenSizes(numbers, call.sizes, always=call.every_size)
         self.checkpoints = Regions(self.recorder)
         self.inner = InnerGradients(self.inputs, self.recorder, self.name)
         self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
@@ -236,7 +232,7 @@ class CaptureRun:
         self.regions.check()
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
-            inputs.shared_bases |= needed
+            inputs.shared_bases.update(needed)
             return None
         self.history_changes.check_views()
         changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
@@ -256,7 +252,7 @@ class CaptureRun:
         analysis = analyze(recorder, inputs, out_leaves, paths)
         function, live = self.call.function, self.options.live_hooks
         self.hooks.settle(self.name, function, out_leaves, analysis, inputs.by_stand_in, live=live)
-        self.lifting.has_hooks = bool(self.hooks)
+        self.lifting.settle(has_hooks=bool(self.hooks))
         return analysis
 
     def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
@@ -267,7 +263,7 @@ class CaptureRun:
         if with_history:
             self.hooks.check_nodes(self.name)
         if recorder.late.missing:
-            recorder.late.ids |= written_by(recorder, records)
+            self.learned.late.update(written_by(recorder, records))
             return None
         check_outputs(recorder, backward.run, out_leaves, paths)
         if backward.error is not None:
@@ -311,6 +307,12 @@ class CaptureRun:
         raise ProgramOutputError(
             f"`{self.name}` {what}, which a compiled call would not repeat. Do it outside the compiled function."
         )
+
+    def _decisions(self, recorder: Recorder) -> Decisions:
+        """What knows the values that the program reads."""
+        call, numbers = self.call, Numbers(recorder, self.symbols.table if self.symbols else None)
+        sizes, real_of = OpenSizes(numbers, call.sizes, always=call.every_size), self.inputs.real_behind
+        return Decisions(recorder.tape, real_of, numbers, sizes, checks=recorder.checks, varied=call.varied)
 
     def _on_resize(self) -> None:
         """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""

@@ -278,14 +278,13 @@ class Backward:
     def _recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
         """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
         recorder = self.recorder
-        recorder.in_backward = True
-        recorder.late.begin(tangents)
-        try:
-            with self.lifting, recorder:
-                yield
-        finally:
-            recorder.in_backward = False
-            recorder.late.finish()
+        with recorder.backward_runs():
+            recorder.late.begin(tangents)
+            try:
+                with self.lifting, recorder:
+                    yield
+            finally:
+                recorder.late.finish()
 
 
 class InnerGradients:

@@ -33,7 +33,7 @@ def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> set[int]:
         if record is None or recorder.values[id(record.stand_in)] is not root:
             slots = [str(r.slot) for r in records if r.initial.storage is root.storage]
             what = "shares memory with another input" if record is None else "is given other memory or sizes"
-            raise written_by_backward(" and ".join(slots), f"the backward of `{recorder.late.name}`", f"which {what}")
+            raise written_by_backward(" and ".join(slots), f"the backward of `{recorder.host.name}`", f"which {what}")
         found.add(id(record.real))
     return found
 

@@ -22,6 +22,7 @@ from ...errors import UnsupportedError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
 from ..heap.alias import Value
+from ..heap.recording import Host
 from ..heap.refusals import in_some_backwards
 from ..inputs.lifting import Lifting
 from ..recorder.checkpoint_regions import NoRegions
@@ -57,7 +58,7 @@ class Session:
             on_data_assignment=recorder.replaced_by,
             on_check=recorder.checks.note,
         )
-        self.decisions = recorder.decisions = KnownDecisions(recorder.decisions, self.numbering)
+        self.decisions = KnownDecisions(recorder.decisions, self.numbering)
         self.hooks = Hooks(
             lambda module: None,
             lambda: None,
@@ -65,11 +66,9 @@ class Session:
             NoRegions(),
             engine=self.lifting.in_engine,
         )
-        recorder.adopt = self._adopt
-        recorder.late.on_missing = self._refuse_write
-        recorder.writes.past_the_edges = lambda _root: None
-        recorder.changes.on_resize = lambda: None  # nothing of the first capture, which holds the arguments
-        recorder.origins.root = run_engine.__code__
+        # Nothing of the first capture, which holds the arguments.
+        host = Host(self._adopt, name, recorder.host.written, on_missing=self._refuse_write)
+        recorder.resume(host, self.decisions, run_engine.__code__)
 
     def _adopt(self, real: torch.Tensor) -> torch.Tensor:
         if isinstance(real, FakeTensor):
@@ -89,29 +88,26 @@ class Session:
     def recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
         """Context: what runs on fakes goes on the tape, as part of a backward. `recorder.late.finish()` ends it."""
         recorder = self.recorder
-        recorder.recompute = None
-        recorder.in_backward = True
-        recorder.late.begin(tangents)
-        recorder.phases.clear()  # each run of a node checks anew
-        try:
-            # Autocast belongs to the forward: eager's backward usually runs outside its region.
-            with (
-                patched(self.hooks),
-                force_view_tracking(),
-                no_saved_tensors_hooks(),
-                single_threaded_backward(),
-                fresh_autocast_cache(),
-                disable_autocast(),
-                without_anomaly_mode,  # nothing can be nan here
-                self.lifting,
-                recorder,
-            ):
-                yield
-        except BaseException:
-            recorder.late.finish()
-            raise
-        finally:
-            recorder.in_backward = False
+        with recorder.backward_runs(), recorder.in_region(None):
+            recorder.late.begin(tangents)
+            recorder.phases.clear()  # each run of a node checks anew
+            try:
+                # Autocast belongs to the forward: eager's backward usually runs outside its region.
+                with (
+                    patched(self.hooks),
+                    force_view_tracking(),
+                    no_saved_tensors_hooks(),
+                    single_threaded_backward(),
+                    fresh_autocast_cache(),
+                    disable_autocast(),
+                    without_anomaly_mode,  # nothing can be nan here
+                    self.lifting,
+                    recorder,
+                ):
+                    yield
+            except BaseException:
+                recorder.late.finish()
+                raise
 
     def tangent(self, spec: TensorSpec, *, requires_grad: bool = False) -> tuple[torch.Tensor, Entry]:
         """A new fake gradient for an output of this spec, and its entry."""

@@ -229,11 +229,8 @@ class EagerRegions:
 
     def _entry(self, region: Region, ran: Ran, args: tuple[Any, ...], sizes: list[tuple[Any, ...]]) -> Entry:
         recorder = self.recorder
-        recompute, recorder.recompute = recorder.recompute, None
-        try:
+        with recorder.in_region(None):
             entry = recorder.entry(FORWARD, args, {}, is_random=True)
-        finally:
-            recorder.recompute = recompute
         cpu = torch.device("cpu")
         head = TensorSpec((1,), (1,), torch.int64, cpu), TensorSpec((), (), torch.int64, cpu)
         described = zip(sizes, region.layouts, strict=True)

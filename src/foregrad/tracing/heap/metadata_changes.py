@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ class MetadataChanges:
         self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
         self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
         self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
-        self.on_resize: Callable[[], None] = lambda: None
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
@@ -67,7 +65,7 @@ class MetadataChanges:
     def resizes(self, value: Value) -> None:
         """The sizes or the memory of the tensor that has this value are about to change in place."""
         self.resized.append(value.storage)
-        self.on_resize()
+        self.recorder.host.on_resize()
 
     def resized_with_gradients(self) -> bool:
         """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""

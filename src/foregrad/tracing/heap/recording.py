@@ -5,6 +5,9 @@ The recorder hands itself to its parts, which live in rooms below its own: this 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +18,35 @@ from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Tape
 from .alias import Value
 
-__all__ = ["Recording"]
+__all__ = ["Host", "Recording"]
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody is to be told."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """What a recorder asks of the capture, or the derivative, that it records for.
+
+    `adopt`: the fake for a real tensor that the function brought in by itself. `name`: the function's. `written`: ids
+    of inputs that its backward is known to write. `past_the_edges(root)`: a write leaves the input that `root` is.
+    `on_resize()`: sizes or memory of a tensor are about to change in place. `on_missing(root, where)`: a backward
+    writes to what it was not known to write.
+    """
+
+    adopt: Callable[[torch.Tensor], torch.Tensor]
+    name: str
+    written: set[int] = dataclasses.field(default_factory=set)
+    past_the_edges: Callable[[Value], None] = _nothing
+    on_resize: Callable[[], None] = _nothing
+    on_missing: Callable[[Value, str], None] = _nothing
 
 
 class Recording(Protocol):
     """See `Recorder`, which is the only one."""
 
+    host: Host
     fake_mode: FakeTensorMode
     origins: Origins
     tape: Tape
@@ -38,6 +64,8 @@ class Recording(Protocol):
     checks: Any
     decisions: Any
     late: Any
+
+    def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]: ...
 
     def entry(self, target: Any, args: Any, kwargs: Any, is_random: bool) -> Entry: ...
 

@@ -7,7 +7,6 @@ autograd, version counters and error checks above see what they expect.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ class Writes:
     def __init__(self, recorder: Recording, changes: MetadataChanges) -> None:
         self.recorder = recorder
         self.changes = changes
-        self.past_the_edges: Callable[[Value], None] = lambda _root: None
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.copied: dict[int, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
         self.listed: set[int] = set()  # by id, tensors that some `_foreach_` operator got and that overlap
@@ -140,7 +138,7 @@ class Writes:
             value = rec.value_of(tensor)
             root, spec = value.root, value.root.spec
             if value.storage.is_input and (_leaves_its_root(value) or spec.overlaps_itself or spec.conj or spec.neg):
-                self.past_the_edges(root)
+                self.recorder.host.past_the_edges(root)
             roots[id(root)] = root
         number = {key: i for i, key in enumerate(roots)}
         places: dict[At, StorageExtent] = {}
@@ -196,7 +194,7 @@ class Writes:
         spec = new.spec
         assert isinstance(spec, TensorSpec)
         if value.storage.is_input and (_leaves_its_root(value) or value.storage.root.spec.overlaps_itself):
-            self.past_the_edges(value.storage.root)
+            self.recorder.host.past_the_edges(value.storage.root)
         if spec.dtype is not value.spec.dtype:
             if checked:
                 check_cast(spec.dtype, value.spec.dtype)
@@ -210,7 +208,7 @@ class Writes:
     def check_edges(self, view: Value) -> None:
         """A view by strides may see more of the memory than the input it is taken of."""
         if view.storage.is_input and _leaves_its_root(view):
-            self.past_the_edges(view.storage.root)
+            self.recorder.host.past_the_edges(view.storage.root)
         source = view.parent
         is_view_of_view = view.of_differentiable and source is not None and source.parent is not None
         if is_view_of_view and not source.spec.holds(view.spec):  # type: ignore[union-attr]

@@ -134,6 +134,10 @@ class Lifting(TorchFunctionMode):
             return self.views.by_strides(result, args)
         return func(*args, **kwargs)
 
+    def settle(self, *, has_hooks: bool) -> None:
+        """The function has run: whether hooks are left on its own tensors."""
+        self.has_hooks = has_hooks
+
     def in_engine(self, accumulates: bool) -> Any:
         """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom
         Function, and in hooks, get stand-ins too. `accumulates`: it writes gradients into `.grad`.

@@ -8,7 +8,7 @@ The fakes are put back to what they were after the forward, version counters inc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,18 +66,14 @@ class Run:
 class BackwardWrites:
     """The writes of the backward that is recorded, if one is.
 
-    `live`: inputs known to be written by backwards, `ids` those of their tensors. `missing`: others that one has
-    written to, by the id of their root; `on_missing(root, where)` may raise instead.
+    `live`: inputs known to be written by backwards. `missing`: others that one has written to, by the id of their root.
     """
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
-        self.name = "function"
-        self.ids: set[int] = set()
         self.live: list[LiveInput] = []
         self.tangents: Sequence[torch.Tensor] = ()
         self.missing: dict[int, Value] = {}
-        self.on_missing: Callable[[Value, str], None] | None = None
         self.written: dict[int, tuple[Value, Entry, str]] = {}  # made by the forward, by root: what they were; where
         self.touched: dict[int, tuple[torch.Tensor, int]] = {}  # by id, what was ever written; its version before
         self._versions: list[tuple[torch.Tensor, int]] = []
@@ -88,7 +84,7 @@ class BackwardWrites:
 
     def met(self, record: InputRecord) -> None:
         """One more input; the backward itself may be the first to look at it."""
-        if id(record.real) in self.ids:
+        if id(record.real) in self.recorder.host.written:
             live = LiveInput(record.initial, record.stand_in, record.slot)
             self.live.append(live)
             if self.recorder.in_backward:
@@ -136,8 +132,8 @@ class BackwardWrites:
             if key not in known and not root.storage.is_input:
                 run.written.append((root, where))
                 run.once = (
-                    f"a second backward through one call of `{self.name}`: the first has written, at {where}, to a "
-                    "tensor of the forward's. Write to a copy of it."
+                    f"a second backward through one call of `{self.recorder.host.name}`: the first has written, at "
+                    f"{where}, to a tensor of the forward's. Write to a copy of it."
                 )
             _hold(root, entry)
         for tensor, version in reversed(self._versions):
@@ -185,8 +181,7 @@ class BackwardWrites:
                 raise written_by_backward("a tensor", where, why)
             self._versions.append((tensor, version_unseen(tensor)))
             if root.storage.is_input and id(root) not in self.written:
-                if self.on_missing is not None:
-                    self.on_missing(root, where)
+                self.recorder.host.on_missing(root, where)
                 self.missing[id(root)] = root
             self.written.setdefault(id(root), (root, _entry_of(root), where))
 

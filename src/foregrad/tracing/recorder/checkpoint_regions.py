@@ -45,14 +45,13 @@ class Regions:
     @contextlib.contextmanager
     def region(self) -> Iterator[None]:
         """Context: what is recorded is in a checkpointed region."""
-        before = self.recorder.recompute
+        tag = self.recorder.recompute or _Region(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
         self.depth += 1
-        self.recorder.recompute = before or _Region(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
         try:
-            yield
+            with self.recorder.in_region(tag):
+                yield
         finally:
             self.depth -= 1
-            self.recorder.recompute = before
 
     def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
         """What an operator gives. `run()` also says what the user's policy for it is, which was set at `depth`."""

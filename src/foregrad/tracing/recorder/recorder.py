@@ -8,6 +8,7 @@ functional on the fly (see alias.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
 from ..heap.overlaps import check_view
+from ..heap.recording import Host
 from ..heap.refusals import changed_wrapper
 from ..heap.view_replay import View
 from ..heap.writes import Writes
@@ -48,6 +50,7 @@ from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan
 from ..tape.opinfo import OpInfo, op_info, take_data
 from ..tape.origin import Origins, user_line
 from ..values.constants import evaluate
+from ..values.decisions import Decisions
 from .arithmetic import ArithmeticSettings
 from .backward_writes import BackwardWrites
 from .trace import Trace
@@ -67,7 +70,7 @@ _FAKES = (FakeTensor,)
 class Recorder(Trace, ThreadDispatchMode):
     """Runs every operator on fakes and records what it does.
 
-    `adopt` is called with a real tensor the function brought in by itself and returns the fake standing for it.
+    `decisions` makes what knows the values that the program reads.
     """
 
     supports_higher_order_operators = True  # to refuse them with a reason
@@ -76,11 +79,12 @@ class Recorder(Trace, ThreadDispatchMode):
         self,
         fake_mode: FakeTensorMode,
         origins: Origins,
-        adopt: Callable[[torch.Tensor], torch.Tensor],
+        host: Host,
         decompositions: Mapping[Any, Callable[..., Any]],
+        decisions: Callable[[Recorder], Decisions],
     ) -> None:
         super().__init__(fake_mode, origins)
-        self.adopt = adopt
+        self.host = host
         self.decompositions = decompositions
         self.arithmetic = ArithmeticSettings(lambda: user_line(self.origins.here()))
         self.is_symbolic = fake_mode.shape_env is not None
@@ -94,6 +98,16 @@ class Recorder(Trace, ThreadDispatchMode):
         self.detached = Detached(self)
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
+        self.decisions = decisions(self)
+
+    def resume(self, host: Host, decisions: Decisions, root: CodeType) -> None:
+        """Go on for a derivative. `root`: the function whose frame ends the user's part of a stack."""
+        self.host, self.decisions = host, decisions
+        self.origins.resume(root)
+
+    def adopt(self, real: torch.Tensor) -> torch.Tensor:
+        """The fake that stands for a real tensor."""
+        return self.host.adopt(real)
 
     # ---------------------------------------------------------------- dispatch
 

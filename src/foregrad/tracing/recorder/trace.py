@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,6 +44,24 @@ class Trace(abc.ABC):
         self.recompute: Any = None
         self.original: Any = None  # the outermost operator that is being decomposed
         self.decisions: Decisions
+
+    @contextlib.contextmanager
+    def backward_runs(self) -> Iterator[None]:
+        """Context: what is recorded is part of the backward."""
+        self.in_backward = True
+        try:
+            yield
+        finally:
+            self.in_backward = False
+
+    @contextlib.contextmanager
+    def in_region(self, tag: Any) -> Iterator[None]:
+        """Context: what is recorded is in the checkpointed region with this tag; in none, with None."""
+        before, self.recompute = self.recompute, tag
+        try:
+            yield
+        finally:
+            self.recompute = before
 
     @abc.abstractmethod
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

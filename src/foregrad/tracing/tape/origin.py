@@ -109,6 +109,10 @@ class Origins:
         self.modules.pop()
         self._last = None
 
+    def resume(self, root: CodeType) -> None:
+        """The user's part of a stack ends at the frame of `root` from now on."""
+        self.root = root
+
     def forget(self) -> None:
         """Let go of the last frame, and with it of its variables."""
         self._last = None

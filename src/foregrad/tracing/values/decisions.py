@@ -56,27 +56,28 @@ class Decisions:
     """The values read so far in one capture.
 
     `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input. `varied` are the
-    lines at which another number was read by an earlier capture.
+    lines at which another number was read by an earlier capture. `checks`: they are made before a value is read.
     """
 
     def __init__(
-        self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None], varied: frozenset[str] = frozenset()
+        self,
+        tape: Tape,
+        real_of: Callable[[Entry], torch.Tensor | None],
+        numbers: Numbers,
+        sizes: OpenSizes,
+        *,
+        checks: Checks | None = None,
+        varied: frozenset[str] = frozenset(),
     ) -> None:
         self.made: list[Decided] = []
-        self.varied = varied
-        self.numbers: Numbers
-        self.sizes: OpenSizes
-        self._prefix: Prefix = Prefix(tape, real_of)
+        self.varied, self.numbers, self.sizes = varied, numbers, sizes
+        self._prefix: Prefix = Prefix(tape, real_of, checks)
         self._tape = tape
         self._by_entry: dict[int, Decided] = {}
         self._contents: dict[int, torch.Tensor] = {}
         self._integers: dict[
             int, Any
         ] = {}  # by the id of a tensor's entry: the symbolic integer that is in it, None where it is plain
-
-    def check_before(self, checks: Checks) -> None:
-        """Make the checks, too, that come before a value that is read."""
-        self._prefix.checks = checks
 
     def raise_failed(self) -> None:
         """Raise for a check that failed, whoever has caught that meanwhile."""

@@ -35,12 +35,14 @@ class UnknownValue(Exception):  # noqa: N818
 class Prefix:
     """The tape, run on the real arguments as far as anybody asked."""
 
-    def __init__(self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None]) -> None:
+    def __init__(
+        self, tape: Tape, real_of: Callable[[Entry], torch.Tensor | None], checks: Checks | None = None
+    ) -> None:
         self.tape = tape
         self.real_of = real_of
         self.values: dict[int, Any] = {}
         self.at = 0  # up to here, every random operator has run
-        self.checks: Checks | None = None
+        self.checks = checks
         self.checked = 0  # up to here, every check has been made
         self.failed: CheckFailed | None = None
         self.forks: dict[torch.Generator, torch.Generator] = {}

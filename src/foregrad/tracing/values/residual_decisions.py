@@ -39,8 +39,7 @@ class KnownDecisions(Decisions):
     """The decisions of one derivative after the other; `of_capture`: those of the function itself."""
 
     def __init__(self, before: Decisions, numbering: Numbering) -> None:
-        super().__init__(numbering.tape, lambda _entry: None)
-        self.numbers, self.sizes = before.numbers, before.sizes
+        super().__init__(numbering.tape, lambda _entry: None, before.numbers, before.sizes)
         self.numbering = numbering
         sized = tuple(entry for entry in numbering.tape.entries if sized_by_values(entry))
         self.of_capture = self._known = Known(tuple(before.made), sized)
