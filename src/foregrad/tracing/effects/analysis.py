@@ -79,11 +79,6 @@ class Analysis:
         """Whether a view of an input is one of memory that this was given in the call."""
         return bool(info.steps) and (info.input, info.steps[0].call) in self.of_swapped
 
-    def is_early(self, info: AliasOutput, *, first: bool = False) -> bool:
-        """Whether a view of an input is taken before something else happens; `first`: of a plain tensor, before all."""
-        early = self.early.get((info.input or 0, info.steps[0].call)) if info.steps else None
-        return early is not None and (not first or (early.of_plain and early.first))
-
     def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
         """One more graph output."""
         self.slots.append(slot)

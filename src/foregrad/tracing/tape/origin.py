@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Made", "Origin", "Origins", "line_of", "stands_for", "user_line"]
+__all__ = ["Made", "Origin", "Origins", "stands_for", "user_line"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 # All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
@@ -140,17 +140,6 @@ def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]
 
 
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)')
-
-
-def line_of(error: BaseException) -> str:
-    """`user_line` of where the user's program was when `error` was raised."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_NOT_THE_USERS):
-            found = Origin(((code, trace.tb_lineno),), ())
-        trace = trace.tb_next
-    return user_line(found)
 
 
 def user_line(origin: Origin | None) -> str:
