@@ -163,14 +163,40 @@ def test_a_view_of_an_argument_is_one_to_autograd():
     assert after(compiled(lambda a: a.view(12))) == after(lambda a: a.view(12))
 
 
-def test_results_that_are_views_of_one_are_refused_where_gradients_are():
+RESULTS_OF_ONE = {
+    "views": lambda b: (b[0], b[1]),
+    "itself_and_a_view": lambda b: (b, b.t(), b[0]),
+    "a_view_and_itself": lambda b: (b.view(-1), b),
+    "twice": lambda b: (b, b),
+    "a_view_twice": lambda b: (lambda view: (view, view))(b[0]),
+    "chunks": lambda b: b.chunk(2),
+    "detached": lambda b: (b.detach(), b, b[0]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS_OF_ONE)
+def test_results_that_are_one_or_views_of_one(name):
     def f(a):
-        b = a * 2
-        return b[0], b[1]
+        return RESULTS_OF_ONE[name](a * 2)
 
     same(f, lambda: two(2, 3))
-    with pytest.raises(UnsupportedError, match="two results are one TwoTensor, or views of one"):
-        compiled(f)(two(2, 3, grad=True))
+    same(f, lambda: two(2, 3, grad=True))
+
+    def after(call):
+        torch.manual_seed(0)
+        a = two(2, 3, grad=True)
+        first, *rest = results = call(a)
+        found = [[r is other for r in results for other in results], [r._base is first._base for r in rest]]
+        try:
+            first.mul_(3)
+        except RuntimeError as error:
+            return [*found, str(error)[:40]]
+        loss = sum((r.sum() for r in results[1:] if r.requires_grad), results[0].sum())
+        if loss.requires_grad:
+            loss.backward(TwoTensor(torch.ones(()), torch.ones(())))
+        return [*found, described(results), described(a.grad)]
+
+    assert after(compiled(f)) == after(f)
 
 
 def test_other_metadata_get_a_graph_of_their_own():

@@ -20,6 +20,7 @@ import torch
 
 from .._torch.distributed import GROUPS
 from .._torch.pytree import registered_functions
+from .._torch.tensors import view_again
 from ..errors import UnknownLeafError
 from ..graph.spelling import key_text, key_texts
 from ..subclasses.conversion import Samples, wrap
@@ -30,6 +31,7 @@ from .opaque import is_number_of_numpy
 __all__ = [
     "LEAF",
     "Opened",
+    "SharedWrapper",
     "Tree",
     "Unwrap",
     "Wrap",
@@ -42,7 +44,7 @@ __all__ = [
     "open_objects",
 ]
 
-Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
+Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | SharedWrapper | None"]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 _CONSTANTS = (
@@ -67,6 +69,26 @@ _CONSTANTS = (
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SharedWrapper:
+    """A wrapper in one of several places, or a view of one: the `view` of the wrapper that is made under `base`, itself
+    under `key` from then on. `unwrapped`: that wrapper, taken apart, in the first of the places.
+    """
+
+    base: int
+    key: int
+    view: torch.Tensor | None
+    unwrapped: tuple[WrapperSpec, Sequence[torch.Tensor]] | None
+
+    def made_in(self, made: dict[int, Any], items: list[Any]) -> Any:
+        """The tensor, one object for each key in `made`; `items` has the wrapper in the first of the places."""
+        if items:
+            made[self.base] = items[0]
+        if self.view is not None and self.key not in made:
+            made[self.key] = view_again(self.view, made[self.base])
+        return made[self.key]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tree:
     """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children.
@@ -74,8 +96,8 @@ class Tree:
     `number`: which of the containers it is whose identity is kept; a `ref` is the one with the number `context`.
     """
 
-    # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref, method,
-    # function, cell, array, ref
+    # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper, shared; object, partial, weakref,
+    # method, function, cell, array, ref
     kind: str
     type: Any = None
     context: Any = None
@@ -105,6 +127,8 @@ class Tree:
         items = [child._build(leaves, wrap, made) for child in self.children]
         if self.kind == "wrapper":
             return wrap(self.context, items)
+        if self.kind == "shared":
+            return self.context.made_in(made, items)
         if self.kind == "array":
             made[self.number] = wrap(None, items)
             return made[self.number]
@@ -178,6 +202,8 @@ class Tree:
             return
         if self.kind == "wrapper":
             steps = self.context.paths()
+        elif self.kind == "shared":
+            steps = [""]
         elif self.kind == "object":
             steps = self.context.steps(self.type)
         elif self.kind in _STEPS:
@@ -272,6 +298,13 @@ def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
     if unwrapped is None:
         leaves.append(value)
         return LEAF
+    if isinstance(unwrapped, SharedWrapper):
+        inside = () if unwrapped.unwrapped is None else (_wrapper(unwrapped.unwrapped, leaves),)
+        return Tree("shared", None, unwrapped, inside, sum(tree.size for tree in inside))
+    return _wrapper(unwrapped, leaves)
+
+
+def _wrapper(unwrapped: tuple[WrapperSpec, Sequence[torch.Tensor]], leaves: list[Any]) -> Tree:
     spec, parts = unwrapped
     leaves += parts
     return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)

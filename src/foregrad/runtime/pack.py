@@ -16,7 +16,7 @@ def has_objects(tree: Tree) -> bool:
     return any(node.kind in _MADE_FIRST for _, node in tree.walk(""))
 
 
-_MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
+_MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell", "shared"}
 
 
 def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:

@@ -239,7 +239,7 @@ class CaptureRun:
         if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
             self.learned.replays_views = False
             return None
-        return self.state.outputs(result, lambda leaf: inputs.wrappers.taken_apart(leaf, inputs.adopt))
+        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt))
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,17 +12,17 @@ import torch
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import (
     base_of,
-    history_of,
     is_marked,
     is_no_grad_view,
     is_view,
+    leads_to_base,
     numbers_of_view,
     storage_key,
     version_of,
 )
 from ...errors import UnsupportedAliasError, UnsupportedTensorError
 from ...frontend.sources import Source
-from ...frontend.tree import Tree
+from ...frontend.tree import SharedWrapper, Tree, Unwrap, flatten
 from ...frontend.wrappers import FoundWrappers, ReachedWrapper
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
@@ -126,6 +127,8 @@ class Wrappers:
         self.by_stand_in: dict[int, _Input] = {}
         self.by_parts: dict[tuple[int, ...], _Input] = {}
         self.results: dict[int, list[Any]] = {}  # those of the same base, by its id
+        self.roots: collections.Counter[int] = collections.Counter()  # how many results are that tensor or views of it
+        self.shared: dict[int, tuple[int, Any]] = {}  # by id, what several results need: its key, and itself
         self.reached: dict[int, tuple[Any, _Input]] = {}  # by the id of the real wrapper, which is kept alive
 
     # ---------------------------------------------------------------- inputs
@@ -190,9 +193,14 @@ class Wrappers:
         known = self.by_stand_in.get(id(stand_in))
         return None if known is None else (known.spec, known.parts)
 
-    def taken_apart(self, result: Any, adopt: Callable[[Any], Any]) -> tuple[WrapperSpec, Sequence[Any]] | None:
+    def of_results(self, results: Any, adopt: Callable[[Any], Any]) -> Unwrap:
+        """What takes apart the wrappers in what the function returns."""
+        leaves = [adopt(leaf) for leaf in flatten(results, lambda _: None)[0] if is_wrapper(leaf)]
+        self.roots = collections.Counter(id(base_of(leaf) if is_view(leaf) else leaf) for leaf in leaves)
+        return lambda result: self._taken_apart(adopt(result))
+
+    def _taken_apart(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]] | SharedWrapper | None:
         """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
-        result = adopt(result)
         base: Any = base_of(result) if is_view(result) else None
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
         if base is not None and is_marked(result):
@@ -200,7 +208,15 @@ class Wrappers:
         _check_view(result)
         if id(result) in self.by_stand_in or is_of_input:
             return None
-        self._check_apart(result, result if base is None else base)
+        root = result if base is None else base
+        if root.requires_grad is result.requires_grad and id(root) not in self.by_stand_in:
+            varies = base is not None and self.recorder.is_symbolic and any(map(is_symbolic, numbers_of_view(result)))
+            if not varies and (self.roots[id(root)] > 1 or (base is not None and result.requires_grad)):
+                return self._shared(result, root)
+        self._check_apart(result, root)
+        return self._in_graph(result)
+
+    def _in_graph(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]]:
         if any(part.requires_grad for part in parts_of(result)):
             raise UnsupportedTensorError(
                 f"a {type(result).__qualname__} that the function returns was made of tensors with a history: in eager "
@@ -210,12 +226,24 @@ class Wrappers:
         with self.recorder:
             return spec, unwrap(result, spec)
 
+    def _shared(self, result: Any, root: Any) -> SharedWrapper:
+        """A view of a wrapper, or one of several results that are one: the wrapper is made once, then its views."""
+        if id(root) in self.results:
+            raise returned_wrapper(f"two results are one {type(result).__qualname__}, or views of one")
+        is_first = id(root) not in self.shared
+        known, _ = self.shared.setdefault(id(root), (-1 - len(self.shared), root))
+        if result is root:
+            return SharedWrapper(known, known, None, self._in_graph(root) if is_first else None)
+        key, _ = self.shared.setdefault(id(result), (-1 - len(self.shared), result))
+        return SharedWrapper(known, key, result, self._in_graph(root) if is_first else None)
+
     def _check_apart(self, result: Any, base: Any) -> None:
         """Raise for a result that is there already, or a view of what another one is, or is a view of, with gradients:
         one that is written later has to change the other's history.
         """
         known = self.results.setdefault(id(base), [])
-        if any(other is result for other in known) or (known and result.requires_grad):
+        is_shared = id(base) in self.shared
+        if any(other is result for other in known) or ((known or is_shared) and result.requires_grad):
             raise returned_wrapper(f"two results are one {type(result).__qualname__}, or views of one")
         known.append(result)
 
@@ -268,14 +296,13 @@ def _check_view(result: torch.Tensor) -> None:
     base: Any = base_of(result) if is_view(result) else None
     if not is_wrapper(base):
         return
-    if base.requires_grad and is_no_grad_view(result):
-        raise _no_grad_view(base)
     try:
-        history_of(result)
+        reaches = not (base.requires_grad and result.requires_grad) or leads_to_base(result)
     except RuntimeError as error:
-        raise returned_wrapper(
-            f"a result is a view of a {type(base).__qualname__} that eager refuses: {error}"
-        ) from error
+        said = f"a result is a view of a {type(base).__qualname__} that eager refuses ({error})"
+        raise returned_wrapper(said) from error
+    if not reaches or (base.requires_grad and is_no_grad_view(result)):
+        raise _no_grad_view(base)
 
 
 def _no_grad_view(base: torch.Tensor) -> UnsupportedAliasError:
