@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import pytest
@@ -136,21 +137,50 @@ def test_waiting_for_a_backend_has_no_limit(monkeypatch):
     assert results == [True]
 
 
+def test_fake_modes_of_two_threads_at_once_leave_no_flag_set():
+    """Entered one inside the other, and left in the order in which they were entered."""
+    from torch.utils import _python_dispatch
+
+    from foregrad._torch.fakes import NewFakeMode
+
+    second_is_in, first_is_out = threading.Event(), threading.Event()
+
+    def inside():
+        with NewFakeMode():
+            second_is_in.set()
+            assert first_is_out.wait(PATIENCE_S)
+
+    before = _python_dispatch.is_in_torch_dispatch_mode(), _python_dispatch.is_in_torch_dispatch_mode(False)
+    thread = threading.Thread(target=inside)
+    with NewFakeMode():
+        thread.start()
+        assert second_is_in.wait(PATIENCE_S)
+    first_is_out.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert before == (
+        _python_dispatch.is_in_torch_dispatch_mode(),
+        _python_dispatch.is_in_torch_dispatch_mode(False),
+    )
+
+
 def test_captures_of_two_threads_at_once_leave_nothing_on():
     """Both are inside at the same time, and leave in the order in which they came."""
-    entered, first_is_done = [threading.Event(), threading.Event()], threading.Event()
+    # Of an event, who waits for it is a state that guards look at, and another thread changes.
+    entered, first_is_done = [queue.SimpleQueue(), queue.SimpleQueue()], queue.SimpleQueue()
 
     def function(x, index):
-        entered[index].set()
-        assert entered[1 - index].wait(PATIENCE_S)
+        for _ in range(8):  # a capture may run the function again
+            entered[index].put(None)
+        entered[1 - index].get(timeout=PATIENCE_S)
         if index:
-            assert first_is_done.wait(PATIENCE_S)
+            first_is_done.get(timeout=PATIENCE_S)
         return x * index
 
     def run(index):
         foregrad.compile(lambda x: function(x, index), backend="eager")(torch.ones(3))
-        if not index:
-            first_is_done.set()
+        for _ in range(0 if index else 8):
+            first_is_done.put(None)
 
     from torch.utils import _python_dispatch
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from .jagged import new_ragged_size
+from .mode_flags import flags_kept
 from .symbols import has_symbolic
 from .tensors import share_memory
 
@@ -47,7 +48,7 @@ _reinterpret = _C._dynamo.guards._reinterpret_tensor
 
 
 class NewFakeMode(FakeTensorMode):
-    """A fake mode that leaves the process able to fork.
+    """A fake mode that leaves the process able to fork, and, after two threads were in one, to compile (`flags_kept`).
 
     Where PyTorch is built for CUDA and there is no GPU, entering its fake mode pretends that there is one device. The
     next backward then starts a thread for that device, and no forked child can run a backward any more.
@@ -56,6 +57,21 @@ class NewFakeMode(FakeTensorMode):
     @property
     def avoid_device_init(self) -> bool:
         return False
+
+    def __enter__(self) -> NewFakeMode:
+        flags_kept.__enter__()
+        try:
+            super().__enter__()
+        except BaseException:
+            flags_kept.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            super().__exit__(*raised)
+        finally:
+            flags_kept.__exit__()
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
         """The size of a ragged dimension that no symbol stands for: it has no value in any call."""
