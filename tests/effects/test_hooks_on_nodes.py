@@ -143,15 +143,76 @@ def viewed(x):
     return x.view(-1)
 
 
-@pytest.mark.parametrize("leaf", [True, False])
-@pytest.mark.parametrize("function", [returned, used, viewed, of_an_argument], ids=lambda f: f.__name__)
-def test_a_hook_left_on_an_argument_sees_its_other_uses_too(function, leaf):
-    def gradient(called):
-        x = torch.ones(4, requires_grad=True)
-        y = x if leaf else x * 3
-        (called(y).sum() + y.sum()).backward()
-        return x.grad
+LOG = []
 
+
+def with_a_value_of_the_call(x):
+    s = x.detach().sum()
+    x.register_hook(lambda g: g * s)
+    return x * 2
+
+
+def with_a_list(x):
+    x.register_hook(lambda g: LOG.append(g.tolist()))
+    return x * 2
+
+
+def beside_other_uses(called, leaf, *, asks=True):
+    """Of an argument that is used outside, too, with the hooks that three calls leave on it, and by itself."""
+    LOG.clear()
+    found = []
+    for _ in range(3):
+        x = torch.arange(1.0, 5.0).requires_grad_()
+        y = x if leaf else x * 3
+        for _ in range(3):
+            out = called(y)
+        loss = out.sum() + (y * 2).sum()
+        g = torch.autograd.grad(loss, y, retain_graph=True)[0].tolist() if asks else None
+        loss.backward()
+        found.append((g, x.grad.tolist(), list(LOG)))
+    return found
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("function", [returned, used, viewed], ids=lambda f: f.__name__)
+def test_a_hook_left_on_an_argument_sees_its_other_uses_too(function, leaf):
+    compiled = foregrad.compile(function, backend="eager")
+    assert beside_other_uses(compiled, leaf) == beside_other_uses(function, leaf)
+    assert len(compiled.foregrad.specializations) == 1
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("function", [of_an_argument, with_a_value_of_the_call, with_a_list], ids=lambda f: f.__name__)
+def test_a_hook_that_no_call_could_leave_makes_it_run_eagerly(function, leaf):
+    asks = function is not of_an_argument  # PyTorch's own hooks of several tensors don't work then
     compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
-    with pytest.warns(foregrad.errors.ForegradWarning, match="puts a hook on a tensor from outside"):
-        assert torch.equal(gradient(compiled), gradient(function))
+    with pytest.warns(
+        foregrad.errors.ForegradWarning, match=r"puts a hook on (a tensor from outside|an autograd node)"
+    ):
+        found = beside_other_uses(compiled, leaf, asks=asks)
+    assert found == beside_other_uses(function, leaf, asks=asks)
+    assert not compiled.foregrad.specializations
+
+
+def test_a_hook_left_on_a_parameter_keeps_what_it_sees_in_its_module():
+    class Kept(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+            self.seen = []
+
+        def keep(self, gradient):
+            self.seen.append(gradient.tolist())
+
+        def forward(self, x):
+            self.weight.register_hook(self.keep)
+            return self.weight * x
+
+    plain, kept = Kept(), Kept()
+    compiled = foregrad.compile(kept, backend="eager")
+    for i in range(3):
+        for model in (plain, compiled):
+            (model(torch.ones(2) + i).sum() + model.weight.sum()).backward()
+    assert kept.seen == plain.seen
+    assert torch.equal(kept.weight.grad, plain.weight.grad)
+    assert len(compiled.foregrad.specializations) == 1

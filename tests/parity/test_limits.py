@@ -210,7 +210,12 @@ PROGRAMS = [
         3,
     ),
     ("a `backward()` inside", f"{LEAF},", ["(x * 2).sum().backward()", "return x * 2"], 0),
-    ("a hook is left on an argument", f"{LEAF},", ["x.register_hook(lambda g: g * 2)", "return x.sin()"], 0),
+    (
+        "a hook is left on an argument",
+        f"{LEAF},",
+        ["s = x.detach().sum()", "x.register_hook(lambda g: g * s)", "return x.sin()"],
+        1,
+    ),
 ]
 
 

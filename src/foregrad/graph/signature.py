@@ -240,8 +240,8 @@ class Signature:
     * `settings`: what the function sets for what comes after it (grad mode, autocast): names and values.
     * `settings_inside`: those that the graph runs under, where they are others than its call's.
     * `retained`: positions in `outputs` that keep their gradient (`retain_grad()`); `retained_inputs`: inputs that do.
-    * `hooks`: (position in `outputs`, hook) that a call puts there; `hooked_inside`: positions in `outputs` of those
-      with hooks that the backward graph runs.
+    * `hooks`: (position in `outputs`, hook) that a call puts there; `input_hooks`: (input, hook); `hooked_inside`:
+      positions in `outputs` of those with hooks that the backward graph runs.
     * `parameters`: positions in `outputs` of those that are `torch.nn.Parameter`s and no inputs.
     * `attributes`: (position in `outputs`, name, value) of what the function sets on results that are no inputs.
     * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
@@ -283,6 +283,7 @@ class Signature:
     retained: tuple[int, ...] = ()
     retained_inputs: tuple[int, ...] = ()
     hooks: tuple[tuple[int, Any], ...] = ()
+    input_hooks: tuple[tuple[int, Any], ...] = ()
     hooked_inside: tuple[int, ...] = ()
     parameters: tuple[int, ...] = ()
     attributes: tuple[tuple[int, str, Any], ...] = ()

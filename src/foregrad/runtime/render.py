@@ -395,6 +395,9 @@ class _Renderer(LineWriter):
         keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]
         self.lines += [f"{name}.retain_grad()" for name in keeping]
         is_native = self.node is not None and self.node.is_native
+        self.lines += [
+            f"{self.inputs[i]}.register_hook({self.bind('hook', hook)})" for i, hook in self.signature.input_hooks
+        ]
         self.lines += result_lines(self, self.signature, self.joint.name, values, sees_watchers=is_native)
         if self.signature.settings:
             settings = self.bind("settings", dict(self.signature.settings))

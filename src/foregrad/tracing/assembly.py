@@ -164,6 +164,7 @@ class Assembly:
             retained=retained,
             retained_inputs=retained_inputs,
             hooks=tuple(self.hooks.on_results),
+            input_hooks=tuple((number[id(record)], hook) for record, hook in self.hooks.on_inputs),
             hooked_inside=tuple(self.hooks.inside),
             parameters=parameters_made(results, inputs.by_stand_in),
             attributes=attributes_set(self.name, results, [info.path for info in analysis.outputs], inputs.by_stand_in),

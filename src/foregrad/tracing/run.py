@@ -251,7 +251,7 @@ class CaptureRun:
         check_reshaped(recorder)
         analysis = analyze(recorder, inputs, out_leaves, paths)
         function, live = self.call.function, self.options.live_hooks
-        self.hooks.settle(self.name, function, out_leaves, analysis, inputs.by_stand_in, live=live)
+        self.hooks.settle(self.name, function, out_leaves, analysis, inputs, live=live)
         self.lifting.settle(has_hooks=bool(self.hooks))
         return analysis
 

@@ -11,10 +11,11 @@ the node of a view that is returned, which each call takes anew of what it is a 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ import torch
 from ..._torch.fakes import FakeTensor
 from ..._torch.tensors import history_of
 from ...errors import UnsupportedSideEffectError
+from ...frontend.code import names_of
 from ...graph.signature import AliasOutput, OutputInfo
+from ..heap.records import InputRecord, is_moved
+from ..inputs.inputs import Inputs
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 
@@ -65,7 +69,8 @@ class _OnNode:
 class OwnHooks:
     """The hooks that one run registered on its own tensors, in their order.
 
-    `on_results`: (position among the results, hook) for each call to put there. `inside`: results with traced hooks.
+    `on_results`: (position among the results, hook) for each call to put there; `on_inputs`: the same of inputs, which
+    hand it the gradients of all their uses. `inside`: results with traced hooks.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:
@@ -73,6 +78,7 @@ class OwnHooks:
         self._registered: list[_Registered] = []
         self._on_nodes: list[_OnNode] = []
         self.on_results: list[tuple[int, Callable[..., Any]]] = []
+        self.on_inputs: list[tuple[InputRecord, Callable[..., Any]]] = []
         self.inside: list[int] = []
 
     def __bool__(self) -> bool:
@@ -110,33 +116,36 @@ class OwnHooks:
         function: Any,
         results: Sequence[Any],
         analysis: Analysis,
-        known: Collection[int],
+        inputs: Inputs,
         *,
         live: bool,
     ) -> None:
-        """Decide for each hook, before the backward is traced; `known`: ids of tensors that are inputs.
-
-        `live`: calls can put hooks on their results.
+        """Decide for each hook, before the backward is traced. `live`: calls can put hooks on tensors.
 
         Raises:
-            UnsupportedSideEffectError: a hook is left on an input, or on a view that can't take it.
+            UnsupportedSideEffectError: a hook is left on an input, or on a view, that can't take it.
         """
         for noted in self._on_nodes:
             noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
-        left = [noted.line for noted in self._registered if id(noted.tensor) in known and _is_there(noted)]
-        if left:
-            raise UnsupportedSideEffectError(
-                f"`{name}` puts a hook on a tensor from outside (an argument, a parameter), where it stays and is "
-                f"to see the gradients of other uses too.\n  registered at {left[0]}\n  Put it there outside the "
-                "compiled function, or on `y = x.view_as(x)` and use that."
-            )
+        known, outside = inputs.by_stand_in, _outside(function)
+        in_one_memory = {id(member) for _, members in inputs.memory for member in members}
+        for left in [noted for noted in self._registered if id(noted.tensor) in known and _is_there(noted)]:
+            record = known[id(left.tensor)]
+            is_plain = record.real.requires_grad and not is_moved(record) and id(record) not in in_one_memory
+            if not (live and is_plain and _needs_nothing(left.hook, outside)) or _names_containers(left.hook):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` puts a hook on a tensor from outside (an argument, a parameter), where it stays and is "
+                    f"to see the gradients of other uses too.\n  registered at {left.line}\n  Put it there outside the "
+                    "compiled function, or on `y = x.view_as(x)` and use that."
+                )
+            self.on_inputs.append((record, left.hook))
+            self._take_back(left)
         positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)
         interior = {id(fakes[at]) for at, _ in passed} | {id(results[at]) for at, _ in passed_aliases}
-        outside = _outside(function)
         for key, at in positions.items():
             hooks = [r for r in self._registered if r.tensor is results[at] and _is_there(r)]
             if not hooks or key in known:
@@ -144,11 +153,14 @@ class OwnHooks:
             if live and key not in interior and all(_needs_nothing(r.hook, outside) for r in hooks):
                 self.on_results += ((at, r.hook) for r in hooks)
                 for registered in hooks:
-                    del registered.tensor._backward_hooks[registered.key]  # type: ignore[union-attr]
-                    self._registered.remove(registered)
+                    self._take_back(registered)
             else:
                 _check_view(name, analysis.outputs[at])
                 self.inside.append(at)
+
+    def _take_back(self, registered: _Registered) -> None:
+        del registered.tensor._backward_hooks[registered.key]  # type: ignore[union-attr]
+        self._registered.remove(registered)
 
 
 def _check_view(name: str, info: OutputInfo) -> None:
@@ -164,6 +176,19 @@ def _is_there(registered: _Registered) -> bool:
     """Whether the hook was not removed, and is still one of the tensor's: a write in place leaves it with what was."""
     hooks = registered.tensor._backward_hooks
     return hooks is not None and registered.key in hooks and history_of(registered.tensor) is registered.history
+
+
+def _names_containers(hook: Any) -> bool:
+    """Whether the code of a hook names lists and the like. What is in these is guarded: one that the hook adds to would
+    make a graph for each call.
+    """
+    while isinstance(hook, (types.MethodType, functools.partial)):
+        hook = hook.__func__ if isinstance(hook, types.MethodType) else hook.func
+    if not isinstance(hook, types.FunctionType):
+        return False
+    cells = [cell.cell_contents for cell in hook.__closure__ or () if cell != types.CellType()]
+    named = [hook.__globals__.get(name) for name in names_of(hook.__code__).loaded]
+    return any(isinstance(value, (list, dict, set, collections.deque)) for value in (*cells, *named))
 
 
 def _outside(function: Any) -> frozenset[int]:
