@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import textwrap
 import warnings
 
 import numpy as np
@@ -183,3 +185,41 @@ def test_a_tensor_over_a_part_of_a_drawn_array_that_is_written():
     compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
     with pytest.warns(foregrad.errors.ForegradWarning, match="another one in its memory"):
         assert compiled(torch.ones(3)).tolist()[1:] == [0.0, 0.0]
+
+
+REACHED = {
+    "the argument is written, a number is read": "torch.from_numpy(arr).add_(1)\nreturn x * float(held.sum())",
+    "the argument is written, a tensor is read": "torch.from_numpy(arr).add_(1)\nreturn x * torch.from_numpy(held)",
+    "it is written, the argument is read": "torch.from_numpy(held).mul_(2)\nreturn x * torch.from_numpy(arr)",
+    "elements are written": "held[0] = 5\nreturn x * torch.from_numpy(arr)",
+}
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, None), None])
+@pytest.mark.parametrize("name", REACHED)
+def test_an_array_that_is_given_and_reached_by_another_way(name, part):
+    def run(compiled):
+        held = np.ones(4)
+        scope = {"held": held, "torch": torch}
+        source = "def f(x, arr):\n" + textwrap.indent(REACHED[name].replace("(held)", "(held)[:x.shape[0]]"), "    ")
+        exec(source, scope)
+        f = scope["f"]
+        f = foregrad.compile(f, backend="eager", on_unsupported="eager") if compiled else f
+        given = held if part is None else held[part]
+        with pytest.warns(foregrad.errors.ForegradWarning) if compiled else contextlib.nullcontext():
+            return [(f(torch.ones(len(given)), given).tolist(), held.tolist()) for _ in range(3)]
+
+    assert run(compiled=True) == run(compiled=False)
+
+
+def test_an_array_that_is_reached_is_given_later():
+    held = np.ones(3)
+
+    def f(x, arr):
+        torch.from_numpy(arr).add_(1)
+        return x * torch.from_numpy(held)
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    assert compiled(torch.ones(3), np.ones(3)).tolist() == [1.0, 1.0, 1.0]
+    with pytest.warns(foregrad.errors.ForegradWarning, match="pass it, or use it"):
+        assert compiled(torch.ones(3), held).tolist() == [2.0, 2.0, 2.0]

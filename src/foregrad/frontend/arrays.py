@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .tree import Tree
 
-__all__ = ["are_apart", "arrays_in", "tensor_over"]
+__all__ = ["are_apart", "arrays_in", "overlaps", "tensor_over"]
 
 _KEYED = ("tuple", "list", "namedtuple")
 _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
@@ -56,6 +56,14 @@ def are_apart(arrays: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) ->
     if any(before[1] > after[0] for before, after in itertools.pairwise(ends)):
         return False
     return not any(start < b and a < end for a, b in map(_extent, others) for start, end in ends)
+
+
+def overlaps(value: Any, others: Iterable[Any]) -> bool:
+    """Whether a value is an array with memory that may be that of one of the others, of its class."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return any(numpy.may_share_memory(value, other) for other in others)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedSideEffectError
+from ...frontend.arrays import overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
 from ...frontend.reads import table_of
@@ -51,23 +52,24 @@ class Given:
                 refuse_change(name, path)
 
     def reached(self, name: str, state: UserState, writes: Iterable[PythonWrite]) -> dict[type, frozenset[int]]:
-        """By class, the ids of objects that the function reaches by itself: none may be an argument. So with lists and
-        dicts where the call writes to its arguments.
+        """By class, the ids of objects and arrays that the function reaches by itself: none may be an argument. So with
+        lists and dicts where the call writes to its arguments.
         """
-        classes = {node.type for _, node in self.call.tree.walk("") if node.kind == "object"}
+        classes = {node.type for _, node in self.call.tree.walk("") if node.kind in ("object", "array")}
         if any(type(write.target) is OfArgument for write in writes):
             classes.update(type(container) for container, _ in self.call.containers)
-        found: dict[type, set[int]] = {}
+        found: dict[type, dict[int, Any]] = {}
         for value in _objects_in(state) if classes else ():
             if type(value) in classes and id(value) not in self.of_argument:
-                found.setdefault(type(value), set()).add(id(value))
+                found.setdefault(type(value), {})[id(value)] = value
         for container, path in self.call.containers:
-            if id(container) in found.get(type(container), ()):
+            others = found.get(type(container), {})
+            if id(container) in others or overlaps(container, others.values()):
                 raise UnsupportedSideEffectError(
                     f"`{name}` is given {path}, a {type(container).__name__} that it also reaches by itself: pass it, "
                     "or use it, not both."
                 )
-        return {cls: frozenset(ids) for cls, ids in found.items()}
+        return {cls: frozenset(values) for cls, values in found.items()}
 
 
 def _objects_in(state: UserState) -> Iterator[Any]:
