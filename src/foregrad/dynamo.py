@@ -145,9 +145,10 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         function.settings_between = changes_between_operators(gm.graph)  # type: ignore[attr-defined]
         restore_grad_mode(gm)
         restore_data_assignments(gm)
-    lines = dynamo.source_lines(gm)
-    if lines is not None:
-        stands_for(*lines)
+        for part in gm.modules():  # the functions that its operators take are graphs in it
+            lines = dynamo.source_lines(part)
+            if lines is not None:
+                stands_for(*lines)
     if any(map(is_wrapper, example_inputs)):  # guards say what wrappers are like
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
         dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)

@@ -194,10 +194,13 @@ class _DecidingOnTangent(_Deciding):
         return grad * 2 if grad.sum() > 0 else grad.sin()
 
 
-def test_a_backward_that_branches_on_its_gradient_says_so():
+def test_a_backward_that_branches_on_its_gradient():
     fn = compiled_eagerly(lambda x: _DecidingOnTangent.apply(x) + 1)
-    with pytest.raises(UnsupportedDataDependentError, match="gradient that comes in"):
-        fn(vector())
+    for sign in (1, -1, -1, 1):
+        x = vector()
+        (fn(x) * sign).sum().backward()
+        assert torch.equal(x.grad, _DecidingOnTangent.backward(None, torch.full_like(x, sign)))
+    assert graphs_of(fn) == 1
 
 
 def test_past_the_limit_calls_run_eagerly_and_say_where():

@@ -11,7 +11,7 @@ import logging
 import pytest
 import torch
 from torch import nn
-from torch._higher_order_ops.scan import scan
+from torch.nn.attention.flex_attention import flex_attention
 
 import foregrad
 from foregrad._torch import inductor as door
@@ -98,13 +98,18 @@ def test_sizes_one_and_zero_have_graphs_of_their_own():
 
 # ------------------------------------------------------------------------------------------------------ lines
 def test_errors_name_the_users_line():
+    def noisy(score, b, h, m, n):
+        return score + torch.rand(())  # the culprit
+
     def function(x):
         y = x.sin()
-        return scan(lambda carry, y: (carry + y, carry * 2), y[0], y)[0]  # the culprit
+        return flex_attention(y, y, y, noisy)
 
-    with pytest.raises(Exception, match="higher-order operator") as caught:
-        compiled(function)(torch.ones(3, 2))
-    line = inspect.getsourcelines(function)[1] + 2
+    with pytest.raises(Exception, match="draws random numbers") as caught:
+        torch.compile(function, backend="foregrad", options={"backend": "eager", "on_unsupported": "raise"})(
+            torch.ones(1, 1, 16, 16)
+        )
+    line = inspect.getsourcelines(noisy)[1] + 1
     assert f"{__file__}:{line}" in str(caught.value)
     assert "eval_with_key" not in str(caught.value).split("Set TORCHDYNAMO_VERBOSE")[0]
 

@@ -117,7 +117,7 @@ def test_a_state_with_a_history_goes_on_from_call_to_call():
     assert torch.equal(ours[2], theirs[2])
 
 
-def test_what_a_hook_in_the_backward_writes_is_refused():
+def test_what_the_backward_of_a_function_writes_is_written_by_each():
     kept = {"g": None}
 
     class Double(torch.autograd.Function):
@@ -130,12 +130,14 @@ def test_what_a_hook_in_the_backward_writes_is_refused():
             kept["g"] = g.detach()
             return g * 2
 
-    compiled = foregrad.compile(lambda x: Double.apply(x).sum(), backend="eager", on_unsupported="eager")
-    with pytest.warns(foregrad.errors.ForegradWarning, match="backward of .* changes kept"):
-        x = torch.ones(2, requires_grad=True)
-        compiled(x).backward()
-    assert torch.equal(kept["g"], torch.ones(2))
-    assert not isinstance(kept["g"], torch._subclasses.FakeTensor)
+    compiled = foregrad.compile(lambda x: Double.apply(x).sum(), backend="eager")
+    for scale in (1.0, 2.0, 3.0):
+        loss = compiled(torch.ones(2, requires_grad=True))
+        before = kept["g"]
+        (loss * scale).backward()
+        assert kept["g"] is not before
+        assert torch.equal(kept["g"], torch.full((2,), scale))
+        assert not isinstance(kept["g"], torch._subclasses.FakeTensor)
 
 
 @pytest.mark.parametrize("kind", [dict, list, set, collections.OrderedDict])

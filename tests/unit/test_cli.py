@@ -338,7 +338,11 @@ def test_the_demo_is_equal_bit_for_bit():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+# Those for several processes are run in tests/distributed.
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if "torchrun" not in path.read_text()]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(example, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(example)])
     monkeypatch.chdir(tmp_path)  # they draw pictures where they are run
