@@ -27,19 +27,6 @@ class _Operands(torch.autograd.Function):
         return gradients
 
 
-class _Result(torch.autograd.Function):
-    """A result that depends on no operand, with zeros as gradients of all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*operands)
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *(torch.zeros_like(operand) for operand in ctx.saved_tensors)
-
-
 class _Unused(torch.autograd.Function):
     """A result, with zeros as gradients of tensors that it does not depend on."""
 
@@ -84,7 +71,7 @@ def connected(run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     def linked(result: Any) -> Any:
         if not is_differentiable(result) or result.requires_grad:
             return result
-        return _Result.apply(result, *tracked)
+        return _Unused.apply(result, *tracked)
 
     return tree_map(linked, run(*given))
 
