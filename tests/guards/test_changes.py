@@ -202,3 +202,26 @@ def test_a_compiled_module_is_found_under_the_module_it_is_over():
     assert once != other != inner != 3
     assert list(torch.nn.Sequential(inner, once).modules())[1:] == list(inner.modules())
     assert copy.deepcopy(once) != once
+
+
+@pytest.mark.parametrize("place", [0, 999, 1000, 2400])
+def test_of_thousands_of_cells_each_is_looked_at(place):
+    def made(number):
+        def function(x):
+            return x + number
+
+        return function
+
+    functions = [made(torch.tensor(float(i))) for i in range(2401)]
+
+    def call(x):
+        for at in (0, 999, 1000, 2400):
+            x = functions[at](x)
+        return x
+
+    compiled, x = foregrad.compile(call, backend="eager"), torch.ones(2)
+    assert torch.equal(compiled(x), call(x))
+    functions[place].__closure__[0].cell_contents = torch.tensor(0.5)
+    assert torch.equal(compiled(x), call(x))
+    functions[place] = lambda x: x * 3
+    assert torch.equal(compiled(x), call(x))

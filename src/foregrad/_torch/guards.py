@@ -120,6 +120,13 @@ def global_state() -> dict[str, Any]:
     return state
 
 
+_PART = 1000
+
+
+def _in_parts(objects: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(objects[start : start + _PART] for start in range(0, len(objects), _PART))
+
+
 class Tree:
     """Checks on a tuple of objects, made once, run by one call into C++ (`check(objects)`)."""
 
@@ -129,11 +136,22 @@ class Tree:
         self._kind = GuardManagerType.GUARD_MANAGER
         self._root: Any = torch._C._dynamo.guards.RootGuardManager()
         self._objects = objects
-        self.check: Callable[[tuple[Any, ...]], bool] = self._root.check
+        # PyTorch looks for a node among all that are there: of many objects, each part has a node between.
+        self._parts: dict[int, Any] | None = {} if len(objects) > _PART else None
+        self.check: Callable[[tuple[Any, ...]], bool] = self._root.check if self._parts is None else self._check_parts
+
+    def _check_parts(self, objects: tuple[Any, ...]) -> bool:
+        return bool(self._root.check(_in_parts(objects)))
 
     def of(self, index: int) -> Any:
         """The node of the object at `index`."""
-        return self._root.tuple_getitem_manager(index, "", self._objects[index], self._kind)
+        if self._parts is None:
+            return self._root.tuple_getitem_manager(index, "", self._objects[index], self._kind)
+        number, at = divmod(index, _PART)
+        if number not in self._parts:
+            part = self._objects[number * _PART : (number + 1) * _PART]
+            self._parts[number] = self._root.tuple_getitem_manager(number, "", part, self._kind)
+        return self._parts[number].tuple_getitem_manager(at, "", self._objects[index], self._kind)
 
     def key(self, node: Any, holder: Any, key: Any) -> Any:
         """The node of `holder[key]`, for dicts."""
