@@ -41,7 +41,7 @@ def our_capture(name: str, policy: str, dynamic: bool = False) -> Callable[[], f
     def run() -> float:
         dispatcher: Any = foregrad.compile(loss, backend="nop", partition=policy, dynamic=dynamic).foregrad
         start = time.process_time()
-        specialization = dispatcher.specialize(flatten_call(loss, args, kwargs))
+        specialization = dispatcher.specializer.specialize(flatten_call(loss, args, kwargs), ())
         specialization.product.compiled.make_backward()
         return time.process_time() - start
 

@@ -73,7 +73,7 @@ class Dispatcher:
         self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
         self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
         self._sizes = SizesSeen(dynamic, open_sizes)
-        self._specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
+        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
         self._paths = Paths(self.name, config)
         self.transformed = Transformed(function, self._flat, self.config, self.name)
         self.entry = self._entry(levels)
@@ -275,7 +275,7 @@ class Dispatcher:
         fills, written = self.fallbacks.may_fill, frozenset(self._only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written)
         try:
-            return self._specializer.specialize(call, self.specializations)
+            return self.specializer.specialize(call, self.specializations)
         except GradientKindError:  # now it is known of the class
             if not tries:
                 raise
