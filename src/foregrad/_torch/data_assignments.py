@@ -13,7 +13,7 @@ from torch import fx
 
 __all__ = ["restore_data_assignments"]
 
-_SET: Any = torch.Tensor.set_
+_SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
 _GET_DATA: Any = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 _LOWER = "_lower_version_count_by_1"
 

@@ -38,6 +38,7 @@ from . import (
     checkpoints,
     control_flow,
     dynamo_off,
+    dynamo_tables,
     generators,
     module_moves,
     program_output,
@@ -319,6 +320,7 @@ def _is_capturing() -> bool:
 
 
 def _install() -> None:
+    dynamo_tables.note_tables()
     torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
     torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
     torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
@@ -356,6 +358,7 @@ def _remove() -> None:
     transforms.remove()
     module_moves.remove()
     torchscript.remove()
+    dynamo_tables.forget_replacements()
 
 
 _patches = InPlace(_install, _remove)
