@@ -11,7 +11,7 @@ import torch
 from ..._torch.dispatch import disable_autocast, without_anomaly_mode
 from ..._torch.fakes import FakeTensor
 from ..._torch.histories import have_hooks, lead_to
-from ..._torch.tensors import base_of, is_usable, is_view
+from ..._torch.tensors import is_usable, is_view
 from ...errors import (
     ForegradError,
     UnsupportedError,
@@ -24,6 +24,7 @@ from ..heap.records import is_no_grad_view
 from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import other_leaves, reached_from
+from ..tape.opinfo import set_to
 from ..tape.origin import user_line
 from .dead_ends import raise_behind
 
@@ -81,26 +82,6 @@ def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[A
         except RuntimeError as error:
             failing[position] = error
     return failing
-
-
-def _named(error: Exception, *, views_moved: bool) -> Exception:
-    """A failure of PyTorch's own checks says nothing to anybody, and eager, which sees other tensors, may do without.
-
-    `views_moved`: views, or what there are views of, were given other sizes or memory in place.
-    """
-    text = str(error)
-    if "INTERNAL ASSERT FAILED" in text:
-        cause = (
-            "One cause is an operator on lists (`torch._foreach_...`) that writes to a tensor twice, or to one in "
-            "whose memory another argument is; write to them one by one, or to a copy."
-        )
-    elif views_moved and "invalid gradient at index" in text:
-        cause = (
-            "One cause is a view that was given other sizes in place (`set_`, `.data = ...`); use a tensor of its own."
-        )
-    else:
-        return error
-    return UnsupportedError(f"PyTorch fails in the derivative of a captured function: {text.splitlines()[0]} {cause}")
 
 
 class Backward:
@@ -165,21 +146,24 @@ class Backward:
             raise in_some_backwards(f"a hook on a leaf that the function makes, before {self._line_of(outputs[0])},")
 
     def _named(self, error: Exception) -> Exception:
-        return _named(error, views_moved=self._views_moved())
+        """The error; a refusal where eager may answer, because autograd has other sizes for a view than eager's has.
 
-    def _views_moved(self) -> bool:
-        """Whether views that gradients go through, or what they are views of, got other sizes or memory since."""
-        moved = self.recorder.changes.log.moved()
-        reals = [record.real for key, record in self.inputs.by_stand_in.items() if key in moved]
-        if any(map(is_view, reals)):
-            return True
-        for value in list(self.recorder.values.values()) if moved else ():
-            fake = value.fake
-            if fake is None or not (is_view(fake) and fake.requires_grad):
-                continue
-            if id(fake) in moved or value.born < moved.get(id(base_of(fake)), 0):
-                return True
-        return False
+        A view that was given other memory is taken again by its operator where it is a fake, and by its place in memory
+        where it is a tensor. What `set_` makes without a derivative raises in eager too.
+        """
+        changes, values = self.recorder.changes, self.recorder.values
+        swaps = [(event, event.after) for event in changes.log.events if event.after is not None]
+        if any(after.view is not None and after.view.op is set_to and after.view.args[0] for _, after in swaps):
+            return error
+        for event, after in swaps:
+            view = values[event.tensor].fake
+            if view is not None and is_view(view) and view.requires_grad and after.spec.shape != event.value.spec.shape:
+                return UnsupportedError(
+                    f"PyTorch fails in the derivative of a captured function: {str(error).splitlines()[0]} A cause may "
+                    f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
+                    "use a tensor of its own."
+                )
+        return error
 
     def _has_unlinked(self) -> bool:
         """Whether views were made under no_grad of what requires grad, and something was written to in place."""
