@@ -105,7 +105,7 @@ class Scan:
             self.function(value.__func__, name)
             self.visit(value.__self__, "self")
         elif isinstance(value, (staticmethod, classmethod)):
-            self.function(value.__func__, name)
+            self.visit(value.__func__, name)
         elif isinstance(value, property):
             for part in (value.fget, value.fset):
                 self.function(part, name)

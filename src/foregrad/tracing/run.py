@@ -148,7 +148,8 @@ class CaptureRun:
         finally:
             if captured is None and not is_kept:
                 self.state.give_up()
-            looked_at, written = self.code.escaped_tensors.take_back(self.inputs.real_of)
+            is_whole = captured is not None
+            looked_at, written = self.code.escaped_tensors.take_back(self.inputs.real_of, is_whole=is_whole)
             if looked_at:
                 self.state.give_up()
         if captured is not None:

@@ -8,7 +8,6 @@ that compiled calls leave alone. A place that holds the stand-in of the very ten
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from ...frontend.expected import ABSENT
 from ...frontend.opaque import is_cached_function
 from ...frontend.reads import Reads, ReadSite, items_in
 from ...subclasses.spec import is_of_capture
+from .cached_results import cached_functions, take_out
 
 __all__ = ["EscapedTensors"]
 
@@ -35,14 +35,19 @@ class EscapedTensors:
             table = object.__getattribute__(module, "__dict__")
             self._before[id(module)] = (module, dict(table), dict(_buffers(table)))
 
-    def take_back(self, real_of: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
+    def take_back(self, real_of: Callable[[Any], Any], *, is_whole: bool) -> tuple[list[str], list[str]]:
         """Put back what was there; the names of places that were looked at first, and of those only written to.
 
-        `real_of(tensor)` is what a stand-in stands for.
+        `real_of(tensor)` is what a stand-in stands for. `is_whole`: the capture came to its end, and `reads` knows all
+        that was looked at.
         """
         looked_at: list[str] = []
         for place in self.reads.places.values():
             looked_at += _take_back(place, real_of)
+        cached = cached_functions()
+        if not is_whole:
+            cached.find()
+        looked_at += cached.take_out(_is_ours)
         written: list[str] = []
         for module, table, buffers in self._before.values():
             own = object.__getattribute__(module, "__dict__")
@@ -61,10 +66,7 @@ def _buffers(table: dict[str, Any]) -> Any:
 
 def _take_back(place: ReadSite, real_of: Callable[[Any], Any]) -> list[str]:
     if place.kind == "asked" and is_cached_function(place.holder):
-        if not _cache_has_ours(place.holder):
-            return []
-        place.holder.cache_clear()
-        return [f"the cache of {place.name}"]
+        return [f"the cache of {place.name}"] if take_out(place.holder, _is_ours) else []
     if place.kind not in ("dict", "list", "object"):
         return []
     found = []
@@ -109,10 +111,3 @@ def _is_ours(value: Any, depth: int = 3) -> bool:
     if depth and type(value) in (tuple, list, dict):
         return any(_is_ours(item, depth - 1) for item in (value.values() if type(value) is dict else value))
     return False
-
-
-def _cache_has_ours(cached: Callable[..., Any]) -> bool:
-    """Results are held by the function itself, or, where any number of them is kept, by a dict of its own."""
-    held = gc.get_referents(cached)
-    own = [item for item in held if type(item) is dict and item is not getattr(cached, "__dict__", None)]
-    return any(map(_is_ours, held)) or any(_is_ours(value) for table in own for value in table.values())

@@ -41,6 +41,7 @@ from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
 from .again import SharedClosureFound
+from .cached_results import cached_functions
 from .overlapping_views import Watched
 from .shared_memory import MemoryGroup
 from .stand_ins import StandIns
@@ -85,6 +86,7 @@ class Inputs:
         self.overlapping: list[Watched] = []
         self._samples = samples
         self._sources: dict[int, Source] | None = None
+        self._looked_for_caches = False
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
@@ -253,6 +255,13 @@ class Inputs:
         source = self.known_source(real)
         if source is None:
             where = self.recorder.origins.here()
+            if not self._looked_for_caches:
+                self._looked_for_caches = True
+                cached_functions().find(anew=True)
+            keeper = cached_functions().keeper_of(real)
+            if keeper is not None:  # whose cache is guarded: it gives this very tensor as long as it isn't cleared
+                self.reads.contents(keeper, keeper.__name__)
+                return Source(Closure(f"tensor at {user_line(where)}"), real, ())
             warnings.warn(
                 f"a tensor {TensorSpec.of(real)} used at {user_line(where)} can't be reached from the compiled "
                 "function; this very tensor object will be used on every call, even if the program rebinds it.",
