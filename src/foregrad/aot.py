@@ -211,7 +211,7 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     except CheckFailed as found:
         raise found.error from None
     signature = product.captured.joint.signature
-    if signature.wrapper_inputs:
+    if signature.wrapper_parts:
         raise UnsupportedTensorError(
             f"`{name}` is given wrapper subclasses of tensors, which a function without guards can't be. Compile it "
             "with aot_function or aot_module."

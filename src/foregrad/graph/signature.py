@@ -7,7 +7,7 @@ that knows how slots are laid out in the graphs' argument and output lists.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from .effect_log import (
     AttachNode,
@@ -38,9 +38,12 @@ __all__ = [
     "MemoryOf",
     "OutputInfo",
     "PartOf",
+    "PassedWrapper",
     "Signature",
     "SizeSymbol",
+    "WrapperHistory",
     "WrapperOutput",
+    "WrapperPlace",
 ]
 
 
@@ -150,6 +153,40 @@ class WrapperOutput(OutputInfo):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class WrapperHistory:
+    """A wrapper subclass among the inputs takes the history of graph outputs, which have its elements by then.
+
+    `wrapper` counts those; `spec` is what it is like afterwards; one output for each of `spec.carrying()`.
+    """
+
+    wrapper: int
+    spec: Any
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrapperPlace:
+    """Where a tensor is found once a call's results are made: leaf `number` of the result, wrappers being leaves, or a
+    wrapper or plain tensor among the inputs. `of_base`: what that one is a view of is meant.
+    """
+
+    kind: Literal["result", "wrapper", "input"]
+    number: int
+    of_base: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassedWrapper:
+    """A wrapper subclass that others were computed from inside: the positions of these in `differentiable`, and where
+    they are found.
+    """
+
+    place: WrapperPlace
+    after: tuple[int, ...]
+    others: tuple[WrapperPlace, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GraphOutput(OutputInfo):
     """An output of the forward graph. `leaf`: eager returns a leaf that requires grad."""
 
@@ -253,8 +290,12 @@ class Signature:
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
       of the values that are written to Python's state, in the order of `written_spec`.
     * `python_writes`: these writes, in their order.
-    * `wrapper_inputs`: how many wrapper subclasses inputs are parts of.
-    * `wrapper_writes`: (wrapper subclass among the inputs, how often its version counter moves).
+    * `wrapper_parts`: for each wrapper subclass that inputs are parts of, these.
+    * `wrapper_results`: where wrapper subclasses are that are made of graph outputs, and of which.
+    * `wrapper_writes`: (wrapper subclass among the inputs, how often its version counter moves
+      besides).
+    * `wrapper_histories`: those that are written to with gradients, once the log is done with.
+    * `passed_wrappers`: the same as `passed` for wrapper subclasses, those that come last last.
     * `eager_regions`: the calls of eager regions in the graph, which keeps them by their keys only.
     """
 
@@ -295,8 +336,11 @@ class Signature:
     python_writes: tuple[PythonWrite, ...] = ()
     eager_regions: tuple[Any, ...] = ()
     written_spec: Any = None
-    wrapper_inputs: int = 0
     wrapper_writes: tuple[tuple[int, int], ...] = ()
+    wrapper_parts: tuple[tuple[int, ...], ...] = ()
+    wrapper_results: tuple[tuple[WrapperPlace, frozenset[int]], ...] = ()
+    wrapper_histories: tuple[WrapperHistory, ...] = ()
+    passed_wrappers: tuple[PassedWrapper, ...] = ()
 
     @property
     def updates(self) -> tuple[Write, ...]:
@@ -332,7 +376,7 @@ class Signature:
     @property
     def has_wrappers(self) -> bool:
         """Whether wrapper subclasses are taken apart, or made, around the graph."""
-        return bool(self.wrapper_inputs) or any(True for _ in self.output_spec.wrappers())
+        return bool(self.wrapper_parts) or any(True for _ in self.output_spec.wrappers())
 
     @property
     def may_stop(self) -> bool:

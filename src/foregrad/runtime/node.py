@@ -47,7 +47,7 @@ class NodeSource:
 
     `apply(others, *taken)` where it is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
     `runs_before`: the forward graph, where the caller runs it before and hands its results over; `kept`: how each thing
-    that it saves is kept then, as a format ('': as it is).
+    that it saves is kept then, as a format ('': as it is). `held_inputs`, `held_outputs`: what it saves, or views of.
     """
 
     apply: Callable[..., Any]
@@ -56,6 +56,8 @@ class NodeSource:
     is_native: bool
     runs_before: Callable[[list[Any]], list[Any]] | None = None
     kept: tuple[str, ...] = ()
+    held_inputs: frozenset[int] = frozenset()
+    held_outputs: frozenset[int] = frozenset()
 
     def call_lines(
         self,
@@ -103,7 +105,7 @@ class _NodeRenderer:
         self.moved |= {*signature.in_backward.live}
         self.results = list(self.partitioned.saved_results) if compiled.hooked else []
         passed = {signature.differentiable[position] for position, _ in signature.passed}
-        self.has_marks = bool(signature.passed_aliases or self.results)
+        self.has_marks = bool(signature.passed_aliases or signature.passed_wrappers or self.results)
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
         self.effects = signature.in_backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
@@ -136,10 +138,23 @@ class _NodeRenderer:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)
         if not self.signature.attaches_late:
-            return NodeSource(apply, source, self.taken, is_native=False)
+            return self._made(apply, source)
         how = [self._how_kept(node) for node in self.partitioned.saved_nodes]
         kept = tuple(_KEPT.get(one, "") for one in how)
-        return NodeSource(apply, source, self.taken, is_native=False, runs_before=self._forward_graph(), kept=kept)
+        return self._made(apply, source, runs_before=self._forward_graph(), kept=kept)
+
+    def _made(self, apply: Any, source: str, **late: Any) -> NodeSource:
+        """`late`: see `runs_before`."""
+        held: dict[str, Any] = {}
+        if self.signature.wrapper_parts or self.signature.wrapper_results:
+            held = self._held()
+        return NodeSource(apply, source, self.taken, self.is_native, **held, **late)
+
+    def _held(self) -> dict[str, frozenset[int]]:
+        """The inputs and outputs that are saved, or views of which are, other than as copies."""
+        tensors = [node for node in self.partitioned.saved_nodes if self._how_kept(node) not in (_SIZE, _COPIED)]
+        inputs = frozenset(number for number in map(_number_of_input, tensors) if number >= 0)
+        return {"held_inputs": inputs, "held_outputs": frozenset(output for _, output in self._outputs_saved())}
 
     def _in_python(self, backward: Any) -> Callable[..., Any]:
         """The backward of a node in Python, from which autograd takes all that was saved when any part has run."""
@@ -197,7 +212,7 @@ class _NodeRenderer:
             autocast_off=self.compiled.disable_autocast,
             runs_once=bool(signature.saving),
         )
-        return NodeSource(node, source, self.taken, is_native=True)
+        return self._made(node, source)
 
     def _how_shown(self, output: int) -> int:
         if output not in self.signature.differentiable:
@@ -289,15 +304,11 @@ class _NodeRenderer:
         """
         if not isinstance(spec_of(node), TensorSpec):
             return _SIZE
-        root = node
-        while root.op == "call_function" and _is_view(root) and isinstance(root.args[0], fx.Node):
-            root = root.args[0]
-        if root.op == "placeholder":
-            index = int(root.name.rpartition("_")[2]) - 1 if root.name.startswith("primals_") else -1
-            if index in self.moved:
-                return _COPIED
-            if root is node:
-                return index if index in self.taken else _AS_IT_IS
+        index = _number_of_input(node)
+        if index in self.moved:
+            return _COPIED
+        if node.op == "placeholder":
+            return index if index in self.taken else _AS_IT_IS
         return _DETACHED if _is_view(node) else _AS_IT_IS
 
     def _kept(self, name: str, node: fx.Node) -> str:
@@ -386,6 +397,14 @@ class _NodeRenderer:
             stride = repr(tuple(spec.stride))
             lines += [f"    if {name}.stride() != {stride}:", f"        {name} = laid_out({name}, {stride})"]
         return lines
+
+
+def _number_of_input(node: fx.Node) -> int:
+    """The input that a node is, or is a view of; -1 for any other."""
+    while node.op == "call_function" and _is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    is_input = node.op == "placeholder" and node.name.startswith("primals_")
+    return int(node.name.rpartition("_")[2]) - 1 if is_input else -1
 
 
 def _is_view(node: fx.Node) -> bool:

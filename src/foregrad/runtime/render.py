@@ -16,7 +16,7 @@ import torch
 from .._torch import engine
 from .._torch.histories import have_hooks, lead_to
 from .._torch.settings import apply_settings, under_settings
-from .._torch.tensors import allow_writes, of_other_mode, view_again
+from .._torch.tensors import allow_writes, of_other_mode
 from ..errors import UnsupportedError
 from ..graph.effect_log import (
     AttachNode,
@@ -56,6 +56,7 @@ from .pack import build_expression, has_objects, pack_expression
 from .passed import join, join_error, marking
 from .python_effects import write_lines
 from .result_objects import result_lines
+from .wrapper_lines import WrapperLines
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
 __all__ = ["RunLines", "render_run"]
@@ -112,8 +113,7 @@ class _Renderer(LineWriter):
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
-        self.wrappers = wrappers
-        self.views_of_wrappers: dict[int, str] = {}  # by the id of the stand-in of the view
+        self.of_wrappers = WrapperLines(self, wrappers, self.signature, self.joint.name)
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
@@ -124,7 +124,7 @@ class _Renderer(LineWriter):
         self.leaves: list[str] = []  # views to be made leaves that require grad, once views of them are taken
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
-        self.made_by = names.fresh("node") if self.joins else ""
+        self.made_by = ""  # the variable of the node, where that is needed
         self.returning = False
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
 
@@ -148,8 +148,7 @@ class _Renderer(LineWriter):
                 self._run_graph(taken)
             else:
                 self._effect(effect)
-        for wrapper, times in signature.wrapper_writes:
-            self.lines += [f"{self._increment_version()}({self.wrappers[wrapper]})"] * times
+        self.of_wrappers.written(self._increment_version, self._result)
         self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
@@ -274,7 +273,8 @@ class _Renderer(LineWriter):
         self.lines += before
         self.under(guards, [call])
         self.lines += after
-        if self.joins:
+        if self.joins or self.of_wrappers.needs_node(node):
+            self.made_by = self.names.fresh("node")
             self.lines.append(f"{self.made_by} = {self.outputs[signature.differentiable[0]]}.grad_fn")
 
     # ---------------------------------------------------------------- after it
@@ -404,6 +404,8 @@ class _Renderer(LineWriter):
             self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
         leaves, signature = [values[at] for at in range(len(outputs))], self.signature
         result, *written = self._packed(leaves)
+        if self.node is not None and self.of_wrappers.needs_node(self.node):
+            result = self.of_wrappers.linked(result, self.node, self.inputs, self.made_by)
         self.lines += write_lines(self, signature.python_writes, written)
         self.lines.append(f"return {result}")
 
@@ -441,16 +443,6 @@ class _Renderer(LineWriter):
         else:
             self.lines.append(f"{name}.data = {value}")
 
-    def _view_of_wrapper(self, info: WrapperOutput, wrapper: str) -> str:
-        """A view of a wrapper among the inputs: one object, wherever it is returned."""
-        name = self.views_of_wrappers.get(id(info.view))
-        if name is None:
-            name = self.views_of_wrappers[id(info.view)] = self.names.fresh("view")
-            numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(self.literal, info.numbers)))}]"]
-            given = ", ".join([self.bind("view", info.view), wrapper, *numbers])
-            self.lines.append(f"{name} = {self.bind('view_again', view_again)}({given})")
-        return name
-
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
@@ -460,10 +452,7 @@ class _Renderer(LineWriter):
         if isinstance(info, InputOutput):
             return self.inputs[info.input]
         if isinstance(info, WrapperOutput):
-            wrapper = self.wrappers[info.wrapper]
-            if info.view is None:
-                return wrapper
-            return self._view_of_wrapper(info, wrapper)
+            return self.of_wrappers.output(info)
         if isinstance(info, GraphOutput):
             name = self._result(info.output)
             if info.leaf:

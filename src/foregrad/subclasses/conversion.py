@@ -19,7 +19,16 @@ from .._torch.jagged import is_jagged
 from ..errors import UnsupportedTensorError
 from .spec import WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
-__all__ = ["Samples", "learn_gradient", "predicted_spec", "taken_apart", "unwrap", "unwrapping", "wrap"]
+__all__ = [
+    "Samples",
+    "learn_gradient",
+    "predicted_spec",
+    "taken_apart",
+    "taken_gradient",
+    "unwrap",
+    "unwrapping",
+    "wrap",
+]
 
 Parts = Sequence["torch.Tensor | None"]
 Take = Callable[[Any], Parts]  # the gradient of a wrapper, as one of each plain tensor
@@ -95,10 +104,10 @@ def wrap(spec: WrapperSpec, parts: Sequence[torch.Tensor], take: Take | None = N
     """The wrapper with these plain tensors in it, and their history. `take`: what takes its gradient apart."""
     if not (torch.is_grad_enabled() and any(part.requires_grad for part in parts)):
         return rebuilt(spec, parts[: len(spec.carries)])
-    return _wrap(spec, take or functools.partial(_taken, spec), *parts)
+    return _wrap(spec, take or functools.partial(taken_gradient, spec), *parts)
 
 
-def _taken(spec: WrapperSpec, gradient: Any) -> Parts:
+def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts:
     """A gradient that comes in for a result of a compiled function, by plain tensor.
 
     Raises `UnsupportedTensorError` for one of another class or metadata, unless its class can convert it.

@@ -72,6 +72,10 @@ class WrapperSpec:
         """How many inputs of a graph stand for it."""
         return len(self.carries) + self.is_whole
 
+    def carrying(self) -> list[int]:
+        """Which of these have gradients."""
+        return [len(self.carries)] if self.is_whole else [i for i, carries in enumerate(self.carries) if carries]
+
     def paths(self) -> list[str]:
         """How each of these is reached from the wrapper: `.a`, or `.a.data`."""
         return [*self._inner_paths(), *([""] if self.is_whole else [])]

@@ -29,6 +29,7 @@ from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
 from .effects.result_objects import attributes_set, parameters_made
 from .effects.retained import check_watched_inside, retained_by
+from .effects.wrapper_histories import passed_wrappers, wrapper_results
 from .heap.records import InputRecord
 from .heap.refusals import changed_with_gradients
 from .heap.view_chain import memory_root
@@ -120,6 +121,7 @@ class Assembly:
         )
         check_new_leaves(self.name, results, analysis.outputs, inputs.by_stand_in, analysis.fakes)
         number = {id(r): i for i, r in enumerate(records)}
+        of_part = {id(r.stand_in): i for i, r in enumerate(records)}
         analysis.updates += [
             Write(number[id(whole)], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
         ]
@@ -174,8 +176,11 @@ class Assembly:
             passed_aliases=passed[1],
             checks=tuple(analysis.checks),
             eager_regions=tuple(self.regions),
-            wrapper_inputs=len(inputs.wrappers.inputs),
+            wrapper_parts=tuple(tuple(of_part[id(p)] for p in known.parts) for known in inputs.wrappers.inputs),
+            wrapper_results=wrapper_results(analysis, inputs),
             wrapper_writes=inputs.wrappers.writes(),
+            wrapper_histories=tuple(analysis.wrapper_histories),
+            passed_wrappers=passed_wrappers(analysis, differentiable, inputs),
             in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising

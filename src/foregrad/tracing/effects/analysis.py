@@ -10,7 +10,7 @@ from ..._torch.tensors import history_of
 from ...graph.effect_log import Recorded, Write
 from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
-from ...graph.signature import AliasOutput, DecisionInfo, OutputInfo
+from ...graph.signature import AliasOutput, DecisionInfo, OutputInfo, WrapperHistory
 from ...graph.slots import Checked, Decision, Slot
 from ..heap.records import InputRecord
 from ..kernels.checks import Check
@@ -62,6 +62,7 @@ class Analysis:
     counted_along: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
+    wrapper_histories: list[WrapperHistory] = dataclasses.field(default_factory=list)
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?

@@ -55,6 +55,7 @@ from .updates import (
     is_replaced,
     written_through_bases,
 )
+from .wrapper_histories import add_wrapper_histories
 
 __all__ = ["analyze"]
 
@@ -84,6 +85,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
             add_updates(recorder, analysis, index, record, id(record) in through_bases.values(), of_it)
     add_counted(recorder, analysis, inputs.records)
+    add_wrapper_histories(recorder, analysis, inputs)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)

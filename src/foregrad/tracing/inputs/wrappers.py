@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from ..._torch.tensors import (
     is_view,
     leads_to_base,
     numbers_of_view,
-    storage_key,
-    version_of,
 )
 from ...errors import UnsupportedAliasError, UnsupportedTensorError
 from ...frontend.sources import Source
@@ -26,94 +23,15 @@ from ...frontend.tree import SharedWrapper, Tree, Unwrap, flatten
 from ...frontend.wrappers import FoundWrappers, ReachedWrapper
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
-from ...subclasses.conversion import (
-    Samples,
-    learn_gradient,
-    predicted_spec,
-    taken_apart,
-    unwrap,
-    wrap,
-)
-from ...subclasses.spec import GradientKindError, WrapperSpec, is_of_capture, is_wrapper, parts_of, spec_of
-from ..heap.refusals import changed_wrapper, returned_wrapper
+from ...subclasses.conversion import Samples, predicted_spec, unwrap
+from ...subclasses.spec import WrapperSpec, is_of_capture, is_wrapper, parts_of
+from ..heap.refusals import returned_wrapper
 from ..recorder.recorder import Recorder
-from .outer_sizes import with_sizes_of
+from .wrapper_inputs import WrapperInput
 
 __all__ = ["Wrappers"]
 
 _TENSOR: Any = torch.Tensor
-
-
-class _Input:
-    """A wrapper among the inputs: its stand-in over the stand-ins of its plain tensors.
-
-    `gradient`: the spec that its gradient was found to have.
-    """
-
-    def __init__(self, spec: WrapperSpec, parts: Sequence[Any], source: Source | None) -> None:
-        self.given, self.parts, self.source = spec, tuple(parts), source
-        self.gradient: WrapperSpec | None = None
-        self.spec = spec = with_sizes_of(spec, parts)
-        with torch.enable_grad():
-            self.stand_in = wrap(spec, parts, self._taken)
-        if spec.is_parameter:
-            self.stand_in._is_param = True
-        self.inside = parts_of(self.stand_in)
-        self.spec_inside = _without_history(self.stand_in)
-        if spec.sizes is not None:  # its class may know better
-            self.spec = dataclasses.replace(spec, sizes=self.spec_inside.sizes, inner=self.spec_inside.inner)
-        self.history = self.stand_in.requires_grad, self.stand_in.grad_fn
-        self.start_version = _version(self.stand_in)
-
-    def _taken(self, gradient: Any) -> list[Any]:
-        """The gradient by plain tensor."""
-        spec = self.spec
-        if spec.is_whole is is_wrapper(gradient):
-            learn_gradient(spec.cls, is_plain=not spec.is_whole)
-            kind = "a wrapper" if spec.is_whole else "no wrapper"
-            raise GradientKindError(f"the gradient of a {spec.cls.__qualname__} is {kind} here.")
-        if spec.is_whole:
-            return [*[None] * len(spec.carries), gradient]
-        found = _without_history(gradient)
-        if self.gradient not in (None, found) or not self._is_rebuilt(found, gradient):
-            raise UnsupportedTensorError(
-                f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} of another structure, which "
-                "can't be compiled yet. Detach it, or keep that part outside the compiled function."
-            )
-        self.gradient = found
-        parts = zip(taken_apart(gradient), found.carries, strict=True)
-        carrying = [part for part, carries in parts if carries]
-        own = [part for part, carries in zip(self.parts, spec.carries, strict=False) if carries]
-        if any(part.shape != other.shape for part, other in zip(carrying, own, strict=True)):
-            raise UnsupportedTensorError(
-                f"the gradient of a {spec.cls.__qualname__} of sizes {list(gradient.shape)} holds tensors of other "
-                "sizes than it does (a DTensor's that is sharded, where its gradient is not), which can't be compiled "
-                "yet. Compile other modules than the one that uses it, as the blocks between an embedding and a head."
-            )
-        rest = iter(carrying)
-        return [next(rest) if carries else None for carries in spec.carries]
-
-    def _is_rebuilt(self, found: WrapperSpec, gradient: Any) -> bool:
-        """Whether a gradient is known by those of the plain tensors: what has no gradient in it is the input's."""
-        if sum(found.carries) != sum(self.spec.carries):
-            return False
-        kept = dict(zip(self.spec.paths(), self.parts, strict=False))
-        inside = zip(found.paths(), parts_of(gradient), found.carries, strict=True)
-        return all(carries or _is_same(part, kept.get(path)) for path, part, carries in inside)
-
-    @property
-    def writes(self) -> int:
-        """How often it was written to."""
-        return _version(self.stand_in) - self.start_version
-
-    def check(self) -> None:
-        """Raise where more happened to it than that plain tensors in it were written."""
-        spec, stand_in = self.spec, self.stand_in
-        said = f"the function changes an argument or parameter that is a {spec.cls.__qualname__}"
-        is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
-        is_same = is_same and (stand_in.requires_grad, stand_in.grad_fn) == self.history
-        if not is_same or _without_history(stand_in) != self.spec_inside:
-            raise changed_wrapper(said)
 
 
 class Wrappers:
@@ -123,13 +41,15 @@ class Wrappers:
 
     def __init__(self, samples: Samples, recorder: Recorder) -> None:
         self.samples, self.recorder = samples, recorder
-        self.inputs: list[_Input] = []  # arguments, one that comes twice twice, then those that it reached by itself
-        self.by_stand_in: dict[int, _Input] = {}
-        self.by_parts: dict[tuple[int, ...], _Input] = {}
+        self.inputs: list[WrapperInput] = []  # arguments, one that comes twice twice, then those reached by itself
+        self.by_stand_in: dict[int, WrapperInput] = {}
+        self.by_parts: dict[tuple[int, ...], WrapperInput] = {}
         self.results: dict[int, list[Any]] = {}  # those of the same base, by its id
         self.roots: collections.Counter[int] = collections.Counter()  # how many results are that tensor or views of it
         self.shared: dict[int, tuple[int, Any]] = {}  # by id, what several results need: its key, and itself
-        self.reached: dict[int, tuple[Any, _Input]] = {}  # by the id of the real wrapper, which is kept alive
+        self.reached: dict[int, tuple[Any, WrapperInput]] = {}  # by the id of the real wrapper, which is kept alive
+        self.leaves: list[Any] = []  # of the result: each wrapper is one
+        self.made: dict[int, tuple[Any, Sequence[Any]]] = {}  # by id: what is made of results of the graph, and these
 
     # ---------------------------------------------------------------- inputs
 
@@ -140,9 +60,8 @@ class Wrappers:
         key = tuple(map(id, parts))
         known = self.by_parts.get(key)
         if known is None or known.given != spec:
-            known = self.by_parts[key] = _Input(spec, parts, None)
-        self.inputs.append(known)
-        self.by_stand_in[id(known.stand_in)] = known
+            known = self.by_parts[key] = WrapperInput(spec, parts, None)
+        self._add(known)
         return known.stand_in
 
     def adopt(
@@ -167,10 +86,15 @@ class Wrappers:
                 adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path)))
                 for i, (sample, path) in enumerate(zip(samples, spec.paths(), strict=True))
             ]
-            known = self.reached[id(real)] = real, _Input(spec, parts, source)
-            self.inputs.append(known[1])
-            self.by_stand_in[id(known[1].stand_in)] = known[1]
+            known = self.reached[id(real)] = real, WrapperInput(spec, parts, source)
+            self._add(known[1])
         return known[1].stand_in
+
+    def _add(self, known: WrapperInput) -> None:
+        self.inputs.append(known)
+        self.by_stand_in[id(known.stand_in)] = known
+        if known.spec.is_leaf and known.spec.requires_grad:
+            self.recorder.wrapper_leaves[id(known.stand_in)] = known.stand_in
 
     def answer(self, stand_in: Any, func: Any, where: Callable[[], str]) -> Any:
         """What a program asks an input for besides its values."""
@@ -195,7 +119,8 @@ class Wrappers:
 
     def of_results(self, results: Any, adopt: Callable[[Any], Any]) -> Unwrap:
         """What takes apart the wrappers in what the function returns."""
-        leaves = [adopt(leaf) for leaf in flatten(results, lambda _: None)[0] if is_wrapper(leaf)]
+        self.leaves = [adopt(x) if is_wrapper(x) else x for x in flatten(results, lambda _: None)[0]]
+        leaves = filter(is_wrapper, self.leaves)
         self.roots = collections.Counter(id(base_of(leaf) if is_view(leaf) else leaf) for leaf in leaves)
         return lambda result: self._taken_apart(adopt(result))
 
@@ -222,9 +147,15 @@ class Wrappers:
                 f"a {type(result).__qualname__} that the function returns was made of tensors with a history: in eager "
                 "its gradient would not go on there. Detach them, or make it in a torch.autograd.Function."
             )
-        spec = predicted_spec(result)
+        spec, parts = self.apart(result)
+        self.made[id(result)] = result, parts
+        return spec, parts
+
+    def apart(self, wrapper: Any) -> tuple[WrapperSpec, Sequence[Any]]:
+        """The plain tensors of a wrapper, with its history."""
+        spec = predicted_spec(wrapper)
         with self.recorder:
-            return spec, unwrap(result, spec)
+            return spec, unwrap(wrapper, spec)
 
     def _shared(self, result: Any, root: Any) -> SharedWrapper:
         """A view of a wrapper, or one of several results that are one: the wrapper is made once, then its views."""
@@ -274,7 +205,14 @@ class Wrappers:
     def writes(self) -> tuple[tuple[int, int], ...]:
         """For the inputs that were written to, how often."""
         inputs = {id(known): known for known in self.inputs}.values()
-        return tuple((self.inputs.index(known), known.writes) for known in inputs if known.writes)
+        # Giving it another history counts once.
+        times = [(self.inputs.index(known), known.writes - known.is_rewritten) for known in inputs]
+        return tuple((number, count) for number, count in times if count > 0)
+
+    def rewritten(self) -> list[tuple[int, WrapperInput]]:
+        """The inputs that were written to with gradients."""
+        inputs = {id(known): known for known in self.inputs if known.is_rewritten}.values()
+        return [(self.inputs.index(known), known) for known in inputs]
 
     def found(self, tree: Tree) -> FoundWrappers | None:
         """All of them; None where there is none. `tree` is that of the arguments."""
@@ -308,23 +246,6 @@ def _check_view(result: torch.Tensor) -> None:
 def _no_grad_view(base: torch.Tensor) -> UnsupportedAliasError:
     said = f"a result is a view of a {type(base).__qualname__} that requires grad taken under torch.no_grad()"
     return returned_wrapper(said)
-
-
-def _without_history(wrapper: Any) -> WrapperSpec:
-    """Its spec, whatever history it has."""
-    return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
-
-
-def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
-    """Whether two tensors without gradients have the same elements: are the same memory, not written to since."""
-    if kept is None or part is kept:
-        return kept is not None
-    layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype, storage_key(t), version_of(t)) for t in (part, kept)]
-    return layouts[0] == layouts[1]
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def _inner_slot(slot: Slot, path: str) -> Slot:

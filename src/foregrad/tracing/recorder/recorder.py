@@ -55,6 +55,7 @@ from .arithmetic import ArithmeticSettings
 from .backward_writes import BackwardWrites
 from .trace import Trace
 from .value_dependent import decided, run_for_real
+from .wrapper_leaves import check_wrapper_leaves
 
 __all__ = ["Recorder"]
 
@@ -89,6 +90,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.arithmetic = ArithmeticSettings(lambda: user_line(self.origins.here()))
         self.is_symbolic = fake_mode.shape_env is not None
         self.phases: dict[int, torch.Tensor] = {}  # see formulas.py, by autograd sequence number
+        self.wrapper_leaves: dict[int, Any] = {}  # by id, the stand-ins of wrappers that are leaves and require grad
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
@@ -119,6 +121,8 @@ class Recorder(Trace, ThreadDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # more often asked than all else is done
             return args[0].fake_device
         if types != _FAKES and types and holds_tensors(types):
+            if self.wrapper_leaves and not self.in_backward:
+                check_wrapper_leaves(self.wrapper_leaves, func, args, kwargs or {})
             return NotImplemented  # operators on the tensors inside come here
         if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
             with without_torch_functions():

@@ -1,0 +1,70 @@
+"""Wrapper subclasses in rendered code: what is given back of them, their histories, and what is saved of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._torch.tensors import view_again
+from ..graph.signature import Signature, WrapperOutput, WrapperPlace
+from ..subclasses.histories import giving_history
+from .lines import LineWriter
+from .node import NodeSource
+from .wrappers import linking
+
+__all__ = ["WrapperLines"]
+
+
+class WrapperLines:
+    """`variables`: those of the wrappers that inputs are parts of."""
+
+    def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature, name: str) -> None:
+        self.writer, self.variables, self.signature, self.name = writer, variables, signature, name
+        self.views: dict[int, str] = {}  # by the id of the stand-in of the view
+
+    def output(self, info: WrapperOutput) -> str:
+        """A wrapper among the inputs, or a view of one: one object, wherever it is returned."""
+        wrapper, writer = self.variables[info.wrapper], self.writer
+        if info.view is None:
+            return wrapper
+        name = self.views.get(id(info.view))
+        if name is None:
+            name = self.views[id(info.view)] = writer.names.fresh("view")
+            numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(writer.literal, info.numbers)))}]"]
+            given = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
+            writer.lines.append(f"{name} = {writer.bind('view_again', view_again)}({given})")
+        return name
+
+    def written(self, increment_version: Callable[[], str], result: Callable[[int], str]) -> None:
+        """What a write does besides changing the plain tensors. `result`: the variable of a result of the node."""
+        for wrapper, times in self.signature.wrapper_writes:
+            self.writer.lines += [f"{increment_version()}({self.variables[wrapper]})"] * times
+        for history in self.signature.wrapper_histories:
+            give = self.writer.bind("give_history", giving_history(history.spec))
+            given = ", ".join([self.variables[history.wrapper], *map(result, history.outputs)])
+            self.writer.lines.append(f"{give}({given})")
+
+    def needs_node(self, node: NodeSource) -> bool:
+        """Whether `linked` is given the autograd node."""
+        return bool(self.signature.passed_wrappers or self._saved(node))
+
+    def linked(self, result: str, node: NodeSource, inputs: Sequence[str], made_by: str) -> str:
+        """The result, once wrappers that others were computed from tell whoever asks for gradients by them, and the
+        node knows the versions of those that it has saved.
+        """
+        saved = self._saved(node)
+        places = [place for one in self.signature.passed_wrappers for place in (one.place, *one.others)]
+        wrappers = {p.number: self.variables[p.number] for p in (*places, *saved) if p.kind == "wrapper"}
+        plain = {p.number: inputs[p.number] for p in places if p.kind == "input"}
+        tables = [", ".join(f"{number}: {name}" for number, name in table.items()) for table in (wrappers, plain)]
+        name = self.writer.names.fresh("result")
+        link = self.writer.bind("link_wrappers", linking(self.signature, self.name, saved))
+        self.writer.lines += [f"{name} = {result}", f"{link}({name}, {{{tables[0]}}}, {{{tables[1]}}}, {made_by})"]
+        return name
+
+    def _saved(self, node: NodeSource) -> list[WrapperPlace]:
+        """The wrappers whose plain tensors the node has saved."""
+        parts = enumerate(self.signature.wrapper_parts)
+        found = [WrapperPlace("wrapper", number) for number, inside in parts if node.held_inputs & set(inside)]
+        results: list[Any] = [place for place, made_of in self.signature.wrapper_results if node.held_outputs & made_of]
+        return [*found, *results]

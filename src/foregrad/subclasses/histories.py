@@ -1,0 +1,56 @@
+"""Histories of wrappers that a compiled function writes to, and of results that others were computed from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch import engine
+from .._torch.tensors import is_view
+from .conversion import taken_gradient
+from .spec import WrapperSpec
+
+__all__ = ["giving_history"]
+
+
+class _History(torch.autograd.Function):
+    """To autograd an operator in place, though the plain tensors in the wrapper are written already."""
+
+    @staticmethod
+    def forward(ctx: Any, wrapper: Any, take: Callable[[Any], Sequence[Any]], *parts: torch.Tensor) -> Any:
+        ctx.mark_dirty(wrapper)
+        ctx.set_materialize_grads(False)
+        ctx.take, ctx.of_view = take, is_view(wrapper)
+        return wrapper
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if gradient is None:
+            return (None,) * len(ctx.needs_input_grad)
+        # What the base of a view gets where the view was written must be said, what went to the old elements need not.
+        before = torch.zeros_like(gradient) if ctx.of_view else None
+        return before, None, *ctx.take(gradient)
+
+
+_history = engine.direct_apply(_History)
+
+
+def giving_history(spec: WrapperSpec) -> Callable[..., None]:
+    """A function for rendered code: `give(wrapper, *parts)` gives a wrapper the history of plain tensors, which have
+    its elements. `spec`: of the wrapper then. Its version counter moves once.
+    """
+    places = spec.carrying()
+
+    def take(gradient: Any) -> list[Any]:
+        taken = taken_gradient(spec, gradient)
+        return [taken[place] for place in places]
+
+    return functools.partial(_give, take)
+
+
+def _give(take: Callable[[Any], Sequence[Any]], wrapper: Any, *parts: torch.Tensor) -> None:
+    with torch.enable_grad():
+        _history(wrapper, take, *parts)

@@ -1,0 +1,113 @@
+"""A wrapper subclass among the inputs of a capture: its stand-in, over those of the plain tensors in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..._torch.tensors import history_of, storage_key, version_of
+from ...errors import UnsupportedTensorError
+from ...frontend.sources import Source
+from ...subclasses.conversion import learn_gradient, taken_apart, wrap
+from ...subclasses.spec import GradientKindError, WrapperSpec, is_wrapper, parts_of, spec_of
+from ..heap.refusals import changed_wrapper
+from .outer_sizes import with_sizes_of
+
+__all__ = ["WrapperInput"]
+
+
+class WrapperInput:
+    """A wrapper among the inputs: its stand-in over the stand-ins of its plain tensors.
+
+    `gradient`: the spec that its gradient was found to have.
+    """
+
+    def __init__(self, spec: WrapperSpec, parts: Sequence[Any], source: Source | None) -> None:
+        self.given, self.parts, self.source = spec, tuple(parts), source
+        self.gradient: WrapperSpec | None = None
+        self.spec = spec = with_sizes_of(spec, parts)
+        with torch.enable_grad():
+            self.stand_in = wrap(spec, parts, self._taken)
+        if spec.is_parameter:
+            self.stand_in._is_param = True
+        self.inside = parts_of(self.stand_in)
+        self.spec_inside = _without_history(self.stand_in)
+        if spec.sizes is not None:  # its class may know better
+            self.spec = dataclasses.replace(spec, sizes=self.spec_inside.sizes, inner=self.spec_inside.inner)
+        self.history = self.stand_in.requires_grad, self.stand_in.grad_fn
+        self.start_version = _version(self.stand_in)
+
+    def _taken(self, gradient: Any) -> list[Any]:
+        """The gradient by plain tensor."""
+        spec = self.spec
+        if spec.is_whole is is_wrapper(gradient):
+            learn_gradient(spec.cls, is_plain=not spec.is_whole)
+            kind = "a wrapper" if spec.is_whole else "no wrapper"
+            raise GradientKindError(f"the gradient of a {spec.cls.__qualname__} is {kind} here.")
+        if spec.is_whole:
+            return [*[None] * len(spec.carries), gradient]
+        found = _without_history(gradient)
+        if self.gradient not in (None, found) or not self._is_rebuilt(found, gradient):
+            raise UnsupportedTensorError(
+                f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} of another structure, which "
+                "can't be compiled yet. Detach it, or keep that part outside the compiled function."
+            )
+        self.gradient = found
+        parts = zip(taken_apart(gradient), found.carries, strict=True)
+        carrying = [part for part, carries in parts if carries]
+        own = [part for part, carries in zip(self.parts, spec.carries, strict=False) if carries]
+        if any(part.shape != other.shape for part, other in zip(carrying, own, strict=True)):
+            raise UnsupportedTensorError(
+                f"the gradient of a {spec.cls.__qualname__} of sizes {list(gradient.shape)} holds tensors of other "
+                "sizes than it does (a DTensor's that is sharded, where its gradient is not), which can't be compiled "
+                "yet. Compile other modules than the one that uses it, as the blocks between an embedding and a head."
+            )
+        rest = iter(carrying)
+        return [next(rest) if carries else None for carries in spec.carries]
+
+    def _is_rebuilt(self, found: WrapperSpec, gradient: Any) -> bool:
+        """Whether a gradient is known by those of the plain tensors: what has no gradient in it is the input's."""
+        if sum(found.carries) != sum(self.spec.carries):
+            return False
+        kept = dict(zip(self.spec.paths(), self.parts, strict=False))
+        inside = zip(found.paths(), parts_of(gradient), found.carries, strict=True)
+        return all(carries or _is_same(part, kept.get(path)) for path, part, carries in inside)
+
+    @property
+    def writes(self) -> int:
+        """How often it was written to."""
+        return _version(self.stand_in) - self.start_version
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether it was written to with gradients, and has another history since."""
+        return history_of(self.stand_in) is not self.history[1]
+
+    def check(self) -> None:
+        """Raise where more happened to it than that plain tensors in it were written."""
+        spec, stand_in = self.spec, self.stand_in
+        is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
+        if stand_in.requires_grad is not self.history[0] or stand_in.grad_fn is not self.history[1]:
+            is_same = is_same and stand_in.grad_fn is not None and not (spec.is_leaf and spec.requires_grad)
+        if not is_same or _without_history(stand_in) != self.spec_inside:
+            raise changed_wrapper(f"the function changes an argument or parameter that is a {spec.cls.__qualname__}")
+
+
+def _without_history(wrapper: Any) -> WrapperSpec:
+    """Its spec, whatever history it has."""
+    return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
+
+
+def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
+    """Whether two tensors without gradients have the same elements: are the same memory, not written to since."""
+    if kept is None or part is kept:
+        return kept is not None
+    layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype, storage_key(t), version_of(t)) for t in (part, kept)]
+    return layouts[0] == layouts[1]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else version_of(tensor)
