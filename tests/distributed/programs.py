@@ -69,6 +69,23 @@ def by_sequence(model):
     return parallelize_module(model, mesh, plan)
 
 
+def by_vocabulary(model):
+    """Tensor parallel, of the embedding and the head too, each rank with a part of the rows."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {
+        "embed": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    return parallelize_module(by_heads(model, mesh), mesh, plan)
+
+
+def with_tied_weights(model):
+    """The same, and head and embedding have one weight."""
+    by_vocabulary(model)
+    model.head.weight = model.embed.weight
+    return model
+
+
 def two_dimensional(model):
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("data", "tensor"))
     by_heads(model, mesh["tensor"])
@@ -85,6 +102,8 @@ PARALLEL = {
     "fsdp, accumulated": sharded,
     "tensor": by_heads,
     "sequence": by_sequence,
+    "vocabulary": by_vocabulary,
+    "tied": with_tied_weights,
     "fsdp and tensor": two_dimensional,
     "ddp": DistributedDataParallel,
     "ddp, accumulated": DistributedDataParallel,
@@ -179,7 +198,9 @@ def training(parallel, side):
 def data_rank(parallel):
     """Which part of the data this process has: ranks that share out a model are given the same."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    return {"tensor": 0, "sequence": 0, "fsdp and tensor": rank // (size // 2)}.get(parallel, rank)
+    return {"tensor": 0, "sequence": 0, "vocabulary": 0, "tied": 0, "fsdp and tensor": rank // (size // 2)}.get(
+        parallel, rank
+    )
 
 
 def train(parallel, side, steps):

@@ -12,9 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedError
 
-from .programs import PARALLEL
 from .ranks import joined
-from .transformer import LENGTH, Transformer
 
 
 def net():
@@ -74,13 +72,6 @@ def gathered():
     return model, f, "c10d.allgather_"
 
 
-def around_an_embedding():
-    """Its weight is sharded by rows, the gradient of it is whole."""
-    torch.manual_seed(0)
-    model, ids = PARALLEL["sequence"](Transformer()), torch.arange(LENGTH)[None]
-    return model, lambda x: model(ids) * x.sum(), "holds tensors of other sizes"
-
-
 def trained(model, call, rank):
     torch.manual_seed(rank)
     found = []
@@ -96,7 +87,7 @@ def ranks_own(tensor):
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
 
 
-MADE = around_ddp, forward_of_ddp, around_shards, reduced, reduced_argument, gathered, around_an_embedding
+MADE = around_ddp, forward_of_ddp, around_shards, reduced, reduced_argument, gathered
 
 
 def main(rank, size, store):

@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedError, UnsupportedTensorError
 
-from .wrappers import Converting, Logging, Quantised, Unit, described, nested, quantised, two
+from .wrappers import Converting, Half, Logging, Quantised, Unit, described, nested, quantised, two
 
 
 def compiled(f, **settings):
@@ -256,6 +256,55 @@ def test_a_gradient_with_other_metadata_is_converted_by_its_class():
     b = Unit(torch.ones(3), 1).requires_grad_()
     with pytest.raises(UnsupportedTensorError, match="a Unit with metadata 5"):
         compiled(lambda a: a + a)(b).backward(Unit(torch.ones(3), 5))
+
+
+def halved(*size, grad=False):
+    return Half(torch.randn(size), True).requires_grad_(grad)
+
+
+def test_a_gradient_that_holds_tensors_of_another_size():
+    same(lambda a, b: a * b.exp(), lambda: halved(2, 3, grad=True), lambda: halved(2, 3, grad=True))
+    same(lambda a: (a * 2, a.sin()), lambda: halved(2, 3, grad=True) * 1)
+
+    def of(fn):
+        a = Half(torch.ones(2), True).requires_grad_()
+        (first,) = torch.autograd.grad((fn(a)), a, Half(torch.ones(4), False), create_graph=True)
+        (second,) = torch.autograd.grad(first, a, Half(torch.ones(4), False))
+        return described([first, second])
+
+    assert of(compiled(lambda a: a * a * a)) == of(lambda a: a * a * a)
+
+
+def test_two_of_one_kind_whose_gradients_are_not():
+    """Each is known by itself: by its parameter, in a module."""
+
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Parameter(Half(torch.ones(2), True))
+            self.b = torch.nn.Parameter(Half(torch.ones(2), True))
+
+        def forward(self, x):
+            return self.a * x, Identity.apply(self.b)
+
+    def run(call, model):
+        results = call(Half(torch.ones(4), False))
+        torch.autograd.backward(results, [Half(torch.ones(4), False), Half(torch.ones(2), True)])
+        return described([model.a.grad, model.b.grad])
+
+    model, other = Both(), Both()
+    assert run(compiled(model), model) == run(other, other)
+    assert model.a.grad.is_half is not model.b.grad.is_half
+
+
+class Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Half(gradient.part * 1, gradient.is_half)
 
 
 def test_second_derivatives():

@@ -107,6 +107,34 @@ class Logging(torch.Tensor):
         return tree_map_only(torch.Tensor, Logging, func(*plain[0], **plain[1]))
 
 
+class Half(torch.Tensor):
+    """One half of a tensor whose other half is equal; what operators give, gradients too, holds the whole."""
+
+    @staticmethod
+    def __new__(cls, part, is_half):
+        size = (2 * part.shape[0], *part.shape[1:]) if is_half else part.shape
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=part.dtype, device=part.device)
+
+    def __init__(self, part, is_half):
+        self.part, self.is_half = part, is_half
+
+    def __tensor_flatten__(self):
+        return ["part"], self.is_half
+
+    @staticmethod
+    def __tensor_unflatten__(inner, metadata, size, stride):
+        return Half(inner["part"], metadata)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return Half(func(args[0].part), args[0].is_half)
+        given = tree_map_only(
+            Half, lambda t: torch.cat([t.part, t.part]) if t.is_half else t.part, (args, kwargs or {})
+        )
+        return tree_map_only(torch.Tensor, lambda t: Half(t, False), func(*given[0], **given[1]))
+
+
 class Packed(torch.Tensor):
     """Two rows of numbers in one: its size is in no tensor inside, and given to it."""
 

@@ -6,21 +6,24 @@ wrapper's gradient is a wrapper like it, of other metadata perhaps, or a plain t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import engine
 from .._torch.dispatch import plain_execution
 from .._torch.jagged import is_jagged
 from ..errors import UnsupportedTensorError
-from .spec import WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
+from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
 __all__ = [
     "Samples",
+    "learn_carriers",
     "learn_gradient",
     "predicted_spec",
     "taken_apart",
@@ -42,9 +45,10 @@ class _Unwrap(torch.autograd.Function):
         if spec.is_whole:
             return _without_elements(spec, all_parts)
         ctx.gradient = gradient
-        kept = zip(spec.paths(), all_parts, spec.carries, strict=True)
+        kept = zip(spec.paths(), all_parts, spec.carries, strict=False)
         ctx.kept = {path: part for path, part, carries in kept if not carries}
-        parts = tuple(part.detach() for part, carries in zip(all_parts, spec.carries, strict=True) if carries)
+        given = zip(all_parts, spec.carries, strict=True)
+        parts = tuple(c.make() for c in spec.carriers) or tuple(part.detach() for part, carries in given if carries)
         ctx.layouts = [(part.shape, part.dtype, part.device) for part in parts]
         return parts
 
@@ -58,7 +62,8 @@ class _Unwrap(torch.autograd.Function):
         found = (torch.zeros(like[0], dtype=like[1], device=like[2]) if g is None else g for g, like in given)
         spec = ctx.gradient
         parts = [
-            next(found) if carries else ctx.kept[path] for path, carries in zip(spec.paths(), spec.carries, strict=True)
+            next(found) if carries else ctx.kept[path]
+            for path, carries in zip(spec.paths(), spec.carries, strict=False)
         ]
         return wrap(spec, parts), None, None
 
@@ -89,8 +94,8 @@ def unwrap(wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None = None)
     with torch.enable_grad():
         carrying = _unwrap(wrapper, spec, gradient or spec)
     parts = parts_of(wrapper)
-    if spec.is_whole:
-        return [*(part.detach() for part in parts), carrying]
+    if spec.is_apart:
+        return [*(part.detach() for part in parts), *([carrying] if spec.is_whole else carrying)]
     given = iter(carrying)
     return [next(given) if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
 
@@ -160,7 +165,8 @@ def _expected(spec: WrapperSpec) -> str:
 
 def _plain(wrapper: Any, spec: WrapperSpec) -> list[torch.Tensor]:
     parts = parts_of(wrapper)
-    return [*parts, _without_elements(spec, parts)] if spec.is_whole else parts
+    whole = [_without_elements(spec, parts)] if spec.is_whole else []
+    return [*parts, *whole, *(carrier.make() for carrier in spec.carriers)]
 
 
 def _without_elements(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -179,6 +185,16 @@ def learn_gradient(cls: type, *, is_plain: bool) -> None:
     _plain_gradients[cls] = is_plain
 
 
+_carriers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def learn_carriers(spec: WrapperSpec, carriers: Sequence[Carrier]) -> None:
+    """Of a wrapper that is an input of a capture: its gradient was found to hold such plain tensors."""
+    wrapper = spec.of() if spec.of is not None else None
+    if wrapper is not None:
+        _carriers[wrapper] = tuple(carriers)
+
+
 def predicted_spec(wrapper: Any) -> WrapperSpec:
     """The spec of a wrapper that is to be an input or output of graphs.
 
@@ -187,7 +203,10 @@ def predicted_spec(wrapper: Any) -> WrapperSpec:
     """
     spec = spec_of(wrapper)
     is_whole = spec.requires_grad and _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls)))
-    return spec_of(wrapper, is_whole=True) if is_whole else spec
+    if is_whole:
+        return spec_of(wrapper, is_whole=True)
+    carriers = _carriers.get(wrapper, ()) if spec.requires_grad else ()
+    return dataclasses.replace(spec, carriers=carriers) if carriers else spec
 
 
 class Samples:
@@ -200,7 +219,7 @@ class Samples:
         """The spec of a wrapper, and the plain tensors: the same ones each time."""
         found = self._known.get(id(wrapper))
         if found is None:
-            spec = predicted_spec(wrapper)
+            spec = dataclasses.replace(predicted_spec(wrapper), of=weakref.ref(wrapper))
             with plain_execution():
                 found = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
         return found[1:]
@@ -210,7 +229,8 @@ def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
     parts = _plain(wrapper, spec)
     if not spec.requires_grad or torch.is_inference_mode_enabled():
         return parts
-    if spec.is_whole:
-        return [*(part.detach() for part in parts[:-1]), parts[-1].detach().requires_grad_()]
+    if spec.is_apart:
+        own = len(spec.carries)
+        return [*(part.detach() for part in parts[:own]), *(p.detach().requires_grad_() for p in parts[own:])]
     given = zip(parts, spec.carries, strict=True)
     return [part.detach().requires_grad_() if carries else part for part, carries in given]

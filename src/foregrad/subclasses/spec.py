@@ -20,6 +20,7 @@ from ..errors import UnsupportedTensorError
 from .sizes import OuterSizes, concrete_sizes, outer_sizes
 
 __all__ = [
+    "Carrier",
     "GradientKindError",
     "WrapperSpec",
     "holds_tensors",
@@ -39,6 +40,20 @@ class GradientKindError(UnsupportedTensorError):
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carrier:
+    """One plain tensor of a gradient: where in it, and what it is like."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self) -> torch.Tensor:
+        """A tensor like it, in the memory of one element."""
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class WrapperSpec:
     """One wrapper: its class, the attributes that hold inner tensors, and what else `__tensor_unflatten__` takes.
@@ -48,7 +63,9 @@ class WrapperSpec:
     `constants` are what it holds besides tensors, and where (a device mesh). `carries[i]`: plain tensor i, of all in
     order, is of a dtype that has gradients. `requires_grad`: of the wrapper.
     `is_whole`: its gradient is a plain tensor of its own shape, not a wrapper like it: an input without elements, one
-    more after the plain tensors, stands for the wrapper where gradients are concerned.
+    more after the plain tensors, stands for the wrapper where gradients are concerned. `carriers`: its gradient is a
+    wrapper of other plain tensors than it is itself; one input without elements stands for each that has gradients.
+    `of`: a reference to the wrapper, where it is an input of a capture.
     """
 
     cls: type
@@ -66,11 +83,18 @@ class WrapperSpec:
     is_whole: bool = False
     constants: tuple[tuple[str, Any], ...] = ()
     sizes: OuterSizes | None = None
+    carriers: tuple[Carrier, ...] = ()
+    of: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether gradients go by inputs of their own, not by the plain tensors."""
+        return self.is_whole or bool(self.carriers)
 
     @property
     def count(self) -> int:
         """How many inputs of a graph stand for it."""
-        return len(self.carries) + self.is_whole
+        return len(self.carries) + self.is_whole + len(self.carriers)
 
     def carrying(self) -> list[int]:
         """Which of these have gradients."""
@@ -78,7 +102,8 @@ class WrapperSpec:
 
     def paths(self) -> list[str]:
         """How each of these is reached from the wrapper: `.a`, or `.a.data`."""
-        return [*self._inner_paths(), *([""] if self.is_whole else [])]
+        carriers = [f".grad{carrier.path}" for carrier in self.carriers]
+        return [*self._inner_paths(), *([""] if self.is_whole else []), *carriers]
 
     def _inner_paths(self) -> Iterator[str]:
         for name, spec in zip(self.names, self.inner, strict=True):
@@ -92,7 +117,7 @@ class WrapperSpec:
 
         A ragged size can be multiplied by plain numbers only: of a jagged tensor, those that go by the batch may be.
         """
-        if self.is_parameter:
+        if self.is_parameter or part >= len(self.carries) + self.is_whole:
             return False
         return not is_jagged(self.cls) or dim == (
             self.metadata["ragged_idx"] - 1 if self.names[part] == CARRYING else 0

@@ -261,6 +261,7 @@ class CaptureRun:
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
         described = differentiate(recorder, records, backward, analysis, keep=self.options.higher_order)
+        self.inputs.wrappers.check_gradients()
         if with_history:
             self.hooks.check_nodes(self.name)
         if recorder.late.missing:

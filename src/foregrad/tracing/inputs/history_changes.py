@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
+from ...subclasses.spec import is_wrapper
 from ..heap.clock import now
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_no_grad_view
@@ -33,6 +34,8 @@ class HistoryChanges:
 
     def on_detach(self, tensor: torch.Tensor) -> None:
         """`detach_` is about to be called."""
+        if is_wrapper(tensor):  # no input may be, the function's own are as autograd has them
+            return
         self._check_detach(tensor)
         self.recorder.detached.note(tensor)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..._torch.fakes import fake_device
+from ..._torch.symbols import has_symbolic
 from ..._torch.tensors import history_of, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.sources import Source
-from ...subclasses.conversion import learn_gradient, taken_apart, wrap
-from ...subclasses.spec import GradientKindError, WrapperSpec, is_wrapper, parts_of, spec_of
+from ...subclasses.conversion import learn_carriers, learn_gradient, taken_apart, wrap
+from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, is_wrapper, parts_of, spec_of
 from ..heap.refusals import changed_wrapper
 from .outer_sizes import with_sizes_of
 
@@ -22,12 +24,13 @@ __all__ = ["WrapperInput"]
 class WrapperInput:
     """A wrapper among the inputs: its stand-in over the stand-ins of its plain tensors.
 
-    `gradient`: the spec that its gradient was found to have.
+    `gradient`: the spec that its gradient was found to have. `is_other`: why the capture is to begin again.
     """
 
     def __init__(self, spec: WrapperSpec, parts: Sequence[Any], source: Source | None) -> None:
         self.given, self.parts, self.source = spec, tuple(parts), source
         self.gradient: WrapperSpec | None = None
+        self.is_other: GradientKindError | None = None
         self.spec = spec = with_sizes_of(spec, parts)
         with torch.enable_grad():
             self.stand_in = wrap(spec, parts, self._taken)
@@ -56,22 +59,34 @@ class WrapperInput:
                 "can't be compiled yet. Detach it, or keep that part outside the compiled function."
             )
         self.gradient = found
-        parts = zip(taken_apart(gradient), found.carries, strict=True)
-        carrying = [part for part, carries in parts if carries]
-        own = [part for part, carries in zip(self.parts, spec.carries, strict=False) if carries]
-        if any(part.shape != other.shape for part, other in zip(carrying, own, strict=True)):
-            raise UnsupportedTensorError(
-                f"the gradient of a {spec.cls.__qualname__} of sizes {list(gradient.shape)} holds tensors of other "
-                "sizes than it does (a DTensor's that is sharded, where its gradient is not), which can't be compiled "
-                "yet. Compile other modules than the one that uses it, as the blocks between an embedding and a head."
-            )
-        rest = iter(carrying)
+        named = zip(found.paths(), taken_apart(gradient), found.carries, strict=True)
+        carrying = {path: part for path, part, carries in named if carries}
+        own = zip(self.parts, spec.carries, strict=False)
+        like = spec.carriers or [part for part, carries in own if carries]
+        if [(p.shape, p.dtype) for p in carrying.values()] != [(torch.Size(p.shape), p.dtype) for p in like]:
+            return self._not_like_it(carrying)
+        if spec.carriers:
+            return [*[None] * len(spec.carries), *carrying.values()]
+        rest = iter(carrying.values())
         return [next(rest) if carries else None for carries in spec.carries]
+
+    def _not_like_it(self, carrying: Mapping[str, torch.Tensor]) -> list[Any]:
+        """The gradient, by path, holds plain tensors of other sizes, as that of a DTensor that is sharded, where its
+        gradient is not: the capture is to begin again, knowing so.
+        """
+        name = self.spec.cls.__qualname__
+        if self.spec.carriers or any(has_symbolic(part.shape) for part in carrying.values()):
+            raise UnsupportedTensorError(
+                f"the gradient of a {name} holds tensors of other sizes than it does, and these vary. Use "
+                "`dynamic=False`, or keep that part outside the compiled function."
+            )
+        carriers = [Carrier(p, tuple(part.shape), part.dtype, fake_device(part)) for p, part in carrying.items()]
+        learn_carriers(self.spec, carriers)
+        self.is_other = GradientKindError(f"the gradient of a {name} holds tensors of other sizes than it does.")
+        return [None] * self.spec.count
 
     def _is_rebuilt(self, found: WrapperSpec, gradient: Any) -> bool:
         """Whether a gradient is known by those of the plain tensors: what has no gradient in it is the input's."""
-        if sum(found.carries) != sum(self.spec.carries):
-            return False
         kept = dict(zip(self.spec.paths(), self.parts, strict=False))
         inside = zip(found.paths(), parts_of(gradient), found.carries, strict=True)
         return all(carries or _is_same(part, kept.get(path)) for path, part, carries in inside)

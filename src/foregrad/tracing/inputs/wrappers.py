@@ -202,6 +202,12 @@ class Wrappers:
         for known in self.by_stand_in.values():
             known.check()
 
+    def check_gradients(self) -> None:
+        """Raise where the capture is to begin again, knowing what gradients are like."""
+        for known in self.inputs:
+            if known.is_other is not None:
+                raise known.is_other
+
     def writes(self) -> tuple[tuple[int, int], ...]:
         """For the inputs that were written to, how often."""
         inputs = {id(known): known for known in self.inputs}.values()

@@ -22,7 +22,7 @@ _SAID = "a{} leaf Variable that requires grad is being used in an in-place opera
 
 def check_wrapper_leaves(leaves: Mapping[int, Any], func: Any, args: Any, kwargs: Any) -> None:
     """Raise eager's error where an operator writes to one of the stand-ins `leaves` (by id), or to a view of one."""
-    if not isinstance(func, OpOverload) or not torch.is_grad_enabled():
+    if not (isinstance(func, OpOverload) and func._schema.is_mutable and torch.is_grad_enabled()):
         return
     info = op_info(func)
     for position in info.writes:
