@@ -2,7 +2,6 @@
 
 # ruff: noqa: NPY002 - programs of users draw from the module itself
 
-import copy
 import random
 import threading
 import warnings
@@ -297,21 +296,3 @@ def test_a_list_that_goes_on_growing_is_not_captured_again_and_again():
         found = [compiled(torch.ones(1)).item() for _ in range(12)]
     assert found == [float(n) for n in range(1, 13)]
     assert foregrad.explain_recompiles(compiled).eager_calls >= 11
-
-
-@pytest.mark.parametrize("optimizer", ["SGD", "SparseAdam"])
-def test_sparse_gradients_are_eagers(optimizer):
-    torch.manual_seed(0)
-    plain = torch.nn.Embedding(6, 2, sparse=True)
-    module = copy.deepcopy(plain)
-    call = foregrad.compile(module, backend="eager", on_unsupported="eager")
-    steps = [getattr(torch.optim, optimizer)(m.parameters(), lr=0.1) for m in (plain, module)]
-    with pytest.warns(ForegradWarning, match="layout torch.sparse_coo"):
-        for _ in range(2):
-            for used, step in zip((plain, call), steps, strict=True):
-                step.zero_grad()
-                used(torch.tensor([1, 3, 1])).square().sum().backward()
-                step.step()
-    assert module.weight.grad.layout is torch.sparse_coo
-    assert torch.equal(plain.weight, module.weight)
-    assert foregrad.explain_recompiles(call).eager_calls == 2

@@ -29,6 +29,7 @@ from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
 from ..interrupts import is_interrupt
 from ..passes.aliasing import results_of, tensors_in, written_inputs
+from ..passes.sparse import Cut, cut_at_sparse, is_random
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
 
@@ -62,6 +63,11 @@ def call_compiler(
     foregrad's, or the graph runs on eager's kernels; but for one of symbolic sizes that the caller `may_retry` with
     plain ones.
     """
+    cut = None if compiler is eager_compiler else cut_at_sparse(module)
+    if cut is not None:
+        return _called_in_parts(
+            cut, compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry
+        )
     if failures is None or compiler is eager_compiler:
         return _called(compiler, module, joint, role, always=always)
 
@@ -81,6 +87,32 @@ def call_compiler(
         run, note = after(error)
         note()
         return Made(run, None, ())
+
+
+def _called_in_parts(
+    cut: Cut, compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, **how: Any
+) -> Made:
+    """A graph with sparse tensors: `compiler` gets the part without them."""
+    if is_random(cut.tail):  # whose numbers come in the order of the graph
+        return call_compiler(eager_compiler, module, joint, role, **how)
+    count = len(results_of(module))
+    handed_over = range(count, len(results_of(cut.head)))
+    visible = (*(i for i in role.visible_outputs if i not in cut.moved), *handed_over)
+    made = call_compiler(compiler, cut.head, joint, dataclasses.replace(role, visible_outputs=visible), **how)
+    head, moved, around = made.run, cut.moved, cut.around
+    tail = call_compiler(eager_compiler, cut.tail, joint, role).run
+
+    def run(values: list[Any]) -> list[Any]:
+        given = [values[i] for i in around]
+        results = head(values)
+        given += results[count:]
+        del results[count:]
+        for position, result in zip(moved, tail(given), strict=True):
+            results[position] = result
+        return results
+
+    strides = made.output_strides
+    return Made(run, None if strides is None else strides[:count], made.writes_into)
 
 
 def _called(

@@ -35,6 +35,7 @@ from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.needed_gradients import only_gradients
+from ..passes.sparse import around_sparse
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial
 from ..runtime.donated import overwriting, owned_among
@@ -155,7 +156,7 @@ class Pipeline:
         if self.prepare_joint is None:
             return module
         with torch.no_grad(), engine.disable_autocast():
-            prepared = self.prepare_joint(module)
+            prepared = around_sparse(module, self.prepare_joint)
         if prepared is not module:
             prepared.meta[PREPARED] = True
         return prepared

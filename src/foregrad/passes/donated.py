@@ -14,6 +14,7 @@ from torch import fx
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from .aliasing import memory_of, results_of
+from .sparse import dense_results
 
 __all__ = ["donated_inputs"]
 
@@ -22,7 +23,7 @@ def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
     saved = {node.name: node for node in partitioned.saved_nodes}
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
-    returned = {memory_of(node)[0] for node in results_of(partitioned.backward) if isinstance(node, fx.Node)}
+    returned = {memory_of(node)[0] for node in dense_results(partitioned.backward) if isinstance(node, fx.Node)}
     found = []
     for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
         source = saved.get(node.name)

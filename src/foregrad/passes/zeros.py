@@ -22,6 +22,8 @@ from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
 from ..graph.signature import GradientPaths
+from ..graph.sparse import MAKE
+from .sparse import sparse_nodes
 
 __all__ = ["without_tangents"]
 
@@ -54,7 +56,7 @@ _LINEAR = {
     aten.put.default, aten.take.default, aten.masked_scatter.default, aten.col2im.default, aten.im2col.default,
     aten.rot90.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default,
     aten._linalg_solve_ex.default, aten._conj_physical.default, aten.index_fill.int_Tensor, aten.xlogy.Tensor,
-    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem,
+    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem, MAKE,
 }  # fmt: skip
 # The same, where the number that they fill in is zero: its position.
 _FILLS = {
@@ -77,14 +79,21 @@ def without_tangents(
     placeholders = [n for n in old.nodes if n.op == "placeholder"]
     tangents = placeholders[num_saved:]
     given = [t for t, present in zip(tangents, mask, strict=True) if present]
-    depends = _depending(old, tangents)
+    sparse = sparse_nodes(old)
+    # The gradient of an embedding without indices is empty, and depends on no tangent.
+    empty = sparse - _depending(old, tangents)
+    depends = _depending(old, [*tangents, *empty])
     zeros = _zeros(old, depends, [t for t in tangents if t not in given])
     graph = fx.Graph()
     made: dict[fx.Node, Any] = {}
     sizes = _Sizes(graph, made)
+    sums: list[fx.Node] = []
 
     def value(node: fx.Node) -> Any:
-        if node in zeros and node not in made:
+        if node in sparse and node not in made:  # of zeros, as many as there are
+            made[node] = graph.node_copy(node, value)
+            made[node].meta = node.meta
+        elif node in zeros and node not in made:
             made[node] = _materialized(graph, node, sizes)
         return made[node]
 
@@ -93,7 +102,7 @@ def without_tangents(
             continue
         if node.op == "output":
             present = frozenset(i for i, is_given in enumerate(mask) if is_given)
-            alive = _depending(old, given)
+            alive = _depending(old, [*given, *empty])
             gradients = []
             everything = GradientPaths(frozenset(range(len(mask))), frozenset(range(len(mask))))
             for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
@@ -101,12 +110,15 @@ def without_tangents(
                 gradients.append(value(gradient) if leads else None)
             graph.output(gradients)
         elif node not in zeros:
-            survivor = _other_summand(node, depends, zeros)
+            survivor = _other_summand(node, zeros, sparse)
             if survivor is not None:
                 made[node] = made[survivor]
                 continue
             made[node] = graph.node_copy(node, value)
             made[node].meta = node.meta
+            if sparse and node.target is aten.add.Tensor and node.args[0] not in sparse:
+                sums.append(made[node])
+    _reorder(sums, sparse_nodes(graph) if sums else set())
     graph.eliminate_dead_code(is_impure_node=_stays)
     return make_graph_module(backward, graph, "PartialBackward")
 
@@ -122,7 +134,8 @@ def _zeros(graph: fx.Graph, depends: set[fx.Node], missing: list[fx.Node]) -> se
     zeros = set(missing)
     for node in graph.nodes:
         is_linear = node.op == "call_function" and node in depends and _is_linear(node)
-        if is_linear and all(a in zeros for a in node.all_input_nodes if a in depends):
+        operands = [a for a in node.all_input_nodes if a in depends] if is_linear else []
+        if operands and zeros.issuperset(operands):
             zeros.add(node)
     return zeros
 
@@ -146,18 +159,29 @@ def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
     return alive
 
 
-def _other_summand(node: fx.Node, depends: set[fx.Node], zeros: set[fx.Node]) -> fx.Node | None:
-    """For the sum of a zero and something of the same layout: that something."""
+def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> fx.Node | None:
+    """For the sum of a zero and something of the same layout: that something. Of a dense zero and a sparse gradient
+    it is the latter, which eager has left sparse.
+    """
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     a, b = node.args
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or (a in zeros) == (b in zeros):
         return None
     other = b if a in zeros else a
+    if not sparse.isdisjoint((a, b)):
+        return other
     have, want = spec_of(other), spec_of(node)
     if isinstance(have, TensorSpec) and isinstance(want, TensorSpec) and have.same_layout(want):
         return other
     return None
+
+
+def _reorder(sums: list[fx.Node], sparse: set[fx.Node]) -> None:
+    """Where the first summand is sparse by now, which it was not: autograd then adds it to what comes in."""
+    for node in sums:
+        if node.args[0] in sparse:
+            node.args = (*reversed(node.args),)
 
 
 def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:

@@ -24,6 +24,7 @@ from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
+from ..passes.sparse import only_in_gradients
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of
@@ -109,7 +110,8 @@ class _NodeRenderer:
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
         self.effects = signature.in_backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
-        self.is_native &= not signature.attaches_late
+        self.as_they_come = only_in_gradients(self.partitioned.backward)
+        self.is_native &= not (signature.attaches_late or self.as_they_come)
         self.has_marks |= bool(passed) and not self.is_native
         self.release = Release(self.partitioned, taken if compiled.make_derived is not None else [])
         self.names = Names(["ctx", "others"])
@@ -388,7 +390,9 @@ class _NodeRenderer:
         """A tangent whose strides are not those the backward was captured with is copied into them."""
         lines = []
         self.globals["laid_out"] = laid_out
-        for name, spec in zip(self.tangents, self.signature.tangent_specs, strict=True):
+        for i, (name, spec) in enumerate(zip(self.tangents, self.signature.tangent_specs, strict=True)):
+            if i in self.as_they_come:
+                continue
             if any(map(is_symbolic, spec.stride)):
                 order = repr(memory_order(spec))
                 self.globals["in_order"] = in_order
@@ -453,6 +457,7 @@ def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable
     signature = compiled.partitioned.joint.signature
     graphs: dict[Any, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
+    as_they_come = only_in_gradients(compiled.partitioned.backward)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         mask = tuple(t is not None for t in tangents)
@@ -468,7 +473,9 @@ def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable
         if graph is None:
             graph = graphs[mask, needs_input_grad] = compiled.make_partial_backward(mask, needs_input_grad)
         given = [
-            as_captured(t, spec) for t, spec in zip(tangents, signature.tangent_specs, strict=True) if t is not None
+            t if i in as_they_come else as_captured(t, spec)
+            for i, (t, spec) in enumerate(zip(tangents, signature.tangent_specs, strict=True))
+            if t is not None
         ]
         saved = saved_in_part(ctx, graph.read[num_sizes:])
         values = [*(ctx.sizes if num_sizes else ()), *saved, *given]

@@ -120,7 +120,7 @@ class Backward:
                             "can't be compiled yet. Detach it, or keep that part outside the compiled function."
                         )
                     if gradient is not None:  # a view, as a transposed weight's is, is taken only here
-                        found[id(record)] = self.recorder.value_of(gradient).read(self.recorder.emit)
+                        found[id(record)] = self.recorder.entry_of(gradient)
                 self.run = self.recorder.late.finish()
             if others and self.run.has_effects:
                 self._check_hooks(outputs, leaves, tangents)

@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from ...graph.joint import JointGraph
-from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, GradientPaths, InputInfo, Signature
 from ...graph.slots import Decision, Grad, Slot, Tangent
 from ..heap.view_chain import not_own
@@ -28,11 +27,11 @@ __all__ = ["DerivedOutput", "RecordedBackward", "derivative_of"]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DerivedOutput:
-    """One value that the derivative gives."""
+    """One value that the derivative gives; its spec is `SPARSE` where it is sparse."""
 
     fake: torch.Tensor
     entry: Entry
-    spec: TensorSpec
+    spec: Any
     slot: Slot
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import fx
 
 from ..._torch.graphs import symbol_of
-from ...errors import ForegradError, UnsupportedError
+from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError
 from ...graph.slots import Grad
+from ...graph.sparse import SPARSE
 from ...graph.tangents import CONSTANT, STOP, VARIABLE
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import cut_at, other_leaves, reached_from
@@ -190,10 +191,16 @@ class Differentiation:
             if fake is None:
                 continue
             if id(fake) not in known:
-                value = self.recorder.value_of(fake)
-                entry = value.read(self.recorder.emit)
+                entry = self.recorder.entry_of(fake)
                 known[id(fake)] = ValueRef("output", len(self.outputs))
-                self.outputs.append(DerivedOutput(fake, entry, value.spec, Grad(slots[position])))
+                if entry.spec is SPARSE and self.create_graph:
+                    raise UnsupportedLayoutError(
+                        f"`{self.session.name}` was differentiated with create_graph=True, and its gradient by "
+                        f"{slots[position]} is sparse, which can't be differentiated again. Use an embedding with "
+                        "sparse=False there, or compute the gradient of the gradient in eager mode."
+                    )
+                spec = entry.spec if entry.spec is SPARSE else self.recorder.value_of(fake).spec
+                self.outputs.append(DerivedOutput(fake, entry, spec, Grad(slots[position])))
             gradients[position] = known[id(fake)]
         return gradients
 
@@ -212,7 +219,7 @@ class Differentiation:
             self.backward_error = error
             return [None] * len(variables)
         recorder = self.recorder
-        read = [None if g is None else recorder.value_of(g).read(recorder.emit) for g in found]
+        read = [None if g is None else recorder.entry_of(g) for g in found]
         self.second_done = recorder.late.finish(restore=False)
         return read
 

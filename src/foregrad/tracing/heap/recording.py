@@ -64,6 +64,7 @@ class Recording(Protocol):
     checks: Any
     decisions: Any
     late: Any
+    sparse: Any
 
     def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]: ...
 

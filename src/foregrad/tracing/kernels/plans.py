@@ -12,6 +12,7 @@ from ..tape.opinfo import IN_GRAD_MODE, OpInfo
 from .checks import check_formula
 from .formulas import FORMULAS
 from .metadata import is_cacheable
+from .sparse import FORMULAS as SPARSE_FORMULAS
 
 __all__ = ["NO_KEYWORDS", "PLAIN", "PLAINER", "PLAINER_BY_NAME", "QUERIES", "Plan", "draws_nothing", "has_real"]
 
@@ -66,7 +67,7 @@ class Plan:
         self.decomposition = decomposition
         self.in_grad_mode = IN_GRAD_MODE.get(op, op)
         self.is_cacheable = info is not None and is_cacheable(info)
-        self.formula = FORMULAS.get(op) or check_formula(op, info)
+        self.formula = FORMULAS.get(op) or SPARSE_FORMULAS.get(op) or check_formula(op, info)
 
 
 def has_real(values: Any) -> bool:

@@ -47,6 +47,7 @@ from ..kernels.checks import Checks
 from ..kernels.kernel_errors import as_kernels_say
 from ..kernels.metadata import Metadata
 from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan, has_real
+from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import OpInfo, op_info, take_data
 from ..tape.origin import Origins, user_line
 from ..values.constants import evaluate
@@ -100,6 +101,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.detached = Detached(self)
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
+        self.sparse = SparseGradients(self)
         self.decisions = decisions(self)
 
     def resume(self, host: Host, decisions: Decisions, root: CodeType) -> None:
@@ -136,6 +138,10 @@ class Recorder(Trace, ThreadDispatchMode):
             self.arithmetic.changed(func, self.tape.entries)
         if plan.is_query:
             return self.kernels(func, args, kwargs)
+        if self.sparse.entries:
+            result = self.sparse.run(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         if plan.decomposition is not None:
             outer, self.original = self.original, self.original or func
             try:

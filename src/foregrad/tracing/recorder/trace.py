@@ -17,6 +17,7 @@ from ...errors import InternalError, UnsupportedLayoutError
 from ...graph.meta import TensorSpec
 from ..heap.alias import Value
 from ..kernels.plans import PLAIN, draws_nothing
+from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import MAYBE_UNDEFINED, item_or_empty
 from ..tape.origin import Made, Origins, user_line
 from ..tape.tape import Entry, Tape
@@ -44,6 +45,7 @@ class Trace(abc.ABC):
         self.recompute: Any = None
         self.original: Any = None  # the outermost operator that is being decomposed
         self.decisions: Decisions
+        self.sparse: SparseGradients
 
     @contextlib.contextmanager
     def backward_runs(self) -> Iterator[None]:
@@ -191,11 +193,17 @@ class Trace(abc.ABC):
     def value_of(self, tensor: torch.Tensor) -> Value:
         value = self.values.get(id(tensor))
         if value is None:
+            if self.sparse.entry_of(tensor) is not None:
+                raise self.sparse.refused()
             raise InternalError(
                 f"a tensor {TensorSpec.of(tensor)} that no recorded operator made was used at "
                 f"{user_line(self.origins.here())}"
             )
         return value
+
+    def entry_of(self, tensor: torch.Tensor) -> Entry:
+        """What gives the tensor as it is now; of a sparse one too."""
+        return self.sparse.entry_of(tensor) or self.value_of(tensor).read(self.emit)
 
     def contents(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor of what is in `tensor`, in every call that the graph is right for."""

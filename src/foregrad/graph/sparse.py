@@ -1,0 +1,61 @@
+"""Sparse tensors in graphs: the operators that give them, and those that take them.
+
+The gradient of an embedding with `sparse=True` is a COO tensor. How many elements the sum of two has depends on their
+indices, so no `TensorSpec` describes one: a node that gives a sparse tensor has the spec `SPARSE`, that of an operator
+with no results of its own. No such value is saved for a backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["BAG_BACKWARD", "EMBEDDING_BACKWARD", "MAKE", "SPARSE", "can_take", "gives_sparse"]
+
+aten = torch.ops.aten
+
+SPARSE: tuple[Any, ...] = ()
+
+MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
+EMBEDDING_BACKWARD = aten.embedding_sparse_backward.default
+BAG_BACKWARD = aten._embedding_bag_backward.default
+_MAKERS = {MAKE, EMBEDDING_BACKWARD}
+_SPARSE_OF_BAG = 9  # the argument that says so
+
+# Operators that give a sparse tensor for one, whatever their other operand is.
+_KEEPING = {
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.neg.default,
+    aten.clone.default,
+}
+_SUM = aten.add.Tensor
+_DENSE = {aten._to_dense.default}
+
+IsSparse = Callable[[Any], bool]
+
+
+def gives_sparse(target: Any, args: Sequence[Any], is_sparse: IsSparse) -> bool:
+    """Whether an operator gives a sparse tensor for these arguments."""
+    if target in _MAKERS:
+        return True
+    if target is BAG_BACKWARD:
+        return len(args) > _SPARSE_OF_BAG and args[_SPARSE_OF_BAG] is True
+    if target is _SUM:
+        return is_sparse(args[0]) and is_sparse(args[1])
+    return target in _KEEPING and any(map(is_sparse, args[:2]))
+
+
+def can_take(target: Any, args: Sequence[Any], kwargs: Any, is_sparse: IsSparse) -> bool:
+    """Whether these arguments, some of them sparse, are among those that an operator in a graph may take."""
+    if kwargs and target is not aten.clone.default:
+        return False
+    if target is _SUM:
+        return len(args) == 2 and is_sparse(args[1])
+    if target in (aten.div.Tensor, aten.div.Scalar):
+        return is_sparse(args[0]) and not is_sparse(args[1])
+    return target in _KEEPING or target in _DENSE
