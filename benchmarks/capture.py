@@ -11,6 +11,8 @@ Caches of operators' results are emptied before each ("cold"); "warm" is ours wi
 from __future__ import annotations
 
 import argparse
+import gc
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -20,13 +22,14 @@ import torch
 from functorch.compile import aot_function
 from functorch.compile import default_partition as torch_default
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
+from torch.utils._pytree import tree_map
 
 import foregrad
-from benchmarks.common import Section, interleaved_once, ratio
+from benchmarks.common import Section, Timing, interleaved_once, ratio
 from benchmarks.models import build, first_tensor
 from foregrad.frontend.call import flatten_call
 
-__all__ = ["DEFAULT", "collect", "collect_chains", "collect_dynamic"]
+__all__ = ["DEFAULT", "collect", "collect_batches", "collect_chains", "collect_dynamic"]
 
 DEFAULT = ["gpt2-6", "gpt2-12", "gpt2-24", "llama-8", "bert-6", "resnet-50", "mlp-200"]
 CHAINS = ["chain-1000", "chain-5000", "chain-20000"]
@@ -44,6 +47,32 @@ def our_capture(name: str, policy: str, dynamic: bool = False) -> Callable[[], f
         specialization = dispatcher.specializer.specialize(flatten_call(loss, args, kwargs), ())
         specialization.product.compiled.make_backward()
         return time.process_time() - start
+
+    return run
+
+
+def captures_of_batches(name: str) -> Callable[[], tuple[float, float]]:
+    """Seconds of two captures by one function: the first, and with symbolic sizes that for a second batch size."""
+    module, args, kwargs = build(name)
+
+    def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return first_tensor(module(*args, **kwargs))
+
+    calls = [(args, kwargs), tree_map(lambda t: torch.cat([t, t[:1]]), (args, kwargs))]
+
+    def run() -> tuple[float, float]:
+        dispatcher: Any = foregrad.compile(loss, backend="nop", partition="default").foregrad
+        made: list[Any] = []
+        times = []
+        for args, kwargs in calls:
+            gc.collect()
+            start = time.process_time()
+            made.append(dispatcher.specializer.specialize(flatten_call(loss, args, kwargs), made))
+            made[-1].product.compiled.make_backward()
+            times.append(time.process_time() - start)
+        if not made[1].product.captured.joint.signature.symbols:
+            raise RuntimeError(f"no size of {name} is symbolic in its second graph")
+        return times[0], times[1]
 
     return run
 
@@ -152,6 +181,30 @@ def collect_dynamic(names: list[str], rounds: int) -> Section:
     return section
 
 
+def collect_batches(names: list[str], rounds: int) -> Section:
+    """What a second batch size costs: its capture is the one with symbolic sizes that serves all others, too."""
+    warnings.simplefilter("ignore")
+    section = Section(
+        "A second batch size",
+        "Seconds, nop compilers, default partition, everything imported; caches of operators' results are emptied before the "
+        "first capture. The second has symbolic sizes, and serves every batch size after it. The ratio should be at most 1.5.",
+        ["model", "first batch size", "second", "ratio"],
+    )
+    for name in names:
+        run = captures_of_batches(name)
+        run()  # imports what it needs
+        rows = []
+        for _ in range(rounds):
+            forget()
+            rows.append(run())
+        first, second = (Timing(min(times), statistics.median(times)) for times in zip(*rows, strict=True))
+        section.add(
+            [name, first.text(1, 3), second.text(1, 3), ratio(second.median, first.median)],
+            model=name, first_s=first.median, second_s=second.median,
+        )  # fmt: skip
+    return section
+
+
 def collect_chains(rounds: int) -> Section:
     """Whether time grows with the number of operators and no faster."""
     section = Section(
@@ -172,7 +225,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
+    parser.add_argument("--batches", action="store_true", help="what a second batch size costs")
     options = parser.parse_args()
+    if options.batches:
+        collect_batches(options.models, options.rounds)
+        return
     if options.dynamic:
         collect_dynamic(options.models, options.rounds)
         return

@@ -50,6 +50,7 @@ def main() -> None:
         "capture": lambda: capture.collect(models, 1 if quick else options.rounds),
         "chains": lambda: [capture.collect_chains(1 if quick else min(options.rounds, 2))],
         "dynamic": lambda: [capture.collect_dynamic(models, 1 if quick else min(options.rounds, 2))],
+        "batches": lambda: [capture.collect_batches(models, 1 if quick else options.rounds)],
         "jax": lambda: [jax_capture.collect(6 if quick else 12, 1 if quick else options.rounds)],
         "partition": lambda: [partition.collect(models, 1 if quick else options.rounds)],
         "composite": lambda: [composite.collect(20 if quick else 60)],

@@ -25,6 +25,7 @@ __all__ = [
     "expression_in",
     "expression_text",
     "has_symbolic",
+    "is_product_of_sizes",
     "is_symbolic",
     "map_symbolic",
     "may_vary",
@@ -82,6 +83,24 @@ def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 def _expression(number: Any) -> Any:
     return number.node.expr if isinstance(number, _SYMBOLIC) else number
+
+
+def is_product_of_sizes(number: Any) -> bool:
+    """Whether a symbolic integer is a product of symbols that are two or more, and perhaps a positive number."""
+    node = number.node
+    expression, env = node.expr, node.shape_env
+    if node.pytype is not int or env is None:
+        return False
+    for factor in expression.args if expression.is_Mul else (expression,):
+        symbol = factor.base if factor.is_Pow else factor
+        if factor.is_Pow and not (factor.exp.is_Integer and factor.exp > 0):
+            return False
+        if symbol.is_Integer:
+            if symbol <= 0 or symbol is expression:
+                return False
+        elif not symbol.is_Symbol or symbol not in env.var_to_range or not env.var_to_range[symbol].lower >= 2:
+            return False
+    return True
 
 
 def symbol_made(number: Any) -> Any:
@@ -163,10 +182,11 @@ class SymbolTable:
 
     def __init__(self, env: Any = None) -> None:
         import torch._refs  # noqa: F401 - registers what fakes of symbolic sizes run in place of kernels
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        from .size_arithmetic import Env
 
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
-        self.env = env or ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.env = env or Env(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
         self.computed: dict[Any, None] = {}  # symbols whose values the graph itself finds

@@ -1,0 +1,150 @@
+"""Arithmetic on symbolic sizes, done once: torch's `SymNode` and `ShapeEnv` with memories. Checked on torch 2.13.0.
+
+A capture asks the same questions about the same few sizes tens of thousands of times (is this size that one? what is
+the product of these two?), and torch goes through sympy for each. Here the answer is kept with the expressions that
+were asked about, until a guard replaces a symbol. Guards are made when a question is first asked, as they are without.
+
+Imported before the first capture with a symbolic size only: torch's own modules take more than a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import SymInt
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = ["Env"]
+
+
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
+_dispatch_mode: Any = torch._C._get_dispatch_mode
+_before_dispatch: Any = torch._ops.mode_stack_state_for_pre_dispatch
+
+
+def _is_traced() -> bool:
+    """Whether `make_fx` writes arithmetic on sizes to a graph."""
+    return _dispatch_mode(_PROXY) is not None or _before_dispatch().get(0) is not None
+
+
+class _Results:
+    """What was computed from the expressions of one `ShapeEnv`, while it replaces symbols as it does in `version`."""
+
+    __slots__ = ("found", "numbers", "version")
+
+    def __init__(self) -> None:
+        self.found: dict[Any, Any] = {}
+        self.numbers: dict[int, Any] = {}
+        self.version = 0
+
+
+class Node(SymNode):
+    """A number or truth of symbolic sizes that finds results of earlier arithmetic; these are such nodes, too."""
+
+    results: _Results
+    decided: Any = None  # the value, once a guard says so
+    _plain: Any = None  # (version, the number that it can only be, or None)
+
+    @property
+    def expr(self) -> Any:
+        version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
+        if self._expr_ver == version:
+            return self._expr_cache
+        found: Any = SymNode.expr.fget(self)  # type: ignore[attr-defined]
+        self._expr_ver, self._expr_cache = version, found
+        return found
+
+    def maybe_as_int(self) -> int | None:
+        version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
+        known = self._plain
+        if known is not None and known[0] == version:
+            return known[1]  # type: ignore[no-any-return]
+        found = SymNode.maybe_as_int(self)
+        self._plain = version, found
+        return found
+
+    def wrap_int(self, num: int) -> SymNode:
+        numbers = self.results.numbers
+        node = numbers.get(num)
+        if node is None:
+            node = numbers[num] = remember(SymNode.wrap_int(self, num), self.results)
+        return node  # type: ignore[no-any-return]
+
+
+def remember(node: Any, results: _Results) -> Any:
+    """`node` of torch's as one of ours."""
+    if type(node) is SymNode:
+        ours: Any = node
+        ours.__class__, ours.results = Node, results
+    return node
+
+
+class Env(ShapeEnv):
+    """A `ShapeEnv` whose numbers remember results."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Without this counter nobody can tell when an expression stands for another: each is computed anew.
+        self.results = _Results() if hasattr(self, "_replacements_version_counter") else None
+
+    def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
+        number = super().create_symintnode(*args, **kwargs)
+        if isinstance(number, SymInt) and self.results is not None:
+            remember(number.node, self.results)
+        return number
+
+    def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
+        if type(sym_node) is not Node:
+            return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
+        if sym_node.decided is not None:
+            return sym_node.decided
+        value = super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
+        # A node that has no value yet may get one; one of which no guard was made is asked again.
+        if sym_node.hint is not None and not size_oblivious and not self._suppress_guards_tls():
+            sym_node.decided = value
+        return value
+
+
+def _remembered(name: str) -> Callable[[Node, Any], Any]:
+    compute = getattr(SymNode, name)
+
+    def method(self: Node, other: Any) -> Any:
+        # A number with the same expression as a truth is none of these; floats are rare.
+        if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
+            return compute(self, other)
+        results = self.results
+        version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
+        if results.version != version:
+            results.found.clear()
+            results.version = version
+        key = name, self._expr, other._expr
+        node = results.found.get(key)
+        if node is None:
+            node = results.found[key] = remember(compute(self, other), results)
+        return node
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+def _once_decided(name: str) -> Callable[..., Any]:
+    ask = getattr(SymNode, name)
+
+    def method(self: Node, file: str, line: int) -> bool:
+        return ask(self, file, line) if self.decided is None else bool(self.decided)
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+for _name in ("guard_bool", "expect_true", "guard_or_false", "guard_or_true"):
+    setattr(Node, _name, _once_decided(_name))
+
+# `mod` is not among them: what it gives depends on the range of a symbol, which guards make narrower.
+for _name in (
+    "add", "sub", "mul", "int_floordiv", "sym_min", "sym_max", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
+):  # fmt: skip
+    setattr(Node, _name, _remembered(_name))
