@@ -32,6 +32,7 @@ from ...locks import make_lock
 from ..heap.strides import as_kernels_have_it
 from ..tape.opinfo import OpInfo
 from .layouts import RULES, layout_of
+from .symbolic_layouts import result_layout, view_layout
 
 __all__ = ["Metadata", "forget_all", "is_cacheable"]
 
@@ -177,7 +178,7 @@ class Metadata:
         recipe = recipes.get(whole)
         if recipe is None:
             if not is_static:
-                pass
+                recipe = self._symbolic_recipe(info, tensors, args, kwargs)
             elif info.op in _STRIDED and len(tensors) == 1:
                 recipe = self._strided(info.op, tensors[0], args, kwargs)
             elif info.op in RULES:
@@ -239,6 +240,24 @@ class Metadata:
         if isinstance(out, torch.Tensor):
             return _View(0, TensorSpec.of(out, spec.device))
         return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
+
+    def _symbolic_recipe(self, info: OpInfo, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the rules say of a call with symbolic sizes, or None."""
+        specs = [self.known(id(t)).spec for t in tensors]
+        is_view = info.is_view and len(tensors) == 1 and tensors[0] is args[0]
+        found = view_layout(info.op, specs[0], args, kwargs) if is_view else None
+        if found is None and not info.is_view and not info.writes and tensors:
+            found = result_layout(info.op, specs, args, kwargs)
+        if found is None:
+            return None
+        return self._recipe_of_spec(found, 0 if is_view else None)
+
+    def _recipe_of_spec(self, spec: Any, of: int | None) -> Any:
+        if type(spec) is tuple:
+            return tuple(self._recipe_of_spec(item, of) for item in spec)
+        if spec.token is not None:
+            return spec if of is None else _View(of, spec)
+        return _Symbolic(spec, self.factory.new(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset), of)
 
     def _view(self, recipe: _View, tensors: list[Any]) -> FakeTensor:
         spec = recipe.spec
