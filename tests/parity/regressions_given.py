@@ -313,9 +313,8 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
+regression(
     "a view of an empty view that was given other memory is returned",
-    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (3, 2, 2), dtype=torch.int32)
@@ -568,9 +567,8 @@ def f(x0):
 """,
 )
 
-refusal(
+regression(
     "parts of a view are returned, whose base is detached and written",
-    "in memory that is detached in the call",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1

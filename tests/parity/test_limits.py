@@ -109,12 +109,6 @@ PROGRAMS = [
         1,
     ),
     (
-        "a view is returned whose memory",
-        f"{LEAF} * 1,",
-        ["v = x[0]", "v.data = v.data.clone()", "return v.detach()"],
-        1,
-    ),
-    (
         "an argument that gradients flow to is given",
         "torch.randn(6, requires_grad=True),",
         ["x.detach_()", "x.resize_(2)", "x.requires_grad_()"],

@@ -178,7 +178,7 @@ def _check_output(info: OutputInfo, inputs: int, outputs: int) -> None:
             raise ArtifactError("a view of nothing")
         _within([info.input], inputs, "input")
         _within([info.output, info.history], outputs, "output")
-        for step in info.steps:
+        for step in (*info.steps, *info.after):
             _check_step(step)
         if info.memory is not None:
             _check_memory(info.memory, inputs, outputs)

@@ -390,6 +390,9 @@ class _Renderer(LineWriter):
         self._make_leaves()
         for name, info in self.taking_over.items():
             self._replace(name, self.memories[name], is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
+        for at, output in enumerate(outputs):
+            if isinstance(output, AliasOutput) and output.after:
+                values[at] = self.view(values[at], output.after, output.path)
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
         keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]

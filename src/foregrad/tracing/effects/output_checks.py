@@ -17,7 +17,7 @@ from ..tape.origin import user_line
 from .analysis import Analysis
 from .output_alias_sets import BaseOutput
 
-__all__ = ["check_copy", "check_counter", "check_memory", "check_view", "refuse_former"]
+__all__ = ["check_copy", "check_memory", "check_view", "counts_with_input", "refuse_former"]
 
 aten = torch.ops.aten
 
@@ -55,20 +55,17 @@ def check_memory(
             raise of_exchanged_memory(f"the output {path}", user_line(recorder.changes.changed_at.get(key)))
 
 
-def check_counter(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> None:
-    """What is taken of a view that `.data = ...` gave other memory counts its writes with what this was a view of."""
+def counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> bool:
+    """Whether an output shares the version counter, but not the memory, of an input: it was taken of a view of that,
+    which `.data = ...` gave other memory.
+    """
     is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
     is_known = id(leaf) in recorder.changes.replaced and isinstance(info, AliasOutput)
     if is_of_input or is_known or leaf.is_inference():
-        return
+        return False
     storage = recorder.value_of(leaf).storage
-    for record in inputs.records:
-        stand_in = record.stand_in
-        if stand_in.is_inference() or recorder.value_of(stand_in).storage is storage:
-            continue
-        if share_counters(leaf, stand_in):
-            where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
-            raise of_exchanged_memory(f"the output {info.path}", user_line(where))
+    others = [r.stand_in for r in inputs.records if recorder.value_of(r.stand_in).storage is not storage]
+    return any(not other.is_inference() and share_counters(leaf, other) for other in others)
 
 
 def check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:

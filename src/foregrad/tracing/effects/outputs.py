@@ -27,6 +27,7 @@ from ...graph.signature import (
 )
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
+from ..heap.event_log import Happened
 from ..heap.refusals import detached_and_written, of_exchanged_memory, set_with_gradients
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
@@ -44,7 +45,7 @@ from .output_alias_sets import (
     has_undefined_gradient_of,
     tensor_outputs,
 )
-from .output_checks import check_copy, check_counter, check_memory, check_view, refuse_former
+from .output_checks import check_copy, check_memory, check_view, counts_with_input, refuse_former
 from .steps import steps_between, steps_of_plain
 from .storage_swap import swapped
 from .updates import (
@@ -98,11 +99,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         analysis.inference[bases[key].output if key in bases else analysis.by_fake[id(first)]] = first.is_inference()
     run = _Run(recorder, inputs, analysis, {id(r): i for i, r in enumerate(inputs.records)}, bases)
     for leaf, path in zip(leaves, paths, strict=True):
-        analysis.outputs.append(_output(run, leaf, path))
+        analysis.outputs.append(_counted(run, _output(run, leaf, path), leaf))
         if isinstance(analysis.outputs[-1], AliasOutput):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
-        if recorder.changes.replaced and isinstance(leaf, FakeTensor):
-            check_counter(recorder, inputs, analysis.outputs[-1], leaf)
     for index, at in swaps:
         record = inputs.records[index]
         after = recorder.changes.log.swaps_of(record.stand_in)[at].after
@@ -153,13 +152,40 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
     return _tensor_output(run, leaf, path)
 
 
+def _counted(run: _Run, info: OutputInfo, leaf: Any) -> OutputInfo:
+    """The output; where it counts its writes with an input whose memory it does not share, taken of a view of that."""
+    recorder, inputs = run.recorder, run.inputs
+    if not (
+        recorder.changes.replaced and isinstance(leaf, FakeTensor) and counts_with_input(recorder, inputs, info, leaf)
+    ):
+        return info
+    value = recorder.value_of(leaf)
+    chain = {id(link) for link in chain_of(value)}
+    swaps = [e for e in recorder.changes.log.events if id(e.after) in chain and e.tensor not in inputs.by_stand_in]
+    event = swaps[-1] if swaps else None
+    view = None if event is None else alias_of_input(recorder, inputs, run.analysis, event.value, info.path)
+    if event is None or event.after is None or view is None or leaf.requires_grad:
+        where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
+        raise of_exchanged_memory(f"the output {info.path}", user_line(where))
+    if isinstance(info, GraphOutput):
+        op = aten.alias.default if is_view(leaf) else aten.detach.default
+        after = (ViewStep(op, (), (), None, id(value), True),) * (value is not event.after)
+        memory = Memory(None, info.output, (), info.path)
+    else:
+        after = steps_between(value, event.after)
+        memory = memory_of(recorder, inputs, run.analysis, run.bases, event.after, info.path)
+    return dataclasses.replace(view, memory=memory, memory_is_set=event.what is Happened.SET, after=after)
+
+
 def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs = run.recorder, run.inputs
     old, is_set = recorder.changes.replaced.get(id(leaf), (None, False))
-    if old is None and recorder.changes.replaced and is_view(leaf):
+    if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         check_memory(recorder, inputs, run.analysis, run.bases, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
-        if is_view(leaf) and leaf.requires_grad and (old.born < old.storage.changed_at or not allows_writes(leaf)):
+        set_at = {event.at for event in recorder.changes.log.of(leaf, Happened.SET)}
+        is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
+        if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
         if (
             is_set

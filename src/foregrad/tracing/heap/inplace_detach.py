@@ -72,7 +72,7 @@ class Detached:
             return
         by_stand_in = {id(record.stand_in): record for record in records}
         for view, path in views:
-            if not (view.requires_grad and is_view(view)):
+            if not (view.requires_grad and is_view(view) and is_usable(view)):
                 continue
             base = base_of(view)
             record, twin = by_stand_in.get(id(base)), self.twin_of(base)
