@@ -822,3 +822,50 @@ def f(x):
     return x * 2
 """,
 )
+
+regression(
+    "a view of an expanded argument is given other memory, and then its base's by set_",
+    """
+def make_args():
+    return (torch.randn(1, 3, requires_grad=True) * 1,)
+
+
+def f(x0):
+    v0 = x0.expand(2, 3)
+    v0.data = v0.data.clone()
+    with torch.no_grad():
+        v0.set_(x0)
+    return v0
+""",
+)
+
+regression(
+    "a view that was filled is squeezed in place, and both are returned",
+    """
+def make_args():
+    return (torch.randn(2, 3, requires_grad=True) * 1, torch.randn(2, requires_grad=True))
+
+
+def f(x0, x1):
+    v0 = x0[:1]
+    v0.fill_(x1.sum())
+    v0.squeeze_(0)
+    return v0, x0
+""",
+)
+
+regression(
+    "a leaf takes over the memory of its gradient, beside a view of it",
+    """
+def make_args():
+    return (torch.randn(2, 2, requires_grad=True),)
+
+
+def f(x0):
+    v0 = torch.autograd.grad((x0 * x0).sum(), x0)[0]
+    v1 = x0.view(-1)
+    with torch.no_grad():
+        x0.set_(v0)
+    return x0, v1
+""",
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -141,7 +140,7 @@ class MetadataChanges:
             self.become_view(tensor, old, view)
             return out
         self.require_unshared(old, "grown by resize_")
-        numel = math.prod(had.shape)
+        numel = had.nbytes // had.dtype.itemsize  # fewer than it has elements where some are in one place
         flat = rec.emit(
             aten.empty_strided.default,
             [spec.nbytes // spec.dtype.itemsize],
