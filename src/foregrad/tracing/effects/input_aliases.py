@@ -48,7 +48,7 @@ def observed_swaps(
 def start_of(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
     """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
     if len(analysis.starts_of) != len(inputs.records):
-        analysis.starts = _starts(recorder, inputs.records, analysis)
+        analysis.starts = _starts(recorder, inputs.records)
         analysis.starts_of = tuple(map(id, inputs.records))
     at: Value | None = value
     while at is not None and id(at) not in analysis.starts:
@@ -56,7 +56,7 @@ def start_of(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Valu
     return None if at is None else (at, analysis.starts[id(at)])
 
 
-def _starts(recorder: Recorder, records: list[InputRecord], analysis: Analysis) -> dict[int, Start]:
+def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
     starts: dict[int, Start] = {}
     for index, record in enumerate(records):
         current = recorder.values[id(record.stand_in)]

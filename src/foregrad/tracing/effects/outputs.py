@@ -61,14 +61,6 @@ from .wrapper_histories import add_wrapper_histories
 __all__ = ["analyze"]
 
 aten = torch.ops.aten
-# Views that autograd takes again by their operator alone.
-_OF_ANOTHER_KIND = {
-    aten.view_as_real.default,
-    aten.view_as_complex.default,
-    aten.view.dtype,
-    aten._conj.default,
-    aten._neg_view.default,
-}
 
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:

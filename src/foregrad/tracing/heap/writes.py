@@ -67,7 +67,8 @@ class Writes:
         if func is aten.copy_.default:
             new = [self._copied(targets[0], rec.tensor_entry(before[1]))]
         elif func in _FILLS:
-            new = [self._filled(targets[0], before[0], _FILLS[func], args)]
+            fill = args[1] if _FILLS[func] is None else _FILLS[func]
+            new = [rec.emit(aten.full_like.default, before[0], fill)]
         elif info.functional is not None and not (
             draws_in_memory_order(func, targets) or rounds_in_memory(func, targets)
         ):
@@ -184,9 +185,6 @@ class Writes:
             self.copied.setdefault(id(value.root), []).append(source_entry)
             return source_entry
         return rec.emit(aten.copy.default, value.read(rec.emit), source_entry, spec=_plain(spec, value))
-
-    def _filled(self, target: torch.Tensor, old: Entry, fill: Any, args: Any) -> Entry:
-        return self.recorder.emit(aten.full_like.default, old, args[1] if fill is None else fill)
 
     def _write(self, tensor: torch.Tensor, new: Entry, *, checked: bool = False) -> None:
         rec = self.recorder

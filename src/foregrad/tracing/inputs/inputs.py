@@ -104,15 +104,13 @@ class Inputs:
         known = {id(record.real): record for record in new}
         for index, leaf in enumerate(call.leaves):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
-                known[id(leaf)] = record = InputRecord(
-                    leaf, call.slots.get(index) or Input(call.paths[index]), index, None
-                )
+                slot = call.slots.get(index) or Input(call.paths[index])
+                known[id(leaf)] = record = InputRecord(leaf, slot, index, None)
                 new.append(record)
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
         grouped = {id(record) for group in groups for record in group}
-        groups += [
-            [record] for record in new if id(record.real) in self.whole | self.viewed and id(record) not in grouped
-        ]
+        told = self.whole | self.viewed
+        groups += [[record] for record in new if id(record.real) in told and id(record) not in grouped]
         in_group = {id(record) for group in groups for record in group}
         for record in new:
             self._add(record)
@@ -178,8 +176,7 @@ class Inputs:
             return
         if self.symbols is None or record.argument is None or isinstance(record.real, torch.nn.Parameter):
             return
-        dims = self.call.dynamic.get(record.argument)
-        if dims:
+        if dims := self.call.dynamic.get(record.argument):
             record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry)
             record.entry.spec = record.spec
 
@@ -195,9 +192,7 @@ class Inputs:
         record = self.by_real.get(id(real))
         if record is not None:
             return record.stand_in
-        if isinstance(real, FakeTensor):
-            return real
-        if is_dispatch_argument(real):
+        if isinstance(real, FakeTensor) or is_dispatch_argument(real):
             return real
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self._source_of)
@@ -226,13 +221,11 @@ class Inputs:
 
     def real_behind(self, entry: Entry) -> torch.Tensor | None:
         """The real tensor that an input's entry stands for; None when it is no input's."""
-        for record in self.records:
-            if record.entry is entry:
-                return record.real
-        for whole, _ in self.memory:
-            if whole.entry is entry:
-                return whole_memory(whole.real, whole.spec.dtype)
-        return next((number.real for number in self.numbers if number.entry is entry), None)
+        whole = next((whole for whole, _ in self.memory if whole.entry is entry), None)
+        if whole is not None:
+            return whole_memory(whole.real, whole.spec.dtype)
+        real = next((record.real for record in self.records if record.entry is entry), None)
+        return next((number.real for number in self.numbers if number.entry is entry), real)
 
     def add_source(self, real: torch.Tensor, source: Source) -> None:
         """Where a tensor is found that was come by in another way."""
@@ -252,24 +245,23 @@ class Inputs:
         return self._found_sources().get(id(real)) or self.source_in_state(real) or self.reads.source_of(real)
 
     def _source_of(self, real: torch.Tensor) -> Source:
-        source = self.known_source(real)
-        if source is None:
-            where = self.recorder.origins.here()
-            if not self._looked_for_caches:
-                self._looked_for_caches = True
-                cached_functions().find(anew=True)
-            keeper = cached_functions().keeper_of(real)
-            if keeper is not None:  # whose cache is guarded: it gives this very tensor as long as it isn't cleared
-                self.reads.contents(keeper, keeper.__name__)
-                return Source(Closure(f"tensor at {user_line(where)}"), real, ())
+        if (source := self.known_source(real)) is not None:
+            return source
+        where = user_line(self.recorder.origins.here())
+        if not self._looked_for_caches:
+            self._looked_for_caches = True
+            cached_functions().find(anew=True)
+        keeper = cached_functions().keeper_of(real)
+        if keeper is not None:  # whose cache is guarded: it gives this very tensor as long as it isn't cleared
+            self.reads.contents(keeper, keeper.__name__)
+        else:
             warnings.warn(
-                f"a tensor {TensorSpec.of(real)} used at {user_line(where)} can't be reached from the compiled "
-                "function; this very tensor object will be used on every call, even if the program rebinds it.",
+                f"a tensor {TensorSpec.of(real)} used at {where} can't be reached from the compiled function; this "
+                "very tensor object will be used on every call, even if the program rebinds it.",
                 ForegradWarning,
                 stacklevel=2,
             )
-            source = Source(Closure(f"tensor at {user_line(where)}"), real, ())
-        return source
+        return Source(Closure(f"tensor at {where}"), real, ())
 
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real
