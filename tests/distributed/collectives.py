@@ -54,10 +54,10 @@ def main(rank, size, store):
                 block = blocks(parallel)[0]
                 call = foregrad.compile(block, backend="eager", memory_budget=budget, on_unsupported="raise")
                 exchanged(call, shape)  # the first call compiles
-                found, elements = exchanged(call, shape)
+                found, sizes = exchanged(call, shape)
                 assert len(call.foregrad.specializations) == 1, "a graph ran"
-                is_same = found == expected and elements == most
-                is_less = Counter(found) <= Counter(expected) and elements <= most
+                is_same = found == expected and sizes == most
+                is_less = found <= expected and sizes <= most
                 assert is_same if budget is None or parallel == "tensor" else is_less, (found, expected)
 
 

@@ -5,9 +5,8 @@ import pytest
 from .wrapper_programs import CLASSES, Program, judge
 
 REFUSALS = (
-    "changes an argument or parameter",
-    "two results are one",
     "a result is a view of",
+    "a result is a plain tensor that is one of several views",
     "the gradient of args[1], a plain tensor, is a",
     "the gradient by it would miss",
     "could not be captured, though it runs",
@@ -21,4 +20,4 @@ def test_equal_or_refused_by_name(kind):
     assert [seed for seed, verdict in said.items() if verdict == "differs"] == []
     refused = [verdict for verdict in said.values() if verdict != "equal"]
     assert [verdict for verdict in refused if not any(text in verdict for text in REFUSALS)] == []
-    assert len(refused) < len(said) / 3
+    assert len(refused) <= len(said) / 10

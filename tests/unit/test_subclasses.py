@@ -163,6 +163,31 @@ def test_a_view_of_an_argument_is_one_to_autograd():
     assert after(compiled(lambda a: a.view(12))) == after(lambda a: a.view(12))
 
 
+def test_views_taken_without_gradients():
+    def f(a):
+        made = a * 2
+        with torch.no_grad():
+            return a[0], made.view(-1), made
+
+    same(f, lambda: two(3, 3, grad=True))
+
+    def after(call):
+        torch.manual_seed(0)
+        found = []
+        for result in call(two(3, 3, grad=True) * 1)[:2]:
+            with pytest.raises(RuntimeError) as error:
+                result.mul_(2)
+            found += [str(error.value)[:60], result.requires_grad, result.grad_fn]
+        return found
+
+    assert after(compiled(f)) == after(f)
+
+
+def test_one_of_several_plain_tensors_that_are_views_of_a_wrapper_is_refused():
+    with pytest.raises(UnsupportedError, match="one of several views of a Quantised"):
+        compiled(lambda a: a.split(2)[0])(quantised(4, 3, grad=True))
+
+
 RESULTS_OF_ONE = {
     "views": lambda b: (b[0], b[1]),
     "itself_and_a_view": lambda b: (b, b.t(), b[0]),

@@ -8,6 +8,7 @@ Dataclasses need no registration; any type registered with PyTorch's pytree work
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -72,20 +73,23 @@ _CONSTANTS = (
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SharedWrapper:
     """A wrapper in one of several places, or a view of one: the `view` of the wrapper that is made under `base`, itself
-    under `key` from then on. `unwrapped`: that wrapper, taken apart, in the first of the places.
+    under `key` from then on. `unwrapped`: that wrapper, taken apart, in the first of the places. `grad_enabled`: when
+    the view is taken.
     """
 
     base: int
     key: int
     view: torch.Tensor | None
     unwrapped: tuple[WrapperSpec, Sequence[torch.Tensor]] | None
+    grad_enabled: bool = True
 
     def made_in(self, made: dict[int, Any], items: list[Any]) -> Any:
         """The tensor, one object for each key in `made`; `items` has the wrapper in the first of the places."""
         if items:
             made[self.base] = items[0]
         if self.view is not None and self.key not in made:
-            made[self.key] = view_again(self.view, made[self.base])
+            with contextlib.nullcontext() if self.grad_enabled else torch.no_grad():
+                made[self.key] = view_again(self.view, made[self.base])
         return made[self.key]
 
 

@@ -144,12 +144,14 @@ class InputOutput(OutputInfo):
 class WrapperOutput(OutputInfo):
     """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those.
 
-    `view`: it is the view of that input that this is of its stand-in, with these `numbers` where some are symbolic.
+    `view`: it is the view of that input that this is of its stand-in, with these `numbers` where some are symbolic, and
+    with gradients on or off.
     """
 
     wrapper: int
     view: Any = dataclasses.field(default=None, compare=False)
     numbers: tuple[Any, ...] | None = dataclasses.field(default=None, compare=False)
+    grad_enabled: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

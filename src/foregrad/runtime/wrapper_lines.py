@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from .._torch.tensors import view_again
 from ..graph.signature import Signature, WrapperOutput, WrapperPlace
 from ..subclasses.histories import giving_history
@@ -32,7 +34,8 @@ class WrapperLines:
             name = self.views[id(info.view)] = writer.names.fresh("view")
             numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(writer.literal, info.numbers)))}]"]
             given = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
-            writer.lines.append(f"{name} = {writer.bind('view_again', view_again)}({given})")
+            guards = [] if info.grad_enabled else [f"{writer.bind('no_grad', torch.no_grad)}()"]
+            writer.under(guards, [f"{name} = {writer.bind('view_again', view_again)}({given})"])
         return name
 
     def written(self, increment_version: Callable[[], str], result: Callable[[int], str]) -> None:

@@ -10,9 +10,12 @@ import torch
 
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import (
+    allows_writes,
     base_of,
+    history_of,
     is_marked,
     is_no_grad_view,
+    is_usable,
     is_view,
     leads_to_base,
     numbers_of_view,
@@ -128,9 +131,10 @@ class Wrappers:
         """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
         base: Any = base_of(result) if is_view(result) else None
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
-        if base is not None and is_marked(result):
-            raise _no_grad_view(base)
-        _check_view(result)
+        if not _is_taken_without_gradients(result):
+            if base is not None and is_marked(result):
+                raise _no_grad_view(base)
+            _check_view(result)
         if id(result) in self.by_stand_in or is_of_input:
             return None
         root = result if base is None else base
@@ -166,7 +170,8 @@ class Wrappers:
         if result is root:
             return SharedWrapper(known, known, None, self._in_graph(root) if is_first else None)
         key, _ = self.shared.setdefault(id(result), (-1 - len(self.shared), result))
-        return SharedWrapper(known, key, result, self._in_graph(root) if is_first else None)
+        with_gradients = not _is_taken_without_gradients(result)
+        return SharedWrapper(known, key, result, self._in_graph(root) if is_first else None, with_gradients)
 
     def _check_apart(self, result: Any, base: Any) -> None:
         """Raise for a result that is there already, or a view of what another one is, or is a view of, with gradients:
@@ -179,13 +184,16 @@ class Wrappers:
         known.append(result)
 
     def returned(self, value: Any, adopt: Callable[[Any], Any]) -> tuple[Any, ...] | None:
-        """Which input a result is; or which it is a view of, the view of its stand-in, and the numbers it is taken with
-        where some are symbolic.
+        """Which input a result is; or which it is a view of, the view of its stand-in, the numbers it is taken with
+        where some are symbolic, and whether gradients are on then.
         """
         if not self.inputs:
             return None
         if not is_wrapper(value):
             _check_view(value)
+            if value.requires_grad and not allows_writes(value) and is_wrapper(base_of(value)):
+                kind = type(base_of(value)).__qualname__
+                raise returned_wrapper(f"a result is a plain tensor that is one of several views of a {kind}")
             return None
         value = adopt(value)
         known = self.by_stand_in.get(id(value))
@@ -193,7 +201,7 @@ class Wrappers:
             return (self.inputs.index(known),)
         numbers = tuple(numbers_of_view(value)) if self.recorder.is_symbolic else ()
         of = self.inputs.index(self.by_stand_in[id(base_of(value))])
-        return of, value, numbers if any(map(is_symbolic, numbers)) else None
+        return of, value, numbers if any(map(is_symbolic, numbers)) else None, not _is_taken_without_gradients(value)
 
     # ---------------------------------------------------------------- afterwards
 
@@ -233,6 +241,13 @@ class Wrappers:
 
 # What the stand-in itself can tell.
 _ANSWERED = {_TENSOR.storage_offset, _TENSOR.untyped_storage, _TENSOR.is_shared, _TENSOR.is_pinned}
+
+
+def _is_taken_without_gradients(result: Any) -> bool:
+    """Whether it is a view, taken under no_grad, of a wrapper that requires grad and was not written to since."""
+    if not is_view(result) or not (is_wrapper(base_of(result)) and result.requires_grad and is_no_grad_view(result)):
+        return False
+    return is_usable(result) and history_of(result) is None
 
 
 def _check_view(result: torch.Tensor) -> None:
