@@ -4,7 +4,7 @@
     python -m benchmarks.distributed --ranks 4
 
 Blocks of a transformer are compiled: by us with the eager backend, and by `torch.compile(backend="aot_eager")`.
-Collectives are those that the profiler sees in one step, elements those that a rank hands to gloo.
+Collectives are those that the profiler sees in one step, bytes those that a rank hands to gloo in them.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _measure(parallel: str, rounds: int) -> dict[str, Any]:
             print(f"aot_eager fails: {type(error).__name__}: {error}", file=sys.stderr)
     found: dict[str, Any] = {}
     for side, step in steps.items():
-        kinds, elements = traffic(step)
-        found[side] = {"kinds": dict(kinds), "elements": elements, "peak": peak_of(step, "cpu")}
+        kinds, sizes = traffic(step)
+        found[side] = {"kinds": dict(kinds), "bytes": dict(sizes), "peak": peak_of(step, "cpu")}
     for side, timing in interleaved_once(steps, rounds).items():
         found[side]["seconds"] = timing.median
     return found
@@ -97,11 +97,10 @@ def collect(size: int, rounds: int) -> Section:
     section = Section(
         f"Training on {size} ranks",
         f"One step of a transformer of {LAYERS} blocks, {WIDTH} wide, {BATCH} x {LENGTH} tokens, on {size} processes of this machine, gloo, blocks "
-        "compiled with the eager backend (`aot_eager`: by PyTorch's). Collectives of a rank in a step, by kind; thousands of "
-        "elements that it hands over; milliseconds of CPU time (median), and in parentheses the peak in MiB beyond what was "
+        "compiled with the eager backend (`aot_eager`: by PyTorch's). Collectives of a rank in a step, by kind, and the KiB that "
+        "it hands over in them; milliseconds of CPU time (median), and in parentheses the peak in MiB beyond what was "
         "in use before; of the rank with the most. Should be: no more collectives, and ratios of at most 1.05.",
-        ["parallel", "collectives: eager", "ours", "aot_eager", "elements: eager", "ours", "aot_eager", "step: eager", "ours",
-         "aot_eager", "time: ours/eager", "peak: ours/eager"],
+        ["parallel", "collectives: eager", "ours", "aot_eager", "step: eager", "ours", "aot_eager", "time: ours/eager", "peak: ours/eager"],
     )  # fmt: skip
     which = [name for name in PARALLEL if size > 2 or name != "fsdp and tensor"]
     with tempfile.TemporaryDirectory() as name:
@@ -131,13 +130,15 @@ def _add(section: Section, parallel: str, ranks: list[dict[str, Any]]) -> None:
         return max((rank[side][key] for rank in ranks if side in rank), default=0.0)
 
     def kinds(side: str) -> str:
-        largest = functools.reduce(Counter.__or__, (Counter(rank.get(side, {}).get("kinds", {})) for rank in ranks))
-        return ", ".join(f"{count} {kind}" for kind, count in sorted(largest.items())) or "-"
+        largest, sizes = (
+            functools.reduce(Counter.__or__, (Counter(rank.get(side, {}).get(key, {})) for rank in ranks))
+            for key in ("kinds", "bytes")
+        )
+        return ", ".join(f"{n} {kind} ({sizes[kind] / 1024:.0f})" for kind, n in sorted(largest.items())) or "-"
 
     sides = list(SIDES)
     section.add(
-        [parallel, *map(kinds, sides), *(f"{most(side, 'elements') / 1e3:.0f}" for side in sides),
-         *(f"{most(side, 'seconds') * 1e3:.0f} ({most(side, 'peak') / MIB:.1f})" for side in sides),
+        [parallel, *map(kinds, sides), *(f"{most(side, 'seconds') * 1e3:.0f} ({most(side, 'peak') / MIB:.1f})" for side in sides),
          ratio(most("ours", "seconds"), most("eager", "seconds")), ratio(most("ours", "peak"), most("eager", "peak"))],
         parallel=parallel, ranks=ranks,
     )  # fmt: skip
