@@ -55,8 +55,19 @@ class _Forward:
 
 
 def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """A bound method, by which the module is found: one of TorchScript's does not say whose it is."""
+    """A bound method, by which the module is found: one of TorchScript's does not say whose it is. What a class defines
+    as `__call__`, without a forward, is called in its place.
+    """
+    if calls_itself(module):
+        return types.MethodType(type(module).__call__, module)
     return types.MethodType(_forward, module) if isinstance(module, torch.jit.ScriptModule) else module.forward
+
+
+def calls_itself(module: torch.nn.Module) -> bool:
+    """Whether a module has no forward, but a `__call__` of its own."""
+    cls = type(module)
+    own = cls.__call__ is not torch.nn.Module.__call__
+    return own and getattr(cls, "forward", None) is torch.nn.Module.forward and "forward" not in vars(module)
 
 
 def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +92,10 @@ def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe
     """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way: copies are made with it,
     and pickles hold it.
     """
-    return _over_the_state_of(module, {"forward": _Forward(module, dispatcher), "foregrad": dispatcher}, recipe)
+    attributes: dict[str, Any] = {"forward": _Forward(module, dispatcher), "foregrad": dispatcher}
+    if calls_itself(module):
+        attributes["__call__"] = _call_through(dispatcher, type(module).__call__, skip_self=True)
+    return _over_the_state_of(module, attributes, recipe)
 
 
 def make_wrapper(wrapper: torch.nn.Module, inner: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
