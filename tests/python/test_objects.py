@@ -69,3 +69,38 @@ def test_what_garbage_collection_hides_is_not_taken_for_old():
 def test_capture_takes_no_objects_apart():
     with pytest.raises(foregrad.errors.UnknownLeafError, match=r"args\[0\]. is a types.SimpleNamespace"):
         foregrad.capture(lambda o: o.x * 2, types.SimpleNamespace(x=torch.ones(2)))
+
+
+class Registered:
+    """A container that PyTorch's trees know, over a dict that may grow."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __setitem__(self, key, value):
+        self._items[key] = value
+
+
+def test_a_registered_container_that_grows_is_left_to_eager():
+    import torch.utils._pytree as trees
+
+    trees.register_pytree_node(
+        Registered,
+        lambda box: (list(box._items.values()), list(box._items)),
+        lambda v, k: Registered(dict(zip(k, v, strict=True))),
+    )
+
+    def step(box):
+        box["y"] = box["x"] * 2
+        return box["y"].sum()
+
+    call = foregrad.compile(step, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match=r"changed args\[0\]"):
+        for _ in range(2):
+            box = Registered({"x": torch.ones(2)})
+            assert call(box).item() == 4.0
+            assert box["y"].tolist() == [2.0, 2.0]
+    assert foregrad.explain_recompiles(call).eager_calls == 2

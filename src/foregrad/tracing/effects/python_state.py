@@ -136,6 +136,7 @@ class PythonState:
         if self.journals.are_read:
             self.forget_journals()
             return True
+        self.given.check_closed(self.name)  # which are made anew for each run
         self._changed = _written(self.before, self.call.function)
         found: set[Identity] = set()
         for holder in self._changed:
@@ -169,7 +170,6 @@ class PythonState:
         """The leaves of the result, then those of the written values, which are more outputs; what people call them;
         the structure of the result.
         """
-        self.given.check_closed(self.name)
         changed = self._changed
         self._after = [(holder, _now_in(holder)) for holder in changed]
         found = PythonWrites(
