@@ -1,10 +1,13 @@
-// Whether what a backward may overwrite is nobody else's at the moment.
+// What no public name tells of tensors' memory: whether anybody else leads to it, and which tensors count their writes
+// together.
 
 #include "program.h"
 
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
 
 namespace foregrad {
 
@@ -45,9 +48,26 @@ PyObject* owned(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+// What a tensor holds of its version counter is a pointer to it and nothing else; it is the same in two tensors that
+// share the counter. Nothing but its bytes is read: the pointer is private.
+static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+
+// `share_counters(a, b)`: whether a write to one of two tensors counts for the other, too.
+PyObject* share_counters(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !THPVariable_Check(args[0]) || !THPVariable_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "expected two tensors");
+    return nullptr;
+  }
+  const c10::VariableVersion& a = THPVariable_Unpack(args[0]).unsafeGetTensorImpl()->version_counter();
+  const c10::VariableVersion& b = THPVariable_Unpack(args[1]).unsafeGetTensorImpl()->version_counter();
+  return PyBool_FromLong(a.enabled() && std::memcmp(&a, &b, sizeof a) == 0);
+}
+
 PyMethodDef memory_functions[] = {
     {"owned", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(owned)), METH_FASTCALL,
      "Whether a list alone holds its tensors at these positions, and they alone their memory."},
+    {"share_counters", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(share_counters)), METH_FASTCALL,
+     "Whether a write to one of two tensors counts for the other, too."},
     {nullptr, nullptr, 0, nullptr}};
 
 } // namespace

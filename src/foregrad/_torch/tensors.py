@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .native import native
 from .transforms import bottom_of
 
 __all__ = [
@@ -110,12 +111,19 @@ def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a write to one of them counts for the other too, as after `detach`: found out by trying."""
+    """Whether a write to one of them counts for the other too, as after `detach`.
+
+    The C++ part compares the counters. Without it that is found out by trying: nothing else is told to Python.
+    """
+    module = native()
+    if module is not None:
+        shared: bool = module.share_counters(a, b)
+        return shared
     version, other = a._version, b._version
     torch.autograd.graph.increment_version(a)
-    shared = b._version != other
+    moved = b._version != other
     torch._C._autograd._unsafe_set_version_counter((a,), (version,))
-    return shared
+    return moved
 
 
 def history_of(tensor: torch.Tensor) -> Any:
