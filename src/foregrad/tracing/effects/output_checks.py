@@ -10,12 +10,8 @@ from ..._torch.tensors import base_of, is_usable, leads_to, leads_to_base, share
 from ...graph.effect_log import ViewStep
 from ...graph.signature import AliasOutput, InputOutput, OutputInfo
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
-from ..heap.view_chain import chain_of
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from ..tape.origin import user_line
-from .analysis import Analysis
-from .output_alias_sets import BaseOutput
 
 __all__ = ["check_copy", "check_memory", "check_view", "counts_with_input", "refuse_former"]
 
@@ -32,27 +28,12 @@ def check_copy(
         raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
 
 
-def check_memory(
-    recorder: Recorder,
-    inputs: Inputs,
-    analysis: Analysis,
-    bases: dict[int, BaseOutput],
-    leaf: torch.Tensor,
-    path: str,
-) -> None:
-    """Autograd takes a view of a view that was given other memory for one of the tensor that this was a view of."""
+def check_memory(recorder: Recorder, inputs: Inputs, leaf: torch.Tensor, path: str) -> None:
+    """Autograd takes a view of a tensor that was given other memory for one of what this was, once it is detached."""
     base = base_of(leaf)
-    assert base is not None
-    is_made = id(base) not in inputs.by_stand_in
-    if is_made and leaf.requires_grad and id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins:
+    is_detached = id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins
+    if is_detached and id(base) not in inputs.by_stand_in:
         raise of_exchanged_memory(f"the output {path}", recorder.changes.where(base))
-    if is_made and id(base) not in analysis.by_fake:
-        return
-    above = {id(value) for value in chain_of(recorder.value_of(leaf))}
-    for key, (old, _) in recorder.changes.replaced.items():
-        is_view_of_it = id(recorder.values[key]) in above and key not in inputs.by_stand_in
-        if is_view_of_it and (old.parent is not None or id(old.storage) in bases):
-            raise of_exchanged_memory(f"the output {path}", user_line(recorder.changes.changed_at.get(key)))
 
 
 def counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> bool:

@@ -173,7 +173,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs = run.recorder, run.inputs
     old, is_set = recorder.changes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
-        check_memory(recorder, inputs, run.analysis, run.bases, leaf, path)
+        check_memory(recorder, inputs, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         set_at = {event.at for event in recorder.changes.log.of(leaf, Happened.SET)}
         is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
