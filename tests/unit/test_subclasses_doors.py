@@ -131,14 +131,22 @@ def test_parametrizations():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Int4WeightOnlyConfig"]
+    ("name", "settings"),
+    [
+        ("Int8WeightOnlyConfig", {}),
+        ("Int8DynamicActivationInt8WeightConfig", {}),
+        ("Int4WeightOnlyConfig", {}),
+        ("IntxWeightOnlyConfig", {"weight_dtype": torch.int4}),
+        ("Int8DynamicActivationIntxWeightConfig", {"weight_dtype": torch.int4}),
+    ],
 )
-def test_weights_of_torchao(name):
+def test_weights_of_torchao(name, settings):
+    """Packed numbers of four bits need a library for GPUs, and are skipped without; unpacked ones do not."""
     quantization = pytest.importorskip("torchao.quantization")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).eval()
     try:
-        quantization.quantize_(model, getattr(quantization, name)())
+        quantization.quantize_(model, getattr(quantization, name)(**settings))
     except ImportError as error:
         pytest.skip(str(error))
     fast = foregrad.compile(model, backend="eager", on_unsupported="raise")
