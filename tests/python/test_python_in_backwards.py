@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 
 import pytest
 import torch
@@ -125,24 +124,6 @@ def test_as_in_eager(name):
     found, call = steps(PROGRAMS[name], lambda f: foregrad.compile(f, backend="eager"))
     assert same(found, expected)
     assert len(foregrad.explain_recompiles(call)) == 1
-
-
-def test_a_hook_that_reads_its_gradient_runs_eagerly():
-    def make():
-        def f(x):
-            y = x.sin()
-            y.register_hook(lambda g: LOG.append(g.norm().item()))
-            return y.exp().sum()
-
-        return f
-
-    expected, _ = steps(make, lambda f: f)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", foregrad.errors.ForegradWarning)
-        found, call = steps(make, lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"))
-    assert same(found, expected)
-    assert len(caught) == 1
-    assert foregrad.explain_recompiles(call).eager_calls == 6
 
 
 def test_one_that_is_differentiated_twice_is_a_region_no_more():

@@ -16,6 +16,7 @@ __all__ = ["CodeNames", "Instruction", "NamesMet", "instructions_of", "names_of"
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"}
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
 _ASKS = {"getattr", "hasattr"}
 _NAMES_ANYTHING = {"vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict", "dir"}
@@ -35,6 +36,7 @@ class CodeNames:
     at attributes of whose names stand nowhere, a global or "" for anything. `whole_namespace`: it asks for globals by
     other means than their name. `compares`: where it asks whether two objects are one, by `is` or `id`:
     the path of the global that one of them is, or none. `handed_on`: what it loads for more than an attribute of it.
+    `cells`: the free variables that it reads or hands to these functions.
     """
 
     loaded: frozenset[str]
@@ -45,6 +47,7 @@ class CodeNames:
     whole_namespace: bool
     compares: frozenset[tuple[str, ...]]
     handed_on: frozenset[str]
+    cells: frozenset[str]
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,8 +73,8 @@ class NamesMet:
 
 
 @functools.lru_cache(maxsize=8192)
-def names_of(code: types.CodeType) -> CodeNames:
-    """The names in a code object."""
+def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset()) -> CodeNames:
+    """The names in a code object; functions made in it whose code is in `apart` are left out."""
     instructions = instructions_of(code)
     loaded, imports, compares = _loaded(instructions)
     named = set(code.co_names)
@@ -92,9 +95,11 @@ def names_of(code: types.CodeType) -> CodeNames:
     if whole:
         loaded |= {word for text in strings for word in _WORD.findall(text)}
     made_up = {""} if named & _NAMES_ANYTHING else _asked_for_made_up(instructions) if named & _ASKS else set()
+    cells = {instruction.value for instruction in instructions if instruction.name in _DEREFERENCES} if apart else set()
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = names_of(constant)
+        if isinstance(constant, types.CodeType) and constant not in apart:
+            inner = names_of(constant, apart)
+            cells |= {*constant.co_freevars}
             loaded |= inner.loaded
             others |= inner.others
             probed |= inner.probed
@@ -112,6 +117,7 @@ def names_of(code: types.CodeType) -> CodeNames:
         whole,
         frozenset(compares),
         frozenset(handed_on),
+        frozenset(cells.intersection(code.co_freevars) if apart else code.co_freevars),
     )
 
 

@@ -55,6 +55,7 @@ class Scan:
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
+        self._apart = frozenset(function.__code__ for function in apart)
         self._seen: dict[int, Any] = {id(function): function for function in apart}  # the values keep the ids theirs
         self._objects: list[
             tuple[Any, str, int, int, set[str]]
@@ -140,7 +141,7 @@ class Scan:
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
             return
-        code = names_of(function.__code__)
+        code = names_of(function.__code__, self._apart)
         self.names |= code.others
         self.probed |= code.probed
         self.makes_up_names = self.makes_up_names or any(
@@ -160,7 +161,7 @@ class Scan:
             self._imported(namespace, name, level, others)
         if function.__dict__:
             self._objects.append((function, function.__name__, 0, self._rank, set()))
-        self._cells(function, others, code.handed_on)
+        self._cells(function, code)
         for table, what in ((function.__defaults__, "default"), (function.__kwdefaults__, "default")):
             if table:
                 holder = self.reads.place(function, "object", function.__name__, "attr")
@@ -210,10 +211,10 @@ class Scan:
             if isinstance(module, types.ModuleType):
                 self._module_names(module, others)
 
-    def _cells(
-        self, function: types.FunctionType, names: frozenset[str] = frozenset(), handed_on: frozenset[str] = frozenset()
-    ) -> None:
+    def _cells(self, function: types.FunctionType, code: CodeNames | None = None) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if code is not None and name not in code.cells:
+                continue
             place = self.reads.place(cell, "object", name, "self")
             try:
                 value = cell.cell_contents
@@ -221,8 +222,8 @@ class Scan:
                 value = ABSENT
             if self.reads.add(place, "cell_contents", value):
                 if isinstance(value, types.ModuleType):
-                    self._module_names(value, names)
-                if name in handed_on or not isinstance(value, types.ModuleType):
+                    self._module_names(value, frozenset() if code is None else code.others)
+                if (code is not None and name in code.handed_on) or not isinstance(value, types.ModuleType):
                     self.visit(value, name)
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:

@@ -26,7 +26,7 @@ __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
 # Operators that read files or print, whatever they are given, and those that stand for functions of this process.
 _FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print"}
-_FORBIDDEN |= {"foregrad::eager_region", "foregrad::eager_region_backward"}
+_FORBIDDEN |= {"foregrad::eager_region", "foregrad::eager_region_backward", "foregrad::gradient_hook"}
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{

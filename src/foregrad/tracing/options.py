@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..frontend.classes import called_by_autograd
 from ..subclasses.conversion import Samples
 
 __all__ = ["Learned", "Options"]
@@ -32,8 +33,8 @@ class Learned:
     `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the places of those
     that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
     replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
-    `regions`: custom Functions that use NumPy, which run as eager regions. `samples`: see `Wrappers`. `asking`: by id,
-    globals of modules whose code asks for types besides those that are known to.
+    `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
+    `Wrappers`. `asking`: by id, globals of modules whose code asks for types besides those that are known to.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -43,5 +44,11 @@ class Learned:
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     replays_views: bool = True
     regions: set[Any] = dataclasses.field(default_factory=set)
+    hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
     asking: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def apart(self) -> list[Any]:
+        """Functions that run as they are in each backward."""
+        return [*called_by_autograd(self.regions), *self.hooks.values()]

@@ -33,6 +33,7 @@ from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.custom_functions import CustomFunctions
+from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
 from .effects.given import Given
 from .effects.gradient_looks import check_sizes
@@ -105,7 +106,7 @@ class CaptureRun:
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
         self.functions = CustomFunctions(learned.regions, may_run=options.runs_regions)
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
-        self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.regions)
+        self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.apart)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
         self.lifting = Lifting(
             self.inputs.adopt,
@@ -117,6 +118,7 @@ class CaptureRun:
             on_data_assignment=self.recorder.replaced_by,
             on_check=self.recorder.checks.note,
             on_hook=self.hooks.note,
+            hook_instead=lambda hook: self.eager_hooks.instead(hook),
             on_gradient=self.inner.note,
             on_numpy=self.functions.on_numpy,
             ask=self.facts.ask,
@@ -125,6 +127,8 @@ class CaptureRun:
         )
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
+        known = learned.hooks, self.regions.made, self.recorder, call.function
+        self.eager_hooks = EagerHooks(*known, lambda value: self.state.knows(value), may_run=options.runs_regions)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
@@ -139,7 +143,9 @@ class CaptureRun:
             captured = self._run(given)
         except BaseException as error:
             is_foreign = not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)
-            if self.state.stumbled(is_foreign=is_foreign) or self.functions.isolate(error):
+            if self.state.stumbled(is_foreign=is_foreign) or self.functions.isolate(error) | self.eager_hooks.isolate(
+                error
+            ):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.history_changes.look_again()

@@ -15,7 +15,7 @@ from ...frontend.libraries import is_outside
 from ...graph.eager_regions import differentiated_twice
 from ..inputs.again import CaptureAgain
 
-__all__ = ["BackwardChangesError", "CustomFunctions"]
+__all__ = ["BackwardChangesError", "CustomFunctions", "codes_on_the_way"]
 
 
 class BackwardChangesError(UnsupportedSideEffectError):
@@ -49,7 +49,7 @@ class CustomFunctions:
         """
         if not (self.may_run and isinstance(error, UnsupportedError)):
             return False
-        refused = [*_codes_on_the_way(error)]
+        refused = [*codes_on_the_way(error)]
         is_any = isinstance(error, BackwardChangesError)  # of which it is not known
         found = {cls for cls in self._applied if is_any or _backward(cls) in refused}
         found.difference_update(differentiated_twice)
@@ -62,7 +62,8 @@ def _backward(cls: Any) -> Any:
     return getattr(getattr(cls, "backward", None), "__code__", None)
 
 
-def _codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
+def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
+    """The code that an exception came through."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code

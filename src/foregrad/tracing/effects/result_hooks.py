@@ -30,7 +30,7 @@ from ..inputs.inputs import Inputs
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 
-__all__ = ["OwnHooks"]
+__all__ = ["OwnHooks", "needs_nothing", "outside_of"]
 
 _PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.layout, types.ModuleType)
 _DEEPEST = 6
@@ -129,12 +129,12 @@ class OwnHooks:
             noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
-        known, outside = inputs.by_stand_in, _outside(function)
+        known, outside = inputs.by_stand_in, outside_of(function)
         in_one_memory = {id(member) for _, members in inputs.memory for member in members}
         for left in [noted for noted in self._registered if id(noted.tensor) in known and _is_there(noted)]:
             record = known[id(left.tensor)]
             is_plain = record.real.requires_grad and not is_moved(record) and id(record) not in in_one_memory
-            if not (live and is_plain and _needs_nothing(left.hook, outside)) or _names_containers(left.hook):
+            if not (live and is_plain and needs_nothing(left.hook, outside)) or _names_containers(left.hook):
                 raise UnsupportedSideEffectError(
                     f"`{name}` puts a hook on a tensor from outside (an argument, a parameter), where it stays and is "
                     f"to see the gradients of other uses too.\n  registered at {left.line}\n  Put it there outside the "
@@ -150,7 +150,7 @@ class OwnHooks:
             hooks = [r for r in self._registered if r.tensor is results[at] and _is_there(r)]
             if not hooks or key in known:
                 continue
-            if live and key not in interior and all(_needs_nothing(r.hook, outside) for r in hooks):
+            if live and key not in interior and all(needs_nothing(r.hook, outside) for r in hooks):
                 self.on_results += ((at, r.hook) for r in hooks)
                 for registered in hooks:
                     self._take_back(registered)
@@ -191,7 +191,7 @@ def _names_containers(hook: Any) -> bool:
     return any(isinstance(value, (list, dict, set, collections.deque)) for value in (*cells, *named))
 
 
-def _outside(function: Any) -> frozenset[int]:
+def outside_of(function: Any) -> frozenset[int]:
     """The ids of what a function closes over, with the functions among that: cells, contents, objects of methods."""
     found: dict[int, Any] = {}
     waiting = [function]
@@ -207,8 +207,13 @@ def _outside(function: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _needs_nothing(value: Any, outside: frozenset[int], depth: int = 0) -> bool:
-    """Whether a hook, or what it holds, holds nothing that the run made: tensors, symbolic numbers, lists."""
+def needs_nothing(
+    value: Any, outside: frozenset[int], knows: Callable[[Any], bool] = lambda _: False, depth: int = 0
+) -> bool:
+    """Whether a hook, or what it holds, holds nothing that the run made: tensors, symbolic numbers, lists.
+
+    `knows`: what else is certain not to be of the run.
+    """
     if isinstance(value, FakeTensor) or depth > _DEEPEST:
         return False
     if id(value) in outside or isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module)):
@@ -227,5 +232,5 @@ def _needs_nothing(value: Any, outside: frozenset[int], depth: int = 0) -> bool:
     elif isinstance(value, tuple):
         held = value
     else:
-        return type(value).__module__ == "torch._ops"  # an operator
-    return all(_needs_nothing(item, outside, depth + 1) for item in held)
+        return type(value).__module__ == "torch._ops" or knows(value)  # an operator
+    return all(needs_nothing(item, outside, knows, depth + 1) for item in held)

@@ -58,10 +58,10 @@ class Lifting(TorchFunctionMode):
     `adopt(tensor)` returns the stand-in, `where()` the user's line. `on_mark(tensor, requires_grad)` is told before
     `tensor.requires_grad_()`, or an assignment to `tensor.requires_grad`, `on_detach(tensor)` before
     `tensor.detach_()`, `on_data(result)` after `tensor.data`, `on_data_assignment(tensor, source)` after
-    `tensor.data = source`;
-    `on_check` a look at values and its arguments, `on_hook` see `OwnHooks`; `on_gradient` is given the arguments of
-    `torch.autograd.grad`, `on_numpy` custom Functions that hand tensors to NumPy; `ask`: see `Facts`. `reshape_view`
-    changes sizes of views in place: where it is given, autograd is told no more of a view than where it lies in memory.
+    `tensor.data = source`; `on_check` a look at values and its arguments, `on_hook` see `OwnHooks`, `hook_instead` see
+    `EagerHooks`; `on_gradient` is given the arguments of `torch.autograd.grad`, `on_numpy` custom Functions that hand
+    tensors to NumPy; `ask`: see `Facts`. `reshape_view` changes sizes of views in place: where it is given, autograd is
+    told no more of a view than where it lies in memory.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Lifting(TorchFunctionMode):
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None] = _nothing,
         on_check: Callable[[Any, tuple[Any, ...], Any], None] = _nothing,
         on_hook: Callable[[torch.Tensor, Any, Any], None] = _nothing,
+        hook_instead: Callable[[Any], Any] = lambda hook: hook,
         on_gradient: Callable[..., None] = _nothing,
         on_numpy: Callable[[Any], None] = _nothing,
         ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
@@ -87,6 +88,7 @@ class Lifting(TorchFunctionMode):
         self.on_mark, self.on_detach = on_mark, on_detach
         self.on_data, self.on_data_assignment = on_data, on_data_assignment
         self.on_check, self.on_hook, self.on_gradient, self.on_numpy = on_check, on_hook, on_gradient, on_numpy
+        self.hook_instead = hook_instead
         self.ask = ask
         self.reshape_view = reshape_view
         self.views = ViewTracking(where, overlapping)
@@ -193,7 +195,7 @@ class Lifting(TorchFunctionMode):
 
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
         hook = args[1] if len(args) > 1 else kwargs["hook"]
-        handle = func(args[0], unless_cut(hook))
+        handle = func(args[0], unless_cut(self.hook_instead(hook)))
         self.has_hooks = True
         self.on_hook(args[0], hook, handle)
         return handle

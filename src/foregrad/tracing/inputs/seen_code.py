@@ -12,7 +12,7 @@ from ..._torch.plain_attributes import MADE_UP
 from ..._torch.plain_types import PlainTypes
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
-from ...frontend.classes import called_by_autograd, functions_held_by, values_of
+from ...frontend.classes import functions_held_by, values_of
 from ...frontend.libraries import is_outside
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
@@ -33,11 +33,11 @@ class SeenCode:
         reads: Reads,
         types: PlainTypes,
         origins: Origins,
-        regions: Iterable[Any],
+        apart: Iterable[Any],
     ) -> None:
-        """`regions`: custom Functions that run as they are in each call, and look at what is there then."""
+        """`apart`: functions that run as they are in each call, and look at what is there then."""
         self.call, self.name, self.reads, self.types, self.origins = call, name, reads, types, origins
-        self.scan = Scan(reads, tuple(called_by_autograd(regions)))
+        self.scan = Scan(reads, tuple(apart))
         self.escaped_tensors = EscapedTensors(reads)
         self.modules: dict[int, torch.nn.Module] = {}
         self._told_of: dict[int, Any] = {}  # functions that modules hold
