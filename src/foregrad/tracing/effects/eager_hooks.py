@@ -91,6 +91,8 @@ class _Call:
     def result(self, gradient: torch.Tensor) -> torch.Tensor:
         """The stand-in of what the hook makes of a gradient."""
         recorder = self.recorder
+        if gradient.layout is not torch.strided:
+            raise recorder.sparse.refused()
         spec = recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (gradient,), {}))
         entry = recorder.entry(CALL, (self.called.key, recorder.to_entries(gradient)), {}, is_random=False)
         result: torch.Tensor = recorder.bind_results(entry, recorder.fake_of(spec), spec)
