@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -224,4 +226,67 @@ def test_of_thousands_of_cells_each_is_looked_at(place):
     functions[place].__closure__[0].cell_contents = torch.tensor(0.5)
     assert torch.equal(compiled(x), call(x))
     functions[place] = lambda x: x * 3
+    assert torch.equal(compiled(x), call(x))
+
+
+def _closure(value):
+    def function():
+        return value
+
+    return function
+
+
+@pytest.mark.parametrize("place", [0, 11, 23])
+@pytest.mark.parametrize("other", [3.5, "other", None, operator.sub, True, "empty"])
+def test_of_many_cells_of_values_and_functions_each_is_looked_at(place, other):
+    closures = [_closure([operator.add, 1, "text"][i % 3]) for i in range(24)]
+
+    def call(x):
+        for closure in closures:
+            value = closure()
+            x = x * 2 if type(value) is bool else x + value if type(value) in (int, float) else x
+            x = value(x, 3) if callable(value) else x - len(str(value))
+        return x
+
+    compiled, x = foregrad.compile(call, backend="eager"), torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(compiled(x), call(x))
+    assert len(compiled.foregrad.specializations) == 1
+    cell = closures[place].__closure__[0]
+    if other == "empty":
+        del cell.cell_contents
+        for run in (call, compiled):
+            with pytest.raises(NameError):
+                run(x)
+        return
+    cell.cell_contents = other
+    assert torch.equal(compiled(x), call(x))
+    assert len(compiled.foregrad.specializations) == 2
+
+
+def test_a_cell_with_an_equal_value_is_as_it_was():
+    closures = [_closure(f"{'text' * 3}{i}") for i in range(12)]
+    compiled = foregrad.compile(lambda x: x + sum(len(c()) for c in closures), backend="eager")
+    compiled(torch.ones(2))
+    for i, closure in enumerate(closures):
+        closure.__closure__[0].cell_contents = "".join(["text"] * 3 + [str(i)])
+    compiled(torch.ones(2))
+    assert len(compiled.foregrad.specializations) == 1
+
+
+def test_an_attribute_that_a_thread_gets_is_seen():
+    local = threading.local()
+    others = [_closure(operator.add) for _ in range(8)]
+
+    def call(x):
+        for other in others:
+            x = other()(x, 1)
+        return x * getattr(local, "scale", 2)
+
+    compiled, x = foregrad.compile(call, backend="eager"), torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(compiled(x), call(x))
+    local.scale = 5
+    assert torch.equal(compiled(x), call(x))
+    del local.scale
     assert torch.equal(compiled(x), call(x))

@@ -26,7 +26,16 @@ from pathlib import Path
 __all__ = ["BuildError", "build", "fault_of", "find_library", "find_torch", "library_name"]
 
 HERE = Path(__file__).resolve().parent
-_UNITS = ("held.cpp", "node.cpp", "node_type.cpp", "function.cpp", "checks.cpp", "memory.cpp", "module.cpp")
+_UNITS = (
+    "held.cpp",
+    "node.cpp",
+    "node_type.cpp",
+    "function.cpp",
+    "checks.cpp",
+    "cells.cpp",
+    "memory.cpp",
+    "module.cpp",
+)
 _HEADERS = ("program.h",)
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 _QUIET = ("-Wno-missing-field-initializers",)  # Python's tables leave most of their fields at zero
