@@ -9,15 +9,16 @@ from typing import Any
 
 from .._torch import engine
 from ..config import Config
-from ..errors import ForegradError
+from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..frontend.call import flatten_call
-from ..frontend.lifted import Lifted, Place, StatePlace, may_lift_more, numbered
+from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
 from ..graph.eager_regions import finish, in_one_call
 from ..graph.source import source_of
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
-from ..tracing.values.draws import DrawsFound
+from ..tracing.recorder.written_arrays import ArraysWritten
+from ..tracing.values.draws import ArrayNeeded, DrawsFound
 from .by_sizes import BySizes
 from .explain import Difference, Recompile, Recompiles
 from .fallbacks import Fallbacks
@@ -70,6 +71,7 @@ class Dispatcher:
         self._why_lifted = why_lifted
         self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
         self._stateful: Callable[..., Any] = self._compile_and_call
+        self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
         self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
         self._sizes = SizesSeen(dynamic, open_sizes)
@@ -196,7 +198,7 @@ class Dispatcher:
         and what it draws.
         """
         if self.inner is None and may_lift_more(self.function):
-            places = draws or state_that_varies(self.function, self.name, self.specializations)
+            places = draws or state_that_varies(self.function, self.name, self.specializations, self._fixed)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # the graphs that there are draw nothing
@@ -222,8 +224,14 @@ class Dispatcher:
         self.inner = inner
 
     def _differently(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call that draws otherwise than is an argument by now, or makes a tensor of another array that it drew."""
+        """A call that draws otherwise than is an argument by now, makes a tensor of another array that it drew, or
+        needs to know the numbers in an array of its state.
+        """
         lifted: Any = self.inner.function if self.inner is not None else None
+        if arrays := lifted_arrays(lifted):
+            self._fixed |= arrays
+            self.inner, self._stateful = None, self._compile_and_call
+            return self._compile_and_call(args, kwargs, self.graphs.calls)
         if lifted is not None and lifted.missing and len(lifted.places) < _MOST_PLACES:
             self._take((*lifted.places, *numbered((), lifted.missing, len(lifted.places))))
             return self._stateful(args, kwargs)
@@ -287,6 +295,12 @@ class Dispatcher:
             if self.inner is None and self._lift((), {}, numbered(error.draws, error.converted)):
                 return None
             error = error.refusal()
+        is_new = isinstance(error, ArraysWritten) and self._fixed.isdisjoint(place.identity for place in error.places)
+        if is_new and self._lift((), {}, error.places):  # type: ignore[attr-defined]
+            return None
+        is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
+        if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):
+            raise ArrayNeeded(str(error)) from None
         return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedSideEffectError
+from ..frontend.arrays import is_array as is_numpy_array
 from ..frontend.call import FlatCall
-from ..frontend.lifted import Converted, Draw, Lifted, StatePlace, is_of_given, lifted_places, place_of, times_lifted
+from ..frontend.lifted import (
+    Converted,
+    Draw,
+    Lifted,
+    StatePlace,
+    is_of_given,
+    lifted_arrays,
+    lifted_places,
+    place_of,
+    times_lifted,
+)
 from ..frontend.user_state import UserState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
@@ -20,10 +30,13 @@ from .specialization import Specialization
 __all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_varies"]
 
 
-def state_that_varies(function: Any, name: str, specializations: Sequence[Specialization]) -> tuple[StatePlace, ...]:
-    """The places in Python's state where the graphs there are find, or leave, another number or container than the one
-    that they were captured for, and that are no arguments yet: counters, and what is set from outside between calls, as
-    a temperature that is annealed or the weight of a loss.
+def state_that_varies(
+    function: Any, name: str, specializations: Sequence[Specialization], fixed: Collection[tuple[int, Any]] = ()
+) -> tuple[StatePlace, ...]:
+    """The places in Python's state where the graphs there are find, or leave, another number, array or container than
+    the one that they were captured for, and that are no arguments yet: counters, and what is set from outside between
+    calls, as a temperature that is annealed, the weight of a loss, the state of an environment.
+    `fixed`: those that can't be arguments.
     """
     found: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:
@@ -31,19 +44,21 @@ def state_that_varies(function: Any, name: str, specializations: Sequence[Specia
             place = place_of(write) if write.counts else None
             if place is not None:
                 found.setdefault(place.identity, place)
-    set_outside = {place.identity: place for s in specializations for place in _numbers_that_differ(s)}
+    set_outside = {place.identity: place for s in specializations for place in _values_that_differ(s)}
     if set_outside:
         held = {id(holder.target) for holder in UserState([(function, name)]).holders}  # what a capture puts back
         found = {key: place for key, place in set_outside.items() if id(place.target) in held} | found
-    known = {place.identity for place in lifted_places(function)}
+    known = {*fixed, *(place.identity for place in lifted_places(function))}
     return tuple(place for identity, place in found.items() if identity not in known)
 
 
-def _numbers_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
-    for site in specialization.watch.places:
-        kind = "item" if site.kind == "dict" else "cell" if isinstance(site.holder, types.CellType) else "attribute"
-        for key in site.other_numbers():
-            yield StatePlace(kind, site.holder, None if kind == "cell" else key, site.path(key))
+def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
+    sites = specialization.watch.places
+    changed = {id(site.holder) for site in sites if is_numpy_array(site.holder) and site.difference() is not None}
+    for site in sites:
+        varying = [(key, False) for key in site.other_numbers()] + [(key, True) for key in site.other_arrays(changed)]
+        for key, is_array in varying:
+            yield StatePlace.of_site(site, key, is_array=is_array)
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
@@ -71,7 +86,7 @@ def render_stateful(
     name: str, lifted: Lifted, inner: Callable[..., Any], differently: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """A function of (args, kwargs) that calls `inner` with the state ahead of them. `differently` makes the calls that
-    draw other numbers, or none.
+    draw other numbers, or none, or need to know those in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state"])
     globals_: dict[str, Any] = {"inner": inner, "eagerly": lifted.func}
@@ -109,7 +124,7 @@ def render_stateful(
         f"        {put_back}\n"
         f"        return {otherwise if is_of_arrays else 'eagerly(*args, **kwargs)'}\n"
     )
-    if any(isinstance(place, (Draw, Converted)) for place in lifted.places):
+    if lifted_arrays(lifted) or any(isinstance(place, (Draw, Converted)) for place in lifted.places):
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"

@@ -11,10 +11,16 @@ import torch
 
 from .tree import Tree
 
-__all__ = ["are_apart", "arrays_in", "overlaps", "tensor_over"]
+__all__ = ["are_apart", "arrays_in", "is_array", "overlaps", "tensor_over"]
 
 _KEYED = ("tuple", "list", "namedtuple")
 _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a NumPy array, of no subclass."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
 
 
 def tensor_over(value: Any) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import random
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "drawn_in",
     "forms_of",
     "is_of_given",
+    "lifted_arrays",
     "lifted_places",
     "may_lift_more",
     "numbered",
@@ -47,12 +49,19 @@ _MOST_NESTED = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatePlace:
-    """A place in Python's state. `kind` is "item" (of a dict), "attribute" or "cell"."""
+    """A place in the state. `kind` is "item" (of a dict), "attribute" or "cell". `is_array`: it holds NumPy arrays."""
 
     kind: str
     target: Any
     key: Any
     path: str
+    is_array: bool = dataclasses.field(default=False, compare=False)
+
+    @classmethod
+    def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:
+        """The place of what a `ReadSite` has under a key."""
+        kind = "item" if site.kind == "dict" else "cell" if isinstance(site.holder, types.CellType) else "attribute"
+        return cls(kind, site.holder, None if kind == "cell" else key, site.path(key), is_array)
 
     def put(self, value: Any) -> None:
         if self.kind == "item":
@@ -293,6 +302,12 @@ def is_capturing() -> bool:
 def lifted_places(function: Any) -> list[StatePlace]:
     """All places that are arguments of a function."""
     return [place for form in forms_of(function) for place in form.places if isinstance(place, StatePlace)]
+
+
+def lifted_arrays(function: Any) -> set[tuple[int, Any]]:
+    """The places of arrays that are arguments of a function, by identity."""
+    places = function.places if isinstance(function, Lifted) else ()
+    return {place.identity for place in places if isinstance(place, StatePlace) and place.is_array}
 
 
 def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:

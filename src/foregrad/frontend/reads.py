@@ -14,7 +14,7 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ import torch
 from .._torch.fakes import FakeTensor
 from ..graph.slots import Closure
 from ..graph.spelling import key_text
+from .arrays import is_array
 from .expected import ABSENT, PLAIN, Expected, Strong, describe, holds_classes, is_plain, stored
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of, state_of, used_up
@@ -142,6 +143,21 @@ class ReadSite:
                 now = self.look(key)
                 if type(now) is type(expected.value) and not expected.holds(now):
                     yield key
+
+    def keys_of(self, value: Any) -> Iterator[Any]:
+        """The keys under which this very object was found."""
+        if self.kind in ("dict", "object"):
+            yield from (key for key, expected in self.items.items() if expected.before() is value)
+
+    def other_arrays(self, changed: Container[int]) -> Iterator[Any]:
+        """The keys under which a NumPy array was found, and where another is now, or one of `changed`, by id."""
+        if self.kind not in ("dict", "object"):
+            return
+        for key, expected in self.items.items():
+            now = self.look(key)
+            before = expected.before()
+            if is_array(before) and is_array(now) and (now is not before or id(now) in changed):
+                yield key
 
     def drop_changed(self) -> None:
         """Forget the first item that differs."""

@@ -143,9 +143,8 @@ class CaptureRun:
             captured = self._run(given)
         except BaseException as error:
             is_foreign = not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)
-            if self.state.stumbled(is_foreign=is_foreign) or self.functions.isolate(error) | self.eager_hooks.isolate(
-                error
-            ):
+            is_stumble = self.state.stumbled(is_foreign=is_foreign)
+            if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.history_changes.look_again()
@@ -154,8 +153,8 @@ class CaptureRun:
         finally:
             if captured is None and not is_kept:
                 self.state.give_up()
-            is_whole = captured is not None
-            looked_at, written = self.code.escaped_tensors.take_back(self.inputs.real_of, is_whole=is_whole)
+            put_back = self.code.escaped_tensors.take_back
+            looked_at, written = put_back(self.inputs.real_of, is_whole=captured is not None)
             if looked_at:
                 self.state.give_up()
         if captured is not None:
@@ -304,6 +303,7 @@ class CaptureRun:
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         self.code.scan_what_ran()
+        recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
         again = assembly.resumable(analysis, records, joint) if higher else None

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedSideEffectError
-from ...frontend.arrays import overlaps
+from ...frontend.arrays import is_array, overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
+from ...frontend.lifted import lifted_places
 from ...frontend.reads import table_of
+from ...frontend.references import references_to
 from ...frontend.tree import open_container
 from ...frontend.user_state import UserState
 from ...graph.python_effects import OfArgument, PythonWrite
@@ -63,6 +65,8 @@ class Given:
             if type(value) in classes and id(value) not in self.of_argument:
                 found.setdefault(type(value), {})[id(value)] = value
         for container, path in self.call.containers:
+            if is_array(container) and self._is_lifted(container, state):
+                del found[type(container)][id(container)]
             others = found.get(type(container), {})
             if id(container) in others or overlaps(container, others.values()):
                 raise UnsupportedSideEffectError(
@@ -70,6 +74,14 @@ class Given:
                     "or use it, not both."
                 )
         return {cls: frozenset(values) for cls, values in found.items()}
+
+    def _is_lifted(self, array: Any, state: UserState) -> bool:
+        """Whether the function reaches an array only at places that are arguments, see `Lifted`."""
+        lifted = {place.identity for place in lifted_places(self.call.function)}
+        places = references_to(array, state) if lifted else []
+        return bool(places) and all(
+            not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)}) for holder, key in places
+        )
 
 
 def _objects_in(state: UserState) -> Iterator[Any]:

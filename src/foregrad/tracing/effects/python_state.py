@@ -11,6 +11,7 @@ import torch
 
 from ..._torch.plain_types import own_names
 from ...errors import UnsupportedSideEffectError
+from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
 from ...frontend.holders import CELL, CLASS, NAMESPACE, Holder
@@ -63,6 +64,7 @@ class PythonState:
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
+        reads.unread.update((id(value), False) for value, _ in call.containers if is_array(value))
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run

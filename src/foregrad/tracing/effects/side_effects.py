@@ -49,8 +49,10 @@ def check_run(
         return
     states, at = times_lifted(call.function), 0
     for state, tree in zip(arguments[0][:states], call.tree.children[0].children, strict=False):
-        _check_containers(name, tree, state, leaves[at : at + tree.size], unwrap)
-        at += tree.size
+        for value, child in zip(state, tree.children, strict=True):
+            if child.kind != "array":  # which is another object in a capture
+                _check_containers(name, child, value, leaves[at : at + child.size], unwrap)
+            at += child.size
 
 
 def _check_containers(name: str, before: Tree, arguments: Any, leaves: list[Any], unwrap: Unwrap) -> None:

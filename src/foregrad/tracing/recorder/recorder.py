@@ -57,6 +57,7 @@ from .backward_writes import BackwardWrites
 from .trace import Trace
 from .value_dependent import decided, run_for_real
 from .wrapper_leaves import check_wrapper_leaves
+from .written_arrays import Borrowed
 
 __all__ = ["Recorder"]
 
@@ -102,6 +103,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
         self.sparse = SparseGradients(self)
+        self.borrowed = Borrowed()
         self.decisions = decisions(self)
 
     def resume(self, host: Host, decisions: Decisions, root: CodeType) -> None:
@@ -300,7 +302,9 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
-            return (self.constant(args[0]), *args[1:]), kwargs
+            constant = self.constant(args[0])
+            self.borrowed.note(args[0], self.value_of(constant))
+            return (constant, *args[1:]), kwargs
         zeros = [a for a in args if isinstance(a, torch.Tensor) and is_symbolic_zero(a)]
         if zeros:
             device = next((fake_device(a) for a in args if type(a) is FakeTensor), torch.device("cpu"))

@@ -56,6 +56,10 @@ class DrawsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captu
     """A call of a function draws other numbers than those that are its arguments."""
 
 
+class ArrayNeeded(DrawsDiffer):
+    """An array of the state that is an argument can't be one: the numbers in it are needed."""
+
+
 class Draws:
     """The draws of one run. `planned`: those that are arguments, with the values of this call."""
 

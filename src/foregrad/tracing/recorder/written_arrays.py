@@ -1,0 +1,66 @@
+"""Writes to tensors over NumPy arrays that the function reaches by itself: each call must make them in the array.
+
+A tensor over the memory of such an array is a constant of the graph, which is right as long as the array holds what it
+held; a write to one is not. As an argument the array is written to by each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...errors import UnsupportedSideEffectError
+from ...frontend.arrays import is_array, overlaps, tensor_over
+from ...frontend.lifted import StatePlace
+from ...frontend.reads import Reads
+from ..heap.alias import Value
+
+__all__ = ["ArraysWritten", "Borrowed"]
+
+
+class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
+    """The function writes to arrays at `places`."""
+
+    def __init__(self, name: str, places: tuple[StatePlace, ...]) -> None:
+        super().__init__(
+            f"`{name}` writes to a tensor over the array {places[0].path}, which a compiled call would not repeat. "
+            "Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
+        )
+        self.places = places
+
+
+class Borrowed:
+    """The constants of one run that are in memory of others: over arrays, bytes."""
+
+    def __init__(self) -> None:
+        self._constants: list[tuple[torch.Tensor, Value]] = []
+
+    def note(self, real: torch.Tensor, value: Value) -> None:
+        """`value` stands for a tensor that is `real` in each call."""
+        if real.layout is torch.strided and not real.untyped_storage().resizable():  # PyTorch has not allocated it
+            self._constants.append((real, value))
+
+    def check(self, name: str, reads: Reads) -> None:
+        """Raise where one was written to that is over an array older than the call, of which `reads` knows."""
+        written = [real for real, value in self._constants if value.storage.is_written]
+        if not written:
+            return
+        arrays = [site.holder for site in reads.places.values() if is_array(site.holder)]
+        found = [array for array in arrays if any(overlaps(array, (real.numpy(),)) for real in written)]
+        places = tuple(place for array in found for place in _places_of(array, reads))
+        if places:
+            raise ArraysWritten(name, tuple({place.identity: place for place in places}.values()))
+        if found:
+            raise UnsupportedSideEffectError(
+                f"`{name}` writes to a tensor over an array that it reaches by itself, which a compiled call would not "
+                "repeat. Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
+            )
+
+
+def _places_of(array: object, reads: Reads) -> Iterator[StatePlace]:
+    if tensor_over(array) is None:
+        return
+    for site in reads.places.values():
+        for key in site.keys_of(array):
+            yield StatePlace.of_site(site, key, is_array=True)
