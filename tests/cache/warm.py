@@ -1,4 +1,6 @@
-"""A program to start several times: `python -m tests.cache.warm NAME`. Prints what it computed and what it had to do."""
+"""Programs to start several times: `python -m tests.cache.warm NAME[,NAME] BACKEND`. Prints what each computed and what it
+had to do.
+"""
 
 from __future__ import annotations
 
@@ -127,10 +129,16 @@ OTHER_SIZES = {"several_sizes": other_sizes, "lengths": other_lengths}
 
 
 def main():
-    name, backend = sys.argv[1:]
+    names, backend = sys.argv[1:]
     register()
-    torch.manual_seed(0)
     torch.set_num_threads(1)
+    told = {name: run(name, backend) for name in names.split(",")}
+    print(json.dumps(told if "," in names else told[names]))
+
+
+def run(name, backend):
+    PREPARED.clear()
+    torch.manual_seed(0)
     found = (PROGRAMS | {f.__name__: f for f in OTHER_SIZES.values()})[name](backend=backend)
     digest = hashlib.sha256()
     for value in found:
@@ -141,7 +149,7 @@ def main():
         from torch._dynamo.utils import counters
 
         told |= {key: counters["inductor"][f"fxgraph_cache_{key}"] for key in ("hit", "miss", "bypass")}
-    print(json.dumps(told))
+    return told
 
 
 if __name__ == "__main__":

@@ -61,7 +61,6 @@ EAGER = {  # those that may run eagerly
     "read by a partial function",
     "read by a made-up name",
     "legacy state",
-    "gradients kept by a hook",
     "gradients appended by a backward hook",
 }
 
