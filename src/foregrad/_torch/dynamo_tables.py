@@ -1,4 +1,4 @@
-"""Dynamo's tables of functions, which it makes when it first needs them. Checked on torch 2.11.0, 2.13.0.
+"""Dynamo's tables of functions, which it makes when it first needs them. Checked on torch 2.13.0.
 
 They know torch's functions by identity. Made by another thread while a capture has some of them replaced, they would
 know the replacements for the rest of the process: Dynamo would break graphs where it has none to break.
