@@ -295,8 +295,8 @@ class Dispatcher:
             if self.inner is None and self._lift((), {}, numbered(error.draws, error.converted)):
                 return None
             error = error.refusal()
-        is_new = isinstance(error, ArraysWritten) and self._fixed.isdisjoint(place.identity for place in error.places)
-        if is_new and self._lift((), {}, error.places):  # type: ignore[attr-defined]
+        places = error.places if isinstance(error, ArraysWritten) else ()
+        if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
         if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):

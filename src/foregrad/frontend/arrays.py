@@ -25,8 +25,7 @@ def is_array(value: Any) -> bool:
 
 def tensor_over(value: Any) -> torch.Tensor | None:
     """The tensor over the memory of an array; None for anything else, and for an array that no tensor can be over."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray or value.dtype.kind not in "biufc":
+    if not is_array(value) or value.dtype.kind not in "biufc":
         return None
     if not value.flags.writeable:  # of which PyTorch warns
         return None

@@ -21,7 +21,6 @@ import torch
 from .libraries import asked_of_library
 
 __all__ = [
-    "LRU",
     "asked_of",
     "is_cached_function",
     "is_generator_of_numpy",
@@ -31,7 +30,7 @@ __all__ = [
     "used_up",
 ]
 
-LRU = type(functools.lru_cache(lambda: None))
+_LRU = type(functools.lru_cache(lambda: None))
 
 
 def asked_of(value: Any) -> Callable[[Any], Any] | None:
@@ -42,7 +41,7 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
         return memoryview.tobytes
     if isinstance(value, contextvars.ContextVar):
         return _context_value
-    if isinstance(value, LRU):
+    if is_cached_function(value):
         return functools.partial(_not_cleared, value.cache_info().misses)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
@@ -64,7 +63,7 @@ def _not_cleared(misses: int, cached: Any) -> bool:
 
 def is_cached_function(value: Any) -> bool:
     """Whether it is a function under `functools.cache` or `lru_cache`."""
-    return isinstance(value, LRU)
+    return issubclass(type(value), _LRU)  # objects that are made when they are asked for warn of it
 
 
 def _objects(values: Any) -> Any:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ...frontend.opaque import LRU
+from ...frontend.opaque import is_cached_function
 
 __all__ = ["CachedFunctions", "cached_functions", "take_out"]
 
@@ -33,7 +33,7 @@ class CachedFunctions:
             return
         self._modules = len(sys.modules)
         for value in gc.get_objects():
-            if type(value) is LRU and str(value.__module__).partition(".")[0] not in _LIBRARIES:
+            if is_cached_function(value) and str(value.__module__).partition(".")[0] not in _LIBRARIES:
                 self._misses.setdefault(value, 0)
 
     def take_out(self, is_ours: Callable[[Any], bool]) -> list[str]:

@@ -20,11 +20,13 @@ __all__ = ["ArraysWritten", "Borrowed"]
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
-    """The function writes to arrays at `places`."""
+    """The function writes to arrays, of which the first is called `array`. `places`: where they are, if they can be
+    arguments.
+    """
 
-    def __init__(self, name: str, places: tuple[StatePlace, ...]) -> None:
+    def __init__(self, name: str, array: str, places: tuple[StatePlace, ...]) -> None:
         super().__init__(
-            f"`{name}` writes to a tensor over the array {places[0].path}, which a compiled call would not repeat. "
+            f"`{name}` writes to a tensor over the array {array}, which a compiled call would not repeat. "
             "Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
         )
         self.places = places
@@ -46,16 +48,11 @@ class Borrowed:
         written = [real for real, value in self._constants if value.storage.is_written]
         if not written:
             return
-        arrays = [site.holder for site in reads.places.values() if is_array(site.holder)]
-        found = [array for array in arrays if any(overlaps(array, (real.numpy(),)) for real in written)]
-        places = tuple(place for array in found for place in _places_of(array, reads))
-        if places:
-            raise ArraysWritten(name, tuple({place.identity: place for place in places}.values()))
+        sites = [site for site in reads.places.values() if is_array(site.holder)]
+        found = [site for site in sites if any(overlaps(site.holder, (real.numpy(),)) for real in written)]
         if found:
-            raise UnsupportedSideEffectError(
-                f"`{name}` writes to a tensor over an array that it reaches by itself, which a compiled call would not "
-                "repeat. Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
-            )
+            places = {place.identity: place for site in found for place in _places_of(site.holder, reads)}
+            raise ArraysWritten(name, found[0].name, tuple(places.values()))
 
 
 def _places_of(array: object, reads: Reads) -> Iterator[StatePlace]:
