@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 __all__ = ["is_disabled_by_torch", "redirect"]
 
 _VARIABLE = "fn"
@@ -56,8 +58,17 @@ class _Redirected:
         frame = sys._getframe(1)
         if frame.f_locals.get(_VARIABLE) is self:
             _bind(frame, self.function)
-        run = self.region_runner()
+        run = None if _makes_tensor(self.function, args) else self.region_runner()
         return self.function(*args, **kwargs) if run is None else run(self.function, args, kwargs)
+
+
+def _makes_tensor(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it is the constructor of a tensor subclass, which its operators call too: what Dynamo does not trace of
+    that is no part of a graph, what comes of it is.
+    """
+    if not args or getattr(function, "__name__", "") not in ("__new__", "__init__"):
+        return False
+    return issubclass(args[0] if isinstance(args[0], type) else type(args[0]), torch.Tensor)
 
 
 def is_disabled_by_torch(function: Any) -> bool:

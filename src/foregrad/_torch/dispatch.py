@@ -23,6 +23,7 @@ __all__ = [
     "default_generator",
     "dispatching_again",
     "force_view_tracking",
+    "is_inside_operator",
     "kernel_switches",
     "next_sequence_nr",
     "no_saved_tensors_hooks",
@@ -45,6 +46,13 @@ def is_function_mode_on(mode: TorchFunctionMode) -> bool:
     """Whether `mode` sees the torch functions that are called now: not so in its own handler."""
     c = torch._C
     return any(c._get_function_stack_at(i) is mode for i in range(c._len_torch_function_stack()))
+
+
+def is_inside_operator(mode: TorchDispatchMode) -> bool:
+    """Whether a kernel or a subclass's handler runs, or the handler of `mode`, in which it is off."""
+    c = torch._C
+    is_on = any(c._get_dispatch_stack_at(i) is mode for i in range(c._len_torch_dispatch_stack()))
+    return not is_on or c._dispatch_tls_is_dispatch_key_excluded(c.DispatchKey.AutogradFunctionality)
 
 
 class ThreadDispatchMode(TorchDispatchMode):

@@ -137,7 +137,7 @@ class CaptureRun:
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         learned = self.learned.containers, self.learned.asking
         self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, *learned, given)
-        self.inputs.source_in_state = self.state.before.source_of
+        self.inputs.sources.in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:
             captured = self._run(given)

@@ -61,7 +61,7 @@ class Facts:
         PyTorch asks so about the tensors that it makes of numbers, which are no inputs.
         """
         inputs = self.inputs
-        if not isinstance(tensor, FakeTensor) and id(tensor) not in inputs.by_real and not inputs.known_source(tensor):
+        if not isinstance(tensor, FakeTensor) and id(tensor) not in inputs.by_real and not inputs.sources.known(tensor):
             return
         record = self._record(tensor)
         if record is not None:
@@ -192,7 +192,7 @@ class Facts:
                 f"`.grad` of `{record.slot}` is read at {self.where()}: pass that gradient as an argument instead."
             )
         steps = (*source.steps, ("attr", "grad"))
-        self.inputs.add_source(grad, Source(Closure(f"{record.slot}.grad"), source.root, steps))
+        self.inputs.sources.add(grad, Source(Closure(f"{record.slot}.grad"), source.root, steps))
         return grad
 
     def _set_grad(self, record: InputRecord, func: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 from ..._torch.dispatch import (
     ThreadDispatchMode,
     force_view_tracking,
+    is_inside_operator,
     plain_execution,
     without_modes,
     without_torch_functions,
@@ -117,6 +118,8 @@ class EagerRegions:
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a marked function, with stand-ins in it."""
         recorder = self.recorder
+        if is_inside_operator(recorder):  # of a wrapper subclass, whose class is a part of the capture
+            return function(*args, **kwargs)
         name, where = _name_of(function), recorder.where()
         knows = self.state().knows
         arguments = Arguments(args, kwargs, knows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +23,12 @@ from ..._torch.tensors import (
     whole_memory,
 )
 from ..._torch.transforms import levels_off
-from ...errors import ForegradWarning
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.reads import Reads
-from ...frontend.sources import Source, find_sources
+from ...frontend.sources import Source
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf
-from ...graph.slots import Closure, Input, Slot
+from ...graph.slots import Input, Slot
 from ...subclasses.conversion import Samples
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import Value
@@ -41,10 +39,10 @@ from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
 from .again import SharedClosureFound
-from .cached_results import cached_functions
 from .overlapping_views import Watched
 from .shared_memory import MemoryGroup
 from .stand_ins import StandIns
+from .tensor_sources import TensorSources
 from .wrappers import Wrappers
 
 __all__ = ["Inputs"]
@@ -85,12 +83,10 @@ class Inputs:
         self.wrappers: Wrappers
         self.overlapping: list[Watched] = []
         self._samples = samples
-        self._sources: dict[int, Source] | None = None
-        self._looked_for_caches = False
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
-        self.source_in_state: Callable[[torch.Tensor], Source | None] = lambda _: None
+        self.sources = TensorSources(call, self.reads, lambda: user_line(self.recorder.origins.here()))
 
     # ---------------------------------------------------------------- making them
 
@@ -128,7 +124,7 @@ class Inputs:
         for record in new:
             self._register(record)
         # A tensor that the function reaches by itself as well is to be the same object on both ways.
-        reached = self._found_sources()
+        reached = self.sources.all()
         leaves = [
             x if id(x) in reached else known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves
         ]
@@ -195,9 +191,9 @@ class Inputs:
         if isinstance(real, FakeTensor) or is_dispatch_argument(real):
             return real
         if is_wrapper(real):
-            found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self._source_of)
+            found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self.sources.find, self.adopt)
             return found
-        source = self._source_of(real)
+        source = self.sources.of(real)
         check_tensor(real, str(source.slot))
         return self._adopt(real, source)
 
@@ -226,42 +222,6 @@ class Inputs:
             return whole_memory(whole.real, whole.spec.dtype)
         real = next((record.real for record in self.records if record.entry is entry), None)
         return next((number.real for number in self.numbers if number.entry is entry), real)
-
-    def add_source(self, real: torch.Tensor, source: Source) -> None:
-        """Where a tensor is found that was come by in another way."""
-        self._found_sources()[id(real)] = source
-        self._kept.append(real)
-
-    def _found_sources(self) -> dict[int, Source]:
-        if self._sources is None:
-            named = zip(self.call.paths, self.call.leaves, strict=True)
-            modules = tuple((path, leaf) for path, leaf in named if isinstance(leaf, torch.nn.Module))
-            self._sources = find_sources(self.call.function, modules)
-        return self._sources
-
-    def known_source(self, real: torch.Tensor) -> Source | None:
-        """Where the function can read a tensor; None for one that was made in the call."""
-        # A tensor that the function has moved to another place is looked for where it was before.
-        return self._found_sources().get(id(real)) or self.source_in_state(real) or self.reads.source_of(real)
-
-    def _source_of(self, real: torch.Tensor) -> Source:
-        if (source := self.known_source(real)) is not None:
-            return source
-        where = user_line(self.recorder.origins.here())
-        if not self._looked_for_caches:
-            self._looked_for_caches = True
-            cached_functions().find(anew=True)
-        keeper = cached_functions().keeper_of(real)
-        if keeper is not None:  # whose cache is guarded: it gives this very tensor as long as it isn't cleared
-            self.reads.contents(keeper, keeper.__name__)
-        else:
-            warnings.warn(
-                f"a tensor {TensorSpec.of(real)} used at {where} can't be reached from the compiled function; this "
-                "very tensor object will be used on every call, even if the program rebinds it.",
-                ForegradWarning,
-                stacklevel=2,
-            )
-        return Source(Closure(f"tensor at {where}"), real, ())
 
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real

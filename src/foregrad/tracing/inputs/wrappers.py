@@ -27,7 +27,7 @@ from ...frontend.wrappers import FoundWrappers, ReachedWrapper
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
 from ...subclasses.conversion import Samples, predicted_spec, unwrap
-from ...subclasses.spec import WrapperSpec, is_of_capture, is_wrapper, parts_of
+from ...subclasses.spec import WrapperSpec, is_of_capture, is_wrapper, parts_of, rebuilt, spec_of
 from ..heap.refusals import returned_wrapper
 from ..recorder.recorder import Recorder
 from .wrapper_inputs import WrapperInput
@@ -51,6 +51,7 @@ class Wrappers:
         self.roots: collections.Counter[int] = collections.Counter()  # how many results are that tensor or views of it
         self.shared: dict[int, tuple[int, Any]] = {}  # by id, what several results need: its key, and itself
         self.reached: dict[int, tuple[Any, WrapperInput]] = {}  # by the id of the real wrapper, which is kept alive
+        self.remade: dict[int, tuple[Any, Any]] = {}  # by the id of one that the function made of real tensors
         self.leaves: list[Any] = []  # of the result: each wrapper is one
         self.made: dict[int, tuple[Any, Sequence[Any]]] = {}  # by id: what is made of results of the graph, and these
 
@@ -71,10 +72,12 @@ class Wrappers:
         self,
         real: Any,
         adopt_part: Callable[[torch.Tensor, PartOf], torch.Tensor],
-        source_of: Callable[[torch.Tensor], Source],
+        source_of: Callable[[torch.Tensor], Source | None],
+        adopt: Callable[[torch.Tensor], torch.Tensor],
     ) -> Any:
-        """The stand-in of a wrapper that the function reaches by itself, which `source_of` says where; one that it made
-        is none of those. `adopt_part(tensor, source)` makes an input of a plain tensor in it.
+        """The stand-in of a wrapper that is no argument. `source_of` says where the function reaches one by itself, and
+        `adopt_part(tensor, source)` makes an input of a plain tensor in it. One that is nowhere the function has made,
+        of plain tensors that `adopt(tensor)` gives the stand-ins of.
         """
         if id(real) in self.by_stand_in:
             return real
@@ -82,7 +85,13 @@ class Wrappers:
         if known is None:
             if is_of_capture(real):
                 return real
+            if id(real) in self.remade:
+                return self.remade[id(real)][1]
             source = source_of(real)
+            if source is None:
+                made = rebuilt(spec_of(real), list(map(adopt, parts_of(real)))).requires_grad_(real.requires_grad)
+                self.remade[id(real)] = real, made
+                return made
             spec, samples = self.samples(real)
             number = len(self.reached)
             parts = [

@@ -1,0 +1,76 @@
+"""Where a function can read the tensors that it reaches by itself, in every call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from ...errors import ForegradWarning
+from ...frontend.call import FlatCall
+from ...frontend.reads import Reads
+from ...frontend.sources import Source, find_sources
+from ...graph.meta import TensorSpec
+from ...graph.slots import Closure
+from .cached_results import cached_functions
+
+__all__ = ["TensorSources"]
+
+
+class TensorSources:
+    """Those of one run of a capture. `where()` is the user's line. `in_state`: where Python state holds a tensor."""
+
+    def __init__(self, call: FlatCall, reads: Reads, where: Callable[[], str]) -> None:
+        self.call, self.reads, self.where = call, reads, where
+        self.in_state: Callable[[torch.Tensor], Source | None] = lambda _: None
+        self._found: dict[int, Source] | None = None
+        self._looked_for_caches = False
+        self._kept: list[torch.Tensor] = []  # so that ids stay theirs
+
+    def all(self) -> dict[int, Source]:
+        """By id of a tensor: what the function, and modules among its arguments, hold."""
+        if self._found is None:
+            named = zip(self.call.paths, self.call.leaves, strict=True)
+            modules = tuple((path, leaf) for path, leaf in named if isinstance(leaf, torch.nn.Module))
+            self._found = find_sources(self.call.function, modules)
+        return self._found
+
+    def add(self, real: torch.Tensor, source: Source) -> None:
+        """Where a tensor is found that was come by in another way."""
+        self.all()[id(real)] = source
+        self._kept.append(real)
+
+    def known(self, real: torch.Tensor) -> Source | None:
+        """Where the function can read a tensor; None for one that was made in the call."""
+        # A tensor that the function has moved to another place is looked for where it was before.
+        return self.all().get(id(real)) or self.in_state(real) or self.reads.source_of(real)
+
+    def find(self, real: torch.Tensor) -> Source | None:
+        """Also where a function that keeps its results gives it; None where nothing leads to it."""
+        if (source := self.known(real)) is not None:
+            return source
+        if not self._looked_for_caches:
+            self._looked_for_caches = True
+            cached_functions().find(anew=True)
+        keeper = cached_functions().keeper_of(real)
+        if keeper is None:
+            return None
+        self.reads.contents(keeper, keeper.__name__)  # guarded: it gives this very tensor as long as it isn't cleared
+        return self._constant(real)
+
+    def of(self, real: torch.Tensor) -> Source:
+        """`find`; what nothing leads to is the same in every call, and a warning says so."""
+        source = self.find(real)
+        if source is None:
+            source = self._constant(real)
+            warnings.warn(
+                f"a tensor {TensorSpec.of(real)} used at {self.where()} can't be reached from the compiled function; "
+                "this very tensor object will be used on every call, even if the program rebinds it.",
+                ForegradWarning,
+                stacklevel=2,
+            )
+        return source
+
+    def _constant(self, real: torch.Tensor) -> Source:
+        return Source(Closure(f"tensor at {self.where()}"), real, ())
