@@ -29,7 +29,7 @@ def described(value):
     about = [type(value), value.requires_grad, value.is_leaf]
     if value.is_nested:
         names, context = value.__tensor_flatten__()
-        return [*about, names, context, *(described(getattr(value, name)) for name in names)]
+        return [*about, names, context, *(described(getattr(value, name).detach()) for name in names)]
     return [*about, value.shape, value.stride(), value.tolist()]
 
 
@@ -76,6 +76,16 @@ PROGRAMS = {
     "written": (lambda x: x.mul_(2) + 1, jagged),
     "with_lengths": (lambda x: x * 2, narrowed),
     "one_of_its_values": (lambda x: x.values() * 2, lambda seed: jagged(seed, grad=True)),
+    "largest": (lambda x: x.amax(1), lambda seed: jagged(seed, grad=True)),
+    "made_of_its_values": (
+        lambda x: torch.nested.nested_tensor_from_jagged(linear(x.values()), x.offsets()),
+        lambda seed: jagged(seed, grad=True),
+    ),
+    "made_of_a_list": (
+        lambda x: torch.nested.as_nested_tensor([row.sin() for row in x.unbind()], layout=torch.jagged),
+        lambda seed: jagged(seed, grad=True),
+    ),
+    "batched_matmul": (lambda x: x @ torch.ones(3, 8, 8), lambda seed: jagged(seed, grad=True)),
     "made_inside": (
         lambda values, offsets: torch.nested.nested_tensor_from_jagged(values, offsets) * 2,
         lambda seed: torch.arange(3.0 * (5 + seed)).view(-1, 3).requires_grad_(),

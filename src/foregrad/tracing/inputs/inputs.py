@@ -93,7 +93,7 @@ class Inputs:
     def add_arguments(self, recorder: Recorder, lifted: list[tuple[torch.Tensor, Source]]) -> list[Any]:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
         self.recorder, self.stand_ins = recorder, StandIns(self.fake_mode, recorder)
-        self.wrappers = Wrappers(self._samples, recorder)
+        self.wrappers = Wrappers(self._samples, recorder, self.by_stand_in)
         call = self.call
         plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..._torch.fakes import fake_device
-from ..._torch.symbols import has_symbolic
+from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
 from ..._torch.tensors import history_of, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.sources import Source
@@ -117,9 +117,13 @@ def _without_history(wrapper: Any) -> WrapperSpec:
 
 
 def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
-    """Whether two tensors without gradients have the same elements: are the same memory, not written to since."""
+    """Whether two tensors without gradients have the same elements: none, or are the same memory, not written to
+    since.
+    """
     if kept is None or part is kept:
         return kept is not None
+    if any(not is_symbolic(size) and size == 0 for size in part.shape):  # a jagged tensor keeps lengths as such sizes
+        return part.dtype == kept.dtype and same_numbers(part.shape, kept.shape)
     layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype, storage_key(t), version_of(t)) for t in (part, kept)]
     return layouts[0] == layouts[1]
 

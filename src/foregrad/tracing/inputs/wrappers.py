@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,11 +39,11 @@ _TENSOR: Any = torch.Tensor
 
 class Wrappers:
     """The wrappers of one capture. `samples` are the plain tensors of those that the function reaches by itself, which
-    are the same ones in each run.
+    are the same ones in each run. `plain`: by id, the stand-ins of plain tensors among the inputs.
     """
 
-    def __init__(self, samples: Samples, recorder: Recorder) -> None:
-        self.samples, self.recorder = samples, recorder
+    def __init__(self, samples: Samples, recorder: Recorder, plain: Mapping[int, Any]) -> None:
+        self.samples, self.recorder, self.plain = samples, recorder, plain
         self.inputs: list[WrapperInput] = []  # arguments, one that comes twice twice, then those reached by itself
         self.by_stand_in: dict[int, WrapperInput] = {}
         self.by_parts: dict[tuple[int, ...], WrapperInput] = {}
@@ -139,6 +139,8 @@ class Wrappers:
     def _taken_apart(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]] | SharedWrapper | None:
         """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
         base: Any = base_of(result) if is_view(result) else None
+        if base is not None and not is_wrapper(base):
+            return self._of_plain(result, base)
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
         if not _is_taken_without_gradients(result):
             if base is not None and is_marked(result):
@@ -154,8 +156,16 @@ class Wrappers:
         self._check_apart(result, root)
         return self._in_graph(result)
 
+    def _of_plain(self, result: Any, base: torch.Tensor) -> tuple[WrapperSpec, Sequence[Any]]:
+        """A wrapper that is a view of a plain tensor, as PyTorch makes jagged tensors of values and offsets."""
+        if base.requires_grad and (id(base) in self.plain or any(leaf is base for leaf in self.leaves)):
+            kind = type(result).__qualname__
+            raise returned_wrapper(f"a result is a {kind} made as a view of a plain tensor that is given, or returned")
+        self._check_apart(result, base)
+        return self._in_graph(result)
+
     def _in_graph(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]]:
-        if any(part.requires_grad for part in parts_of(result)):
+        if not result.requires_grad and any(part.requires_grad for part in parts_of(result)):
             raise UnsupportedTensorError(
                 f"a {type(result).__qualname__} that the function returns was made of tensors with a history: in eager "
                 "its gradient would not go on there. Detach them, or make it in a torch.autograd.Function."
