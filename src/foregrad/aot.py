@@ -15,15 +15,20 @@ from .config import config
 from .dispatch.module import Recipe
 from .dispatch.pipeline import Pipeline, Product
 from .dispatch.shapes import size_reads
-from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
+from .errors import UnsupportedError, UnsupportedSideEffectError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources
+from .frontend.tree import Tree
+from .frontend.wrappers import FoundWrappers
 from .graph.effects import CheckFailed
-from .graph.signature import ConstantOutput, Signature
+from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
-from .graph.source import Names, compile_source
+from .graph.source import Names, compile_source, unpacked
 from .partitioners import default_partition
 from .runtime.render import render_run
+from .subclasses.conversion import unwrapping
+from .subclasses.spec import WrapperSpec
+from .tracing.captured import Captured
 
 __all__ = [
     "aot_function",
@@ -211,17 +216,19 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     except CheckFailed as found:
         raise found.error from None
     signature = product.captured.joint.signature
-    if signature.wrapper_parts:
-        raise UnsupportedTensorError(
-            f"`{name}` is given wrapper subclasses of tensors, which a function without guards can't be. Compile it "
-            "with aot_function or aot_module."
-        )
     _check_counters(signature, name)
     names = Names(["args", "call_module", "error", "forward"])
-    variables, lines, globals_ = _unguarded_inputs(signature, names, len(call.leaves))
-    reads, symbols = size_reads(signature, variables, names)
-    lines += reads
-    run = render_run(product.compiled, variables, names, diverged="return call_module(*args)", symbols=symbols)
+    inputs = _UnguardedInputs(call, product.captured, names)
+    reads, symbols = size_reads(signature, inputs.variables, names)
+    lines, globals_ = inputs.lines + reads, inputs.globals
+    run = render_run(
+        product.compiled,
+        inputs.variables,
+        names,
+        diverged="return call_module(*args)",
+        symbols=symbols,
+        wrappers=inputs.wrappers,
+    )
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ |= run.globals | {"call_module": call.function}
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
@@ -242,28 +249,52 @@ def _check_counters(signature: Signature, name: str) -> None:
             )
 
 
-def _unguarded_inputs(signature: Any, names: Names, count: int) -> tuple[list[str], list[str], dict[str, Any]]:
-    """Variables for the inputs, the lines that set them, and the globals those use."""
-    arguments = [names.fresh(f"args_{i}") for i in range(count)]
-    lines = [f"{', '.join(arguments)}{',' if count == 1 else ''} = args"] if count else []
-    globals_: dict[str, Any] = {}
+class _UnguardedInputs:
+    """`variables` of the inputs, the `lines` that set them, the `globals` those use, and the variables of wrappers."""
 
-    def bind(wanted: str, value: Any) -> str:
-        name = names.fresh(wanted)
-        globals_[name] = value
+    def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
+        self.names, self.found = names, captured.wrappers or FoundWrappers((), {})
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {}
+        self.wrappers: list[str] = []
+        leaves = self._leaves(call.tree.children[0].children)
+        parts = [self._parts(self._read(w.source), w.spec, w.gradient) for w in self.found.reached]
+        self.variables = []
+        for info in captured.joint.signature.inputs:
+            if info.argument is not None:
+                self.variables.append(leaves[info.argument])
+            elif isinstance(info.source, PartOf):
+                self.variables.append(parts[info.source.wrapper][info.source.part])
+            elif isinstance(info.source, Source):
+                self.variables.append(self._read(info.source))
+            else:
+                raise SharedInputsError("aot_module_simplified with inputs that share memory and are written to")
+
+    def _leaves(self, trees: Sequence[Tree]) -> list[str]:
+        """A variable for each plain tensor and number."""
+        arguments = [self.names.fresh(f"args_{i}") for i in range(len(trees))]
+        self.lines += [f"{unpacked(arguments)}args"] if arguments else []
+        leaves: list[str] = []
+        for name, tree in zip(arguments, trees, strict=True):
+            spec, gradient = self.found.arguments.get(len(leaves), (tree.context, None))
+            leaves += self._parts(name, spec, gradient) if tree.kind == "wrapper" else [name]
+        return leaves
+
+    def _parts(self, name: str, spec: WrapperSpec, gradient: WrapperSpec | None) -> list[str]:
+        self.wrappers.append(name)
+        parts = [self.names.fresh(f"{name}_{i}") for i in range(spec.count)]
+        self.lines.append(f"{unpacked(parts)}{self._bind('unwrap', unwrapping(spec, gradient))}({name})")
+        return parts
+
+    def _read(self, source: Source) -> str:
+        name, root = self.names.fresh("param"), self._bind("root", source.root)
+        self.lines.append(f"{name} = {source.expression(root, self._bind)}")
         return name
 
-    variables = []
-    for info in signature.inputs:
-        if info.argument is not None:
-            variables.append(arguments[info.argument])
-            continue
-        if not isinstance(info.source, Source):
-            raise SharedInputsError("aot_module_simplified with inputs that share memory and are written to")
-        name, root = names.fresh("param"), bind("root", info.source.root)
-        lines.append(f"{name} = {info.source.expression(root, bind)}")
-        variables.append(name)
-    return variables, lines, globals_
+    def _bind(self, wanted: str, value: Any) -> str:
+        name = self.names.fresh(wanted)
+        self.globals[name] = value
+        return name
 
 
 compiled_function = aot_function

@@ -9,7 +9,7 @@ import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedError, UnsupportedTensorError
 
 from .test_jagged import jagged
-from .wrappers import Quantised, described, two
+from .wrappers import Quantised, TwoTensor, described, quantised, two
 
 
 def double(a):
@@ -31,14 +31,104 @@ def test_an_artifact_of_an_argument_is_refused(make):
         foregrad.export(double, (make(),))
 
 
-def test_an_artifact_of_a_parameter_is_refused():
+def test_an_artifact_of_a_result_is_refused():
     with pytest.raises(UnsupportedError, match="an artifact can't hold the classes"):
         foregrad.export(Product(two(3, 3)), (torch.ones(2, 3),))
 
 
-def test_what_has_no_guards_is_refused():
-    with pytest.raises(UnsupportedError, match="is given wrapper subclasses of tensors"):
-        foregrad.aot_module_simplified(Product(two(3, 3)), (torch.ones(2, 3),), fw_compiler=foregrad.nop)
+class Taken(torch.autograd.Function):
+    """The plain tensors of a wrapper, and a wrapper for a gradient."""
+
+    @staticmethod
+    def forward(ctx, wrapper):
+        return wrapper.a.clone(), wrapper.b.clone()
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return TwoTensor(a.clone(), b.clone())
+
+
+class Both(Product):
+    def forward(self, x):
+        return torch.cat(Taken.apply(x @ self.weight))
+
+
+def test_an_artifact_holds_the_plain_tensors_of_a_parameter(tmp_path):
+    module, x = Both(two(3, 3)), torch.randn(2, 3)
+    foregrad.export(module, (x,)).save(tmp_path / "both")
+    loaded = foregrad.load(tmp_path / "both")
+    for call in (module, loaded):
+        call(x).sin().sum().backward()
+    assert torch.equal(loaded(x), module(x))
+    parts = dict(loaded.named_parameters())
+    assert parts.keys() == {"weight.a", "weight.b"} == loaded.state_dict().keys()
+    assert torch.equal(parts["weight.a"].grad, module.weight.grad.a)
+    assert torch.equal(parts["weight.b"].grad, module.weight.grad.b)
+
+
+def test_an_artifact_of_a_quantised_weight(tmp_path):
+    class Linear(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", quantised(4, 3))
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight)
+
+    module, x = Linear(), torch.randn(2, 3, requires_grad=True)
+    foregrad.export(module, (x,)).save(tmp_path / "linear")
+    loaded = foregrad.load(tmp_path / "linear")
+    results = [(result, *torch.autograd.grad(result.sum(), x)) for result in (module(x), loaded(x))]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert {name: tensor.dtype for name, tensor in loaded.state_dict().items()} == {
+        "weight.numbers": torch.int8,
+        "weight.scale": torch.float32,
+    }
+
+
+def test_an_artifact_of_a_weight_whose_gradient_is_plain_is_refused():
+    module = Product(quantised(3, 3, grad=True))
+    with pytest.raises(UnsupportedError, match="gradient is not made of tensors like those in it"):
+        foregrad.export(module, (torch.ones(2, 3),))
+    module.weight.requires_grad_(False)
+    foregrad.export(module, (torch.ones(2, 3),))
+
+
+def graphs_noted(seen):
+    def compiler(graph, inputs):
+        seen.append(len(inputs))
+        return graph.forward
+
+    return compiler
+
+
+@pytest.mark.parametrize("behind_dynamo", [False, True])
+def test_without_guards(behind_dynamo):
+    seen, module = [], Product(two(3, 3))
+
+    def compiled(mod, inputs):
+        return foregrad.aot_module_simplified(mod, inputs, graphs_noted(seen), graphs_noted(seen))
+
+    first = torch.ones(2, 3), two(2, 3, grad=True)
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = module
+
+        def forward(self, x, scale):
+            return (self.inside(x)[0].sin() * scale,)
+
+    scaled = Scaled()
+    fast = torch.compile(scaled, backend=compiled) if behind_dynamo else compiled(scaled, first)
+    for _ in range(2):
+        x, scale = torch.randn(2, 3), two(2, 3, grad=True)
+        found = []
+        for call in (fast, scaled):
+            (result,) = call(x, scale)
+            found.append([described(t) for t in (result, *torch.autograd.grad(result.sum(), [module.weight, scale]))])
+        assert found[0] == found[1]
+    assert len(seen) == 2 and min(seen) >= 5  # two plain tensors for each wrapper
 
 
 def test_functions_with_guards():

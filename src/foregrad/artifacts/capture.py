@@ -22,11 +22,12 @@ from ..frontend.tree import flatten
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
-from ..graph.signature import BaseOf, InputInfo, MemoryOf
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, WrapperOutput
 from ..graph.slots import Buffer, Param
 from ..graph.tangents import ABSENT, VARIABLE
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
+from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import ResumableTrace
 from .attributes import assigned_attributes
@@ -76,6 +77,8 @@ class Exporter:
             *((name, "buffer", b) for name, b in module.named_buffers(remove_duplicate=False)),
         ]
         for name, kind, tensor in found:
+            if is_wrapper(tensor):  # what is used of the tensors in it is noted then
+                continue
             aliases.setdefault(id(tensor), []).append(name)
             if len(aliases[id(tensor)]) == 1:
                 kind = "temporary buffer" if name in temporary else kind
@@ -134,11 +137,7 @@ class Exporter:
         table = table() if callable(table) else table
         around = contextlib.nullcontext if self.module is None else self._strictly
         captured = capture_call(call, name=self.name, decompositions=table, higher_order=higher, around=around)
-        if captured.joint.signature.has_wrappers:
-            raise UnsupportedError(
-                f"`{self.name}` takes or returns wrapper subclasses of tensors, of which an artifact can't hold the "
-                "classes. Export a function of the tensors inside them."
-            )
+        _check_wrappers(captured, self.name)
         for region in captured.joint.signature.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "
@@ -163,7 +162,7 @@ class Exporter:
             dataclasses.replace(info, source=source)
             for info, source in zip(joint.signature.inputs, sources, strict=True)
         )
-        signature = dataclasses.replace(joint.signature, inputs=infos)
+        signature = dataclasses.replace(joint.signature, inputs=infos, wrapper_parts=())  # each an input by itself
         return self._halves(dataclasses.replace(joint, signature=signature), captured.resumable, derivatives), sources
 
     def _halves(self, joint: JointGraph, resumable: ResumableTrace | None, derivatives: int) -> Program:
@@ -199,6 +198,8 @@ class Exporter:
         """Where a loaded artifact finds a tensor that the function reached by itself."""
         if isinstance(info.source, (BaseOf, MemoryOf)):
             return info.source
+        if isinstance(info.source, PartOf) and tensor is not None:
+            return Stored(self._part(info, tensor))
         if not isinstance(info.source, Source) or tensor is None:
             raise ArtifactError(f"`{self.name}` reaches {info.slot} in a way that an artifact can't go")
         known = self.names.get(id(tensor))
@@ -216,6 +217,14 @@ class Exporter:
             if candidate not in self.entries
         )
         return Stored(self._add(name, kind, tensor))
+
+    def _part(self, info: InputInfo, tensor: torch.Tensor) -> str:
+        """The name of a plain tensor in a wrapper subclass, which the artifact holds instead of that."""
+        name = str(info.slot).partition(" ")[2] or str(info.slot)
+        if name not in self.entries:
+            kind = "tensor" if not isinstance(info.slot, (Param, Buffer)) else "buffer"
+            self._add(name, "parameter" if tensor.requires_grad else kind, tensor)
+        return name
 
     def _facts(self, captured: Captured, sources: list[Any]) -> tuple[tuple[int, str, str | None, Any], ...]:
         """What the function asked its arguments. What it asked its own tensors is a part of it."""
@@ -265,6 +274,25 @@ def _check_effects(joint: JointGraph, name: str) -> None:
             f"`{name}` leaves {signature.settings[0][0]} changed for what comes after it, which an artifact does not: "
             "change it outside of the function."
         )
+
+
+def _check_wrappers(captured: Captured, name: str) -> None:
+    """Raise for wrapper subclasses that a call of an artifact would have to take apart, or to make."""
+    signature, found = captured.joint.signature, captured.wrappers
+    is_returned = signature.returns_wrappers or any(isinstance(o, WrapperOutput) for o in signature.outputs)
+    is_changed = signature.wrapper_writes or signature.wrapper_histories or signature.passed_wrappers
+    if is_returned or is_changed or (found is not None and found.arguments):
+        raise UnsupportedError(
+            f"`{name}` takes, returns or writes wrapper subclasses of tensors, of which an artifact can't hold the "
+            "classes: it can read them where its modules have them. Export a function of the tensors inside them."
+        )
+    for wrapper in found.reached if found is not None else ():
+        if wrapper.spec.is_apart:
+            raise UnsupportedError(
+                f"`{name}` reads {wrapper.source.slot}, a {wrapper.spec.cls.__qualname__} that requires grad and whose "
+                "gradient is not made of tensors like those in it, which an artifact can't hold. Call "
+                "`requires_grad_(False)` on it before the export."
+            )
 
 
 def _is_exported_program(value: Any) -> bool:

@@ -380,7 +380,12 @@ class Signature:
     @property
     def has_wrappers(self) -> bool:
         """Whether wrapper subclasses are taken apart, or made, around the graph."""
-        return bool(self.wrapper_parts) or any(True for _ in self.output_spec.wrappers())
+        return bool(self.wrapper_parts) or self.returns_wrappers
+
+    @property
+    def returns_wrappers(self) -> bool:
+        """Whether some are made of what the graph gives."""
+        return any(True for _ in self.output_spec.wrappers())
 
     @property
     def may_stop(self) -> bool:
