@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["fake_mode_of", "is_opaque", "new_symbolic_integer", "shape_env", "symbolic_context_of"]
+__all__ = ["fake_mode_of", "is_opaque", "is_opaque_value", "new_symbolic_integer", "shape_env", "symbolic_context_of"]
 
 
 def shape_env() -> Any:
@@ -41,6 +41,15 @@ def is_opaque(value: Any) -> bool:
     from torch._library.opaque_object import is_opaque_type
 
     return bool(is_opaque_type(type(value)))
+
+
+def is_opaque_value(value: Any) -> bool:
+    """Whether its class is registered as one of constants, which are as good as their equals (`Shard(0)`)."""
+    try:
+        from torch._library.opaque_object import is_opaque_value_type
+    except ImportError:  # torch 2.11
+        return False
+    return bool(is_opaque_value_type(type(value)))
 
 
 def new_symbolic_integer(env: Any, value: int, name: str) -> Any:

@@ -42,6 +42,7 @@ from . import (
     generators,
     module_moves,
     program_output,
+    sharding,
     torchscript,
     transforms,
 )
@@ -337,6 +338,7 @@ def _install() -> None:
     dynamo_off.install(_is_capturing, region_runner)
     transforms.install(_swapped)
     module_moves.install(_is_capturing, _swapped)
+    sharding.install(_is_capturing)
     torchscript.install(_swap_of_capture)
 
 
@@ -357,6 +359,7 @@ def _remove() -> None:
     dynamo_off.remove()
     transforms.remove()
     module_moves.remove()
+    sharding.remove()
     torchscript.remove()
     dynamo_tables.forget_replacements()
 

@@ -24,6 +24,7 @@ __all__ = [
     "is_inside_transform",
     "is_marked",
     "is_no_grad_view",
+    "is_number",
     "is_symbolic_zero",
     "is_traceable_wrapper_subclass",
     "is_usable",
@@ -228,6 +229,18 @@ def numbers_of_view(view: torch.Tensor) -> list[Any]:
 def is_inside_transform(tensor: torch.Tensor) -> bool:
     """Whether the tensor is one that a torch.func transform wraps around another."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+_SMALLER = {torch.int64: torch.int8, torch.float64: torch.float16, torch.complex128: torch.complex64}
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether it is a number that PyTorch has made a tensor of, the 2 of `x * 2`: its dtype counts for nothing."""
+    smaller = _SMALLER.get(tensor.dtype)
+    if tensor.dim() or smaller is None or tensor.device.type != "cpu":
+        return False
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return torch.result_type(tensor, torch.zeros((), dtype=smaller)) is smaller
 
 
 def is_symbolic_zero(tensor: torch.Tensor) -> bool:

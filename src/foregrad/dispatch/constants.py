@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._torch.contexts import is_opaque_value
 from ..frontend.expected import ABSENT, Expected, same_value
 from ..frontend.opaque import is_number_of_numpy
 from ..graph.spelling import literal
@@ -44,7 +45,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
     if isinstance(value, torch.nn.Module):  # the guard does not keep it
         return f"{name} is {bind('constant', weakref.ref(value))}()"
     constant = bind("constant", value)
-    if isinstance(value, _BY_VALUE):
+    if isinstance(value, _BY_VALUE) or is_opaque_value(value):
         return f"type({name}) is type({constant}) and {name} == {constant}"
     return f"{name} is {constant}"
 

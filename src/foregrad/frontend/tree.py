@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from .._torch.contexts import is_opaque_value
 from .._torch.distributed import GROUPS
 from .._torch.pytree import registered_functions
 from .._torch.tensors import view_again
@@ -465,7 +466,8 @@ _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 def is_leaf(leaf: Any) -> bool:
     """Whether it is a tensor or a plain value."""
-    return isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size)) or is_number_of_numpy(leaf)
+    plain = isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size))
+    return plain or is_number_of_numpy(leaf) or is_opaque_value(leaf)
 
 
 def check_leaves(leaves: list[Any], paths: list[str], what: str) -> None:

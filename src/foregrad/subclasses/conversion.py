@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import engine
 from .._torch.dispatch import plain_execution
+from .._torch.dynamo_off import dynamo_off
 from .._torch.jagged import is_jagged
 from ..errors import UnsupportedTensorError
 from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
@@ -53,6 +54,7 @@ class _Unwrap(torch.autograd.Function):
         return parts
 
     @staticmethod
+    @dynamo_off()  # which would look into what the class of a wrapper does
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(gradient is None for gradient in gradients):
             return None, None, None
@@ -78,6 +80,7 @@ class _Wrap(torch.autograd.Function):
         return rebuilt(spec, [part.detach() if carries else part for part, carries in given])
 
     @staticmethod
+    @dynamo_off()  # which would look into what the class of a wrapper does
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from .._torch.dynamo_off import dynamo_off
 from .._torch.tensors import is_view
 from .conversion import taken_gradient
 from .spec import WrapperSpec
@@ -27,6 +28,7 @@ class _History(torch.autograd.Function):
         return wrapper
 
     @staticmethod
+    @dynamo_off()  # which would look into what the class of a wrapper does
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)

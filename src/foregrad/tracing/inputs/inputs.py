@@ -17,6 +17,7 @@ from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic
 from ..._torch.tensors import (
     base_of,
     is_marked,
+    is_number,
     is_view,
     storage_key,
     version_of,
@@ -193,6 +194,8 @@ class Inputs:
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self.sources.find, self.adopt)
             return found
+        if self.sources.find(real) is None and is_number(real):  # which autograd's C++ asks about
+            return real
         source = self.sources.of(real)
         check_tensor(real, str(source.slot))
         return self._adopt(real, source)
