@@ -7,7 +7,6 @@ from .wrapper_programs import CLASSES, Program, judge
 REFUSALS = (
     "a result is a view of",
     "a result is a plain tensor that is one of several views",
-    "the gradient of args[1], a plain tensor, is a",
     "the gradient by it would miss",
     "could not be captured, though it runs",
 )

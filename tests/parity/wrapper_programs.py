@@ -49,6 +49,7 @@ CLASSES: dict[str, Callable[..., torch.Tensor]] = {
     "plain": lambda *size, grad=False: _whole(*size).requires_grad_(grad),
 }
 
+
 PURE = {
     "negative": lambda a: -a,
     "twice": lambda a: a * 2,
@@ -97,12 +98,15 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`arguments`: the class, size and history of each. `results`: places in the pool at the end."""
+    """`arguments`: the class, size and history of each. `results`: places in the pool at the end.
+    `tangents`: of what kind that of each result is, in turn.
+    """
 
     arguments: tuple[tuple[str, tuple[int, ...], str], ...]
     steps: tuple[Step, ...]
     results: tuple[int, ...]
     same: bool
+    tangents: tuple[str, ...]
 
     @classmethod
     def drawn(cls, seed: int, kind: str) -> Program:
@@ -120,7 +124,9 @@ class Program:
             operands = tuple(rng.randrange(8) for _ in range(2 if name in BINARY else 1))
             steps.append(Step(name, operands, rng.random() < 0.15))
         results = tuple(rng.randrange(8) for _ in range(rng.randint(1, 2)))
-        return cls(tuple(arguments), tuple(steps), results, len(arguments) == 1 and rng.random() < 0.15)
+        same = len(arguments) == 1 and rng.random() < 0.15
+        tangents = tuple(rng.choice(TANGENTS) for _ in range(2))
+        return cls(tuple(arguments), tuple(steps), results, same, tangents)
 
     def __call__(self, *args: torch.Tensor) -> tuple[Any, ...]:
         pool = list(args)
@@ -155,7 +161,7 @@ def _observed(program: Program, call: Callable[..., Any]) -> list[Any]:
         moved = [arg._version - version for arg, version in zip(args, versions, strict=True)]
         seen += [bool(m) if type(arg) is torch.Tensor else m for arg, m in zip(args, moved, strict=True)]
         seen += [[result._base is arg for arg in args if type(arg) is type(result)] for result in results]
-        seen += _gradients(args, results)
+        seen += _gradients(args, results, program.tangents)
         for result in results:
             try:
                 with torch.no_grad():
@@ -166,6 +172,19 @@ def _observed(program: Program, call: Callable[..., Any]) -> list[Any]:
     return seen
 
 
+TANGENTS = ("like", "like", "like", "plain", "two", "unit")
+
+
+def _tangent(kind: str, loss: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones_like(torch.empty_strided(loss.shape, loss.stride()))
+    if kind == "plain":
+        return ones
+    if kind == "two":
+        return TwoTensor(ones, ones * 2)
+    # What is made of a Unit and a TwoTensor goes by which of them comes first.
+    return Unit(ones, 3) if kind == "unit" and type(loss) in (Unit, torch.Tensor) else torch.ones_like(loss)
+
+
 def _described(values: Any) -> Any:
     try:
         return described(list(values))
@@ -173,13 +192,13 @@ def _described(values: Any) -> Any:
         return type(error)
 
 
-def _gradients(args: list[torch.Tensor], results: tuple[Any, ...]) -> list[Any]:
+def _gradients(args: list[torch.Tensor], results: tuple[Any, ...], kinds: tuple[str, ...]) -> list[Any]:
     wanted = [arg for arg in dict.fromkeys(args) if arg.requires_grad]
     losses = [result for result in results if result.requires_grad]
     if not wanted or not losses:
         return []
     try:
-        tangents = [torch.ones_like(loss.detach()) for loss in losses]
+        tangents = [_tangent(kinds[i % 2], loss.detach()) for i, loss in enumerate(losses)]
         return described(list(torch.autograd.grad(losses, wanted, tangents, allow_unused=True)))
     except UnsupportedError:
         raise

@@ -14,6 +14,7 @@ __all__ = [
     "beside_threads",
     "count_dispatch_modes",
     "count_function_modes",
+    "current_backward",
     "direct_apply",
     "disable_autocast",
     "forward_ad",
@@ -28,6 +29,7 @@ __all__ = [
 disable_autocast: Any = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 keeps_versions: Any = torch.autograd.grad_mode._unsafe_preserve_version_counter
+current_backward: Callable[[], int] = torch._C._current_graph_task_id  # its number; -1 where none is running
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack

@@ -22,14 +22,14 @@ from ..frontend.tree import flatten
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, WrapperOutput
+from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, Signature, WrapperOutput
 from ..graph.slots import Buffer, Param
 from ..graph.tangents import ABSENT, VARIABLE
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
-from ..tracing.derivatives.resumable_trace import ResumableTrace
+from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from .attributes import assigned_attributes
 from .context import context_now
 from .facts import QUESTIONS
@@ -191,7 +191,9 @@ class Exporter:
             )
             inner, derivative = derived.compiled.partitioned, derived.derivative
             further = self._derived(inner, derivative.resumable, orders - 1) if orders > 1 else ()
-            made.append(DerivedProgram(pattern, derivative.feeds, derivative.gradients, Program(inner, further)))
+            _check_gradients(inner.joint.signature, self.name, derivative.gradients)
+            gradients = tuple(ref for ref in derivative.gradients if not isinstance(ref, WrappedRef))
+            made.append(DerivedProgram(pattern, derivative.feeds, gradients, Program(inner, further)))
         return tuple(made)
 
     def _source(self, info: InputInfo, tensor: torch.Tensor | None) -> Any:
@@ -286,6 +288,7 @@ def _check_wrappers(captured: Captured, name: str) -> None:
             f"`{name}` takes, returns or writes wrapper subclasses of tensors, of which an artifact can't hold the "
             "classes: it can read them where its modules have them. Export a function of the tensors inside them."
         )
+    _check_gradients(signature, name)
     for wrapper in found.reached if found is not None else ():
         if wrapper.spec.is_apart:
             raise UnsupportedError(
@@ -293,6 +296,16 @@ def _check_wrappers(captured: Captured, name: str) -> None:
                 "gradient is not made of tensors like those in it, which an artifact can't hold. Call "
                 "`requires_grad_(False)` on it before the export."
             )
+
+
+def _check_gradients(signature: Signature, name: str, given: Sequence[GradientRef | None] = ()) -> None:
+    """Raise for gradients that an artifact would have to make wrapper subclasses of."""
+    specs = [one.spec for one in signature.in_backward.wrapped]
+    for spec in (*specs, *(ref.spec for ref in given if isinstance(ref, WrappedRef))):
+        raise UnsupportedError(
+            f"`{name}` gives a plain input a {spec.cls.__qualname__} as its gradient, of which an artifact can't "
+            "hold the class. Detach that input, or the wrappers that meet it."
+        )
 
 
 def _is_exported_program(value: Any) -> bool:

@@ -27,6 +27,7 @@ from ..graph.partitioned import Partitioned
 from ..graph.role import PREPARED, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
+from ..graph.tangents import TangentKind
 from ..interrupts import held
 from ..locks import make_lock, taken
 from ..partitioners import default_partition
@@ -212,12 +213,12 @@ class Pipeline:
             at_hand: AtHand,
             create_graph: bool,
             gone: frozenset[int],
+            kinds: Sequence[TangentKind] = (),
         ) -> Derived:
             assert resumable is not None
             assert config is not None
-            derived = self.derive(
-                partitioned, resumable, pattern, needs_input_grad, config, at_hand, create_graph=create_graph, gone=gone
-            )
+            given = partitioned, resumable, pattern, needs_input_grad, config, at_hand
+            derived = self.derive(*given, create_graph=create_graph, gone=gone, kinds=kinds)
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -295,10 +296,11 @@ class Pipeline:
         *,
         create_graph: bool = True,
         gone: frozenset[int] = frozenset(),
+        kinds: Sequence[TangentKind] = (),
     ) -> Derived:
         """The backward of a compiled function through the same stages, starting from what its forward saves.
 
-        `gone`: the saved values that were given up since.
+        `gone`: the saved values that were given up since. `kinds`: of tangents, where these are others than captured.
         """
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
@@ -315,6 +317,7 @@ class Pipeline:
                 needs_input_grad,
                 at_hand,
                 create_graph=create_graph,
+                kinds=kinds,
             ).run()
             if config.check:
                 derivative.joint.check()

@@ -8,7 +8,7 @@ from typing import Any
 from .._torch.codegen import OpOverload
 from .slots import Slot
 
-__all__ = ["BackwardEffects", "CheckFailed", "CheckInfo", "Given", "LateUpdate", "Result"]
+__all__ = ["BackwardEffects", "CheckFailed", "CheckInfo", "Given", "LateUpdate", "Result", "WrappedGradient"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,13 +73,24 @@ class LateUpdate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class WrappedGradient:
+    """The gradient of a plain input that is a wrapper subclass: `spec` says of what kind, `outputs`, of
+    `BackwardEffects.outputs`, are its plain tensors.
+    """
+
+    input: int
+    spec: Any
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BackwardEffects:
-    """What a backward does besides giving gradients.
+    """What a backward does besides giving gradients that are plain tensors.
 
     `outputs`: of the joint graph, behind the gradients. `checks` run on these. `generators`: what the backward draws
     from, where a check may fail. `live`: the inputs that it writes to; the joint graph takes what these hold when the
     backward runs behind the tangents. `once`: why it can't run a second time, where the forward has made tensors that
-    it writes to.
+    it writes to. `wrapped`: the gradients that are wrapper subclasses.
     """
 
     outputs: tuple[Slot, ...] = ()
@@ -88,6 +99,7 @@ class BackwardEffects:
     live: tuple[int, ...] = ()
     updates: tuple[LateUpdate, ...] = ()
     once: str = ""
+    wrapped: tuple[WrappedGradient, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.outputs or self.live or self.once)

@@ -64,7 +64,8 @@ class JointGraph:
             # To which ones it would is not known, but for those that nothing leads to.
             reached = signature.reached_from
             return [i for i in differentiable if not reached or reached[i].outputs] or differentiable
-        return [i for i in differentiable if signature.gradients[i]] or differentiable
+        wrapped = {gradient.input for gradient in signature.in_backward.wrapped}
+        return [i for i in differentiable if signature.gradients[i] or i in wrapped] or differentiable
 
     def slot_texts(self) -> dict[str, str]:
         """For printing: what each placeholder is, and the values that decided."""

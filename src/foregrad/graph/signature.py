@@ -380,7 +380,7 @@ class Signature:
     @property
     def has_wrappers(self) -> bool:
         """Whether wrapper subclasses are taken apart, or made, around the graph."""
-        return bool(self.wrapper_parts) or self.returns_wrappers
+        return bool(self.wrapper_parts or self.in_backward.wrapped) or self.returns_wrappers
 
     @property
     def returns_wrappers(self) -> bool:

@@ -19,6 +19,7 @@ __all__ = [
     "Live",
     "Output",
     "Param",
+    "Part",
     "Saved",
     "SharedMemory",
     "Slot",
@@ -90,6 +91,17 @@ class Output(Slot):
 
     def __str__(self) -> str:
         return self.path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part(Slot):
+    """A plain tensor in a wrapper subclass, by its path in that."""
+
+    of: Slot
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.of}{self.path}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ class Compiled:
     gradients; not for a backward that has effects.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
     `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, needs_input_grad, at_hand,
-    create_graph, gone)` captures and compiles the backward for tangents of this pattern as a function that is itself
-    differentiable, unless `create_graph` is False, with what it reads of values as it is in the call with these
-    `at_hand`, and without the saved values at positions `gone`; None: not kept for that.
+    create_graph, gone, kinds)` captures and compiles the backward for tangents of this pattern as a function that is
+    itself differentiable, unless `create_graph` is False, with what it reads of values as it is in the call with these
+    `at_hand`, without the saved values at positions `gone`, and for tangents of other `kinds`; None: not kept for that.
     `hooked`: the function puts hooks on its own tensors.
     `native`: calls may go through the C++ part, where it was built.
     """
@@ -50,7 +50,7 @@ class Compiled:
     make_partial_backward: Callable[[tuple[bool, ...], NeedsInputGrad], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[[tuple[int, ...], NeedsInputGrad, AtHand, bool, frozenset[int]], Derived] | None = None
+    make_derived: Callable[..., Derived] | None = None
     native: bool = False
     hooked: bool = False
 

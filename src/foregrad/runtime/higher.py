@@ -9,6 +9,7 @@ function that nobody differentiates twice keeps nothing for it but those.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from ..errors import UnsupportedError
 from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
-from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE
+from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, TangentKind
+from ..subclasses.conversion import wrap
+from ..subclasses.handed import hand_to
 from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import decision_lines
@@ -60,16 +63,18 @@ def trails_of(*inputs: torch.Tensor) -> list[torch.Tensor | None]:
 def differentiable_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
 ) -> Callable[..., Any]:
-    """`run(ctx, *tangents)`: the gradients of the inputs, with a history."""
+    """`run(ctx, *tangents)`: the gradients of the inputs, with a history. Behind the tangents may be the plain tensors
+    of those of other `kinds`.
+    """
     if compiled.make_derived is None:
         return _refuse
     derivatives = _Derivatives(compiled, taken, make_node, release)
     hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
 
-    def run(ctx: Any, *tangents: Any) -> Any:
+    def run(ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
         batch = transforms.batch_of(tangents)
         if batch is not None:
-            return batch.each(lambda *each: run(ctx, *each))
+            return batch.each(lambda *each: run(ctx, *each, kinds=kinds))
         create_graph = torch.is_grad_enabled()
         kind = VARIABLE if create_graph else CONSTANT
         pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
@@ -79,7 +84,7 @@ def differentiable_backward(
         if hooked and create_graph:
             refuse_watched_results(ctx, compiled.partitioned.joint.name)
         needs_input_grad = needs_input_grad_of(ctx, taken, exact=parts_run(ctx) is not None or not engine.keeps_graph())
-        return derivatives.run(ctx, tangents, pattern, needs_input_grad, create_graph=create_graph)
+        return derivatives.run(ctx, tangents, pattern, needs_input_grad, create_graph=create_graph, kinds=kinds)
 
     return run
 
@@ -122,14 +127,15 @@ class _Derivatives:
         needs_input_grad: NeedsInputGrad,
         *,
         create_graph: bool,
+        kinds: tuple[TangentKind, ...] = (),
     ) -> Any:
         compiled, release = self.compiled, self.release
         gone: frozenset[int] = frozenset()
         ran = parts_run(ctx)
         if ran is not None:
-            release.check(ctx, _mask(pattern), needs_input_grad)
+            release.check(ctx, _mask(pattern, kinds), needs_input_grad)
             gone = frozenset(self.tensors[i] for i in release.gone(ran))
-        known = self.known.setdefault((pattern, needs_input_grad, create_graph, gone), [])
+        known = self.known.setdefault((pattern, needs_input_grad, create_graph, gone, kinds), [])
         for found in known:
             result = found(ctx, tangents)
             if type(result) is not Diverged:
@@ -141,10 +147,9 @@ class _Derivatives:
             )
         assert compiled.make_derived is not None
         at_hand = lambda: (_saved_values(ctx, self.is_tensor), tangents)  # noqa: E731
-        derived = compiled.make_derived(pattern, needs_input_grad, at_hand, create_graph, gone)
-        found = _Renderer(compiled, self.taken, derived, pattern, needs_input_grad, release, gone).render(
-            self.make_node
-        )
+        derived = compiled.make_derived(pattern, needs_input_grad, at_hand, create_graph, gone, kinds)
+        renderer = _Renderer(compiled, self.taken, derived, pattern, needs_input_grad, release, gone, kinds)
+        found = renderer.render(self.make_node)
         result = found(ctx, tangents)
         if type(result) is not Diverged:
             known.append(found)
@@ -154,8 +159,11 @@ class _Derivatives:
         raise UnsupportedError(f"a value that a derivative depends on is another each time. {result.where}")
 
 
-def _mask(pattern: tuple[int, ...]) -> tuple[bool, ...]:
-    return tuple(kind in (CONSTANT, VARIABLE) for kind in pattern)
+def _mask(pattern: tuple[int, ...], kinds: Sequence[TangentKind]) -> tuple[bool, ...]:
+    """Which outputs a gradient came in for."""
+    others = {i for kind in kinds for i in kind.outputs}
+    count = len(pattern) - sum(len(kind.parts) for kind in kinds)
+    return tuple(given in (CONSTANT, VARIABLE) or i in others for i, given in enumerate(pattern[:count]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,7 +190,8 @@ def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> N
 
 def _refuse(ctx: Any, *tangents: Any) -> Any:
     raise UnsupportedError(
-        "a compiled function was differentiated twice (create_graph=True), but what that takes was not kept: "
+        "a compiled function was differentiated twice (create_graph=True), or its backward is compiled again for a "
+        "part of it or for gradients of another kind, but what that takes was not kept: "
         "foregrad.config.higher_order is False."
     )
 
@@ -206,9 +215,11 @@ class _Renderer:
         needs_input_grad: NeedsInputGrad,
         release: Release,
         gone: frozenset[int],
+        kinds: tuple[TangentKind, ...],
     ) -> None:
         self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
-        self.is_part = needs_input_grad is not None or not all(pattern)
+        self.mask = _mask(pattern, kinds)
+        self.is_part = needs_input_grad is not None or not all(self.mask) or STOP in pattern
         self.needs_input_grad, self.release = needs_input_grad, release
         self.signature = compiled.partitioned.joint.signature
         self.inner = derived.compiled.partitioned.joint.signature
@@ -254,6 +265,10 @@ class _Renderer:
         self._histories(outputs)
         self._write(names, outputs)
         gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
+        for first, gradient in self.derived.derivative.whole.items():
+            self.globals["hand_to"] = hand_to
+            value = self._gradient(gradient, outputs)
+            self._line(f"hand_to(ctx.next_functions[{self.taken.index(first)}][0], {value})")
         if STOP in self.pattern:
             stops = [self._gradient(place, outputs) for place in self.derived.derivative.stops]
             self._line(f"return [{', '.join(stops)}], [{', '.join(gradients)}]")
@@ -281,7 +296,7 @@ class _Renderer:
         if not self.is_part:
             self.globals["let_go"] = let_go
             return "let_go(ctx)"
-        mask, needs_input_grad = _mask(self.pattern), self.needs_input_grad
+        mask, needs_input_grad = self.mask, self.needs_input_grad
         self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, needs_input_grad, saved)
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
         return f"release({', '.join(['ctx', *tensors])})"
@@ -396,10 +411,14 @@ class _Renderer:
         before, call, after = node.call_lines("apply", names, outputs, inner, Names())
         return [*before, call, *after]
 
-    def _gradient(self, place: ValueRef | None, outputs: list[str]) -> str:
+    def _gradient(self, place: Any, outputs: list[str]) -> str:
+        """The expression of a gradient; `place` is a `GradientRef`, or None."""
         if place is None:
             return "None"
-        return outputs[place.index] if place.kind == "output" else self.tangents[place.index]
+        if hasattr(place, "parts"):
+            make = self._bind_fresh("wrap", functools.partial(wrap, place.spec))
+            return f"{make}([{', '.join(self._gradient(part, outputs) for part in place.parts)}])"
+        return (outputs if place.kind == "output" else self.tangents)[int(place.index)]
 
 
 def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..errors import UnsupportedMutationError
@@ -9,6 +10,7 @@ from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec
 from ..graph.signature import Signature
 from ..graph.source import Names, unpacked
+from ..subclasses.spec import rebuilt
 from .checks import check_arguments, one_call
 from .decisions import generator_lines
 from .lines import LineWriter, op_name
@@ -26,6 +28,7 @@ class EffectLines(LineWriter):
         self.globals = globals
         self.results = [names.fresh(f"effect_{i + 1}") for i in range(len(self.effects.outputs))]
         self.save, self.undo = generator_lines(self.effects.generators, self.bind)
+        self.wrapped = {one.input: names.fresh(f"grad_{one.input + 1}") for one in self.effects.wrapped}
         self.live = [names.fresh(f"live_{i + 1}") for i in range(len(self.effects.live))]
 
     def first(self) -> list[str]:
@@ -49,6 +52,10 @@ class EffectLines(LineWriter):
             else:
                 target, spec = self.live[update.live], self.signature.inputs[self.effects.live[update.live]].spec
             lines.append(update_line(self, target, self.results[update.output], spec, counted=update.counted))
+        for gradient in self.effects.wrapped:
+            parts = ", ".join(self.results[output] for output in gradient.outputs)
+            make = self.bind("wrap", functools.partial(rebuilt, gradient.spec))
+            lines.append(f"{self.wrapped[gradient.input]} = {make}([{parts}])")
         return lines
 
     def _check(self, check: CheckInfo) -> list[str]:

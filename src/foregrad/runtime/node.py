@@ -25,12 +25,14 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.sparse import only_in_gradients
+from ..subclasses.handed import TAKES_HANDED
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of
 from .in_backward import EffectLines
 from .interior import Interior, finishing
 from .kept import saved_in_part
+from .kinds import of_other_kinds
 from .layout import as_captured, in_order, laid_out, memory_order
 from .passed import check_marked, marked
 from .release import Release, parts_run
@@ -128,7 +130,7 @@ class _NodeRenderer:
         function = type(
             "CompiledFunction",
             (torch.autograd.Function,),
-            {"forward": staticmethod(forward), "backward": staticmethod(self._in_python(backward))},
+            {"forward": staticmethod(forward), "backward": staticmethod(self._in_python(backward)), TAKES_HANDED: True},
         )
         if len(self.tangents) > 1:
             defined_hooks_only(function)
@@ -164,7 +166,7 @@ class _NodeRenderer:
         has_parts = partial is not None and (len(self.tangents) > 1 or len(self.taken) > 1)
         runs_once = bool(self.signature.saving) and not self.partitioned.saved_tensors
         if not has_parts and not runs_once:
-            return backward  # type: ignore[no-any-return]
+            return self._of_all_kinds(backward.__globals__, backward)
 
         def run(ctx: Any, *tangents: Any) -> Any:
             if has_parts and not torch.is_grad_enabled() and parts_run(ctx) is not None:
@@ -173,7 +175,12 @@ class _NodeRenderer:
                 ctx.saved_tensors  # noqa: B018  (there are none; raises where all ran before, as eager does)
             return backward(ctx, *tangents)
 
-        return run
+        return self._of_all_kinds(backward.__globals__, run)
+
+    def _of_all_kinds(self, state: dict[str, Any], run: Callable[..., Any]) -> Callable[..., Any]:
+        is_fixed = self.compiled.make_derived is None or bool(self.partitioned.joint.failing)
+        derivative = None if is_fixed else state.get("differentiable_backward")
+        return of_other_kinds(run, derivative, self.signature)
 
     def _native(self) -> NodeSource:
         """The same in C++, and the backward as it is rendered for what that leaves to it."""
@@ -195,6 +202,7 @@ class _NodeRenderer:
             stopping = stopping_backward(self.compiled, self.taken, make_node, self.release)
             on_watched = Interior(signature, name, stopping).before
             other = finishing(other, self.release, lambda ctx: needs_input_grad_of(ctx, self.taken, exact=True))
+        other = self._of_all_kinds(state, other)
         failed = self.partitioned.joint.backward_error is not None or bool(self.partitioned.joint.failing)
         state["backward_graph"] = _compile_on_first_use(self.compiled, keep)
         node = native().Function(
@@ -382,7 +390,8 @@ class _NodeRenderer:
             lines += ["    if any_autocast():", "        with no_autocast():", "            " + call]
             lines += ["    else:", "        " + call]
         lines += ["    " + line for line in effects.after()]
-        returned = [gradients[i] if self.signature.gradients[i] else "None" for i in self.taken]
+        named = [name if name != "_" else effects.wrapped.get(i, "None") for i, name in enumerate(gradients)]
+        returned = [named[i] for i in self.taken]
         lines.append(f"    return {', '.join(['None', *returned])}")
         return lines
 

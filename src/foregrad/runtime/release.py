@@ -154,11 +154,14 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
             reads[node] |= reads[before]
     leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from it
     found: dict[tuple[int, int], int] = {}
+    signature = partitioned.joint.signature
+    inside = {len(signature.inputs) + i: one.input for one in signature.in_backward.wrapped for i in one.outputs}
     for index, gradient in enumerate(nodes[-1].args[0]):
         if isinstance(gradient, fx.Node):
-            leads_to[gradient] |= 1 << index
+            bit = 1 << inside.get(index, index)
+            leads_to[gradient] |= bit
             if not comes_from[gradient] and reads[gradient]:
-                found[-1, 1 << index] = reads[gradient]
+                found[-1, bit] = reads[gradient]
     for node in reversed(nodes[:-1]):
         for operand in node.all_input_nodes:
             leads_to[operand] |= leads_to[node]

@@ -20,22 +20,27 @@ from .._torch.dispatch import plain_execution
 from .._torch.dynamo_off import dynamo_off
 from .._torch.jagged import is_jagged
 from ..errors import UnsupportedTensorError
+from .handed import hand_over, take_handed
 from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
 __all__ = [
     "Samples",
+    "layouts_of",
     "learn_carriers",
     "learn_gradient",
     "predicted_spec",
     "taken_apart",
+    "taken_by",
     "taken_gradient",
+    "unexpected",
     "unwrap",
     "unwrapping",
     "wrap",
 ]
 
 Parts = Sequence["torch.Tensor | None"]
-Take = Callable[[Any], Parts]  # the gradient of a wrapper, as one of each plain tensor
+Take = Callable[[Any], "Parts | None"]  # the gradient of a wrapper, as one of each plain tensor
+Layout = tuple[torch.Size, torch.dtype] | None
 
 
 class _Unwrap(torch.autograd.Function):
@@ -57,7 +62,8 @@ class _Unwrap(torch.autograd.Function):
     @dynamo_off()  # which would look into what the class of a wrapper does
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(gradient is None for gradient in gradients):
-            return None, None, None
+            handed = take_handed(ctx)
+            return handed[0][1] if handed else None, None, None
         if not hasattr(ctx, "kept"):
             return gradients[0], None, None
         given = zip(gradients, ctx.layouts, strict=True)
@@ -74,7 +80,7 @@ class _Wrap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: WrapperSpec, take: Take, *parts: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.take = take
+        ctx.take, ctx.layouts = take, layouts_of(parts)
         # What has no gradient stays the same object: the ragged size of a tensor goes by its offsets.
         given = zip(parts, spec.carries, strict=False)
         return rebuilt(spec, [part.detach() if carries else part for part, carries in given])
@@ -84,7 +90,7 @@ class _Wrap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)
-        return None, None, *ctx.take(gradient)
+        return None, None, *taken_by(ctx.take, gradient, ctx.layouts, ctx.next_functions)
 
 
 _unwrap, _wrap = engine.direct_apply(_Unwrap), engine.direct_apply(_Wrap)
@@ -115,15 +121,32 @@ def wrap(spec: WrapperSpec, parts: Sequence[torch.Tensor], take: Take | None = N
     return _wrap(spec, take or functools.partial(taken_gradient, spec), *parts)
 
 
-def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts:
-    """A gradient that comes in for a result of a compiled function, by plain tensor.
+def taken_by(take: Take, gradient: Any, layouts: Sequence[Layout], edges: Sequence[tuple[Any, int]]) -> Parts:
+    """The gradient that comes in for a result of a compiled function, by plain tensor, which have these `layouts`.
 
-    Raises `UnsupportedTensorError` for one of another class or metadata, unless its class can convert it.
+    One of another kind is left with the function's node, where these edges lead.
+    """
+    parts = take(gradient)
+    if parts is not None and all(
+        part is None or layout == own for part, layout, own in zip(parts, layouts_of(parts), layouts, strict=True)
+    ):
+        return parts
+    if not hand_over(edges, gradient):
+        raise unexpected(gradient)
+    return [None] * len(layouts)
+
+
+def layouts_of(parts: Parts) -> list[Layout]:
+    """What autograd would else make equal by itself."""
+    return [None if part is None else (part.shape, part.dtype) for part in parts]
+
+
+def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts | None:
+    """A gradient that comes in for a result of a compiled function, by plain tensor; None for one of another class or
+    metadata, unless its class can convert it.
     """
     if spec.is_whole:
-        if is_wrapper(gradient):
-            raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), "a plain tensor"))
-        return [*[None] * len(spec.carries), gradient]
+        return None if is_wrapper(gradient) else [*[None] * len(spec.carries), gradient]
     given: Any = gradient
     if not _is_like(gradient, spec):
         convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
@@ -131,7 +154,7 @@ def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts:
         given = convert(spec.metadata, *expected) if convert is not None else None
         cls = type(given)
         if cls is not spec.cls or given.shape != spec.layout(parts_of(given))[0]:
-            raise UnsupportedTensorError(_UNEXPECTED.format(spec.cls.__qualname__, _said(gradient), _expected(spec)))
+            return None
     parts = taken_apart(given)
     return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
 
@@ -147,23 +170,14 @@ def _is_like(gradient: Any, spec: WrapperSpec) -> bool:
     return type(gradient) is spec.cls and spec.has_structure_of(gradient)
 
 
-_UNEXPECTED = (
-    "the gradient that comes in for a {0}, a result of a compiled function, is {1}; its backward was compiled for {2}. "
-    "Give one like that, or run this part uncompiled."
-)
-
-
-def _said(gradient: Any) -> str:
+def unexpected(gradient: Any) -> UnsupportedTensorError:
+    """The error for a gradient of a kind that the backward can't be compiled for."""
     cls = type(gradient)
-    return (
-        f"a {cls.__qualname__} with metadata {gradient.__tensor_flatten__()[1]}"
-        if is_wrapper(gradient)
-        else ("a plain tensor" if cls in (torch.Tensor, torch.nn.Parameter) else f"a {cls.__qualname__}")
+    what = f"a {cls.__qualname__} with metadata {gradient.__tensor_flatten__()[1]}" if is_wrapper(gradient) else ""
+    return UnsupportedTensorError(
+        f"the gradient that comes in for a result of a compiled function is {what or f'a {cls.__qualname__}'}, and its "
+        "backward was compiled for another kind. Give one like the result, or run this part uncompiled."
     )
-
-
-def _expected(spec: WrapperSpec) -> str:
-    return f"a {spec.cls.__qualname__} with metadata {spec.metadata}"
 
 
 def _plain(wrapper: Any, spec: WrapperSpec) -> list[torch.Tensor]:

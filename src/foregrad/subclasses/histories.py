@@ -11,7 +11,7 @@ import torch
 from .._torch import engine
 from .._torch.dynamo_off import dynamo_off
 from .._torch.tensors import is_view
-from .conversion import taken_gradient
+from .conversion import layouts_of, taken_by, taken_gradient
 from .spec import WrapperSpec
 
 __all__ = ["giving_history"]
@@ -21,10 +21,10 @@ class _History(torch.autograd.Function):
     """To autograd an operator in place, though the plain tensors in the wrapper are written already."""
 
     @staticmethod
-    def forward(ctx: Any, wrapper: Any, take: Callable[[Any], Sequence[Any]], *parts: torch.Tensor) -> Any:
+    def forward(ctx: Any, wrapper: Any, take: Callable[[Any], Sequence[Any] | None], *parts: torch.Tensor) -> Any:
         ctx.mark_dirty(wrapper)
         ctx.set_materialize_grads(False)
-        ctx.take, ctx.of_view = take, is_view(wrapper)
+        ctx.take, ctx.of_view, ctx.layouts = take, is_view(wrapper), layouts_of(parts)
         return wrapper
 
     @staticmethod
@@ -34,7 +34,7 @@ class _History(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         # What the base of a view gets where the view was written must be said, what went to the old elements need not.
         before = torch.zeros_like(gradient) if ctx.of_view else None
-        return before, None, *ctx.take(gradient)
+        return before, None, *taken_by(ctx.take, gradient, ctx.layouts, ctx.next_functions[1:])
 
 
 _history = engine.direct_apply(_History)
@@ -46,13 +46,13 @@ def giving_history(spec: WrapperSpec) -> Callable[..., None]:
     """
     places = spec.carrying()
 
-    def take(gradient: Any) -> list[Any]:
+    def take(gradient: Any) -> list[Any] | None:
         taken = taken_gradient(spec, gradient)
-        return [taken[place] for place in places]
+        return None if taken is None else [taken[place] for place in places]
 
     return functools.partial(_give, take)
 
 
-def _give(take: Callable[[Any], Sequence[Any]], wrapper: Any, *parts: torch.Tensor) -> None:
+def _give(take: Callable[[Any], Sequence[Any] | None], wrapper: Any, *parts: torch.Tensor) -> None:
     with torch.enable_grad():
         _history(wrapper, take, *parts)

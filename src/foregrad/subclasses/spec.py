@@ -23,6 +23,7 @@ __all__ = [
     "Carrier",
     "GradientKindError",
     "WrapperSpec",
+    "bare_spec",
     "holds_tensors",
     "is_of_capture",
     "is_parameter",
@@ -143,7 +144,7 @@ class WrapperSpec:
             and tensor.stride() == self.layout(() if self.sizes is None else parts_of(tensor))[1]
         )
 
-    def has_structure_of(self, tensor: Any) -> bool:
+    def has_structure_of(self, tensor: Any, *, of_any_size: bool = False) -> bool:
         """Whether a wrapper of the same class has the same metadata, sizes and inner classes."""
         names, metadata = tensor.__tensor_flatten__()
         if (
@@ -159,8 +160,10 @@ class WrapperSpec:
             if spec is None:
                 if type(part) not in _PLAIN and is_traceable_wrapper_subclass(part):
                     return False
-            elif type(part) is not spec.cls or not spec.has_structure_of(part):
+            elif type(part) is not spec.cls or not spec.has_structure_of(part, of_any_size=of_any_size):
                 return False
+        if of_any_size:
+            return True
         size: Any = tensor.shape
         return bool(size == self.layout(() if self.sizes is None else parts_of(tensor))[0])
 
@@ -211,6 +214,11 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
     flags = wrapper.requires_grad, wrapper.is_leaf, is_parameter(wrapper), is_whole
     inside = tuple(inner), tuple(carries)
     return WrapperSpec(type(wrapper), tuple(parts), metadata, *layout, *inside, *flags, constants, sizes)
+
+
+def bare_spec(wrapper: Any) -> WrapperSpec:
+    """Its spec, whatever history it has."""
+    return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
 
 
 def parts_of(wrapper: Any) -> list[torch.Tensor]:

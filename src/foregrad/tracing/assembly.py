@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from .._torch.fakes import FakeTensorMode
 from .._torch.plain_attributes import drop_own
@@ -181,7 +182,7 @@ class Assembly:
             wrapper_writes=inputs.wrappers.writes(),
             wrapper_histories=tuple(analysis.wrapper_histories),
             passed_wrappers=passed_wrappers(analysis, differentiable, inputs),
-            in_backward=dataclasses.replace(effects.effects, live=self._live(records) if run.live else ()),
+            in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
@@ -211,7 +212,9 @@ class Assembly:
         log = log_of(self.recorder, analysis, records, whole)
         if not described.late:
             return log
-        taken = {i for i, gradient in enumerate(described.gradients) if gradient is not None}
+        wrapped = {id(leaf) for leaf, *_ in self.backward.run.wrapped}
+        given = enumerate(zip(records, described.gradients, strict=True))
+        taken = {i for i, (r, gradient) in given if gradient is not None or id(r.leaf) in wrapped}
         with_node = attached(log, fitting(self.recorder, records, described.gradients), taken)
         if with_node is None:
             record = records[min(described.late)]
@@ -250,7 +253,20 @@ class Assembly:
             {e.name: e for e in self.recorder.tape.entries if e.has_effect and e.name is not None},
             read_again(self.recorder.tape) | self._names_of_numbers(),
             session.decisions.of_capture,
+            made=self._made(analysis, differentiable),
+            wrappers=self._wrapper_edges(records, taken),
         )
+
+    def _made(self, analysis: Analysis, differentiable: tuple[int, ...]) -> dict[tuple[int, ...], Any]:
+        at = {id(analysis.fakes[output]): position for position, output in enumerate(differentiable)}
+        parted = [(tuple(at[id(p)] for p in parts if id(p) in at), w) for w, parts in self.inputs.wrappers.taken_apart]
+        return {places: wrapper for places, wrapper in parted if places}
+
+    def _wrapper_edges(self, records: list[InputRecord], taken: set[int]) -> dict[tuple[int, ...], Any]:
+        of_part = {id(record.stand_in): i for i, record in enumerate(records)}
+        found = {tuple(of_part[id(p)] for p in known.parts): known for known in self.inputs.wrappers.inputs}
+        edges = {places: known.history[1] for places, known in found.items() if not taken.isdisjoint(places)}
+        return {places: GradientEdge(node, 0) for places, node in edges.items() if node is not None}
 
     def _names_of_numbers(self) -> frozenset[str]:
         """The nodes of integers and of sizes that the graph finds: a derivative may compute with any of them."""

@@ -15,10 +15,9 @@ from ..._torch.tensors import is_usable, is_view
 from ...errors import (
     ForegradError,
     UnsupportedError,
-    UnsupportedTensorError,
 )
 from ...graph.signature import GradientPaths
-from ...subclasses.spec import is_wrapper
+from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..heap.inplace_detach import keeps_history
 from ..heap.records import is_no_grad_view
 from ..heap.refusals import in_some_backwards
@@ -104,6 +103,7 @@ class Backward:
     ) -> dict[int, Entry]:
         """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
         found: dict[int, Entry] = {}
+        wrapped: list[Any] = []
         leaves = [record.leaf for record in sinks]
         unlinked = [record for record in sinks if is_no_grad_view(record)]
         has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
@@ -115,13 +115,12 @@ class Backward:
                 )
                 for record, gradient in zip(sinks, results, strict=False):
                     if type(gradient) is not FakeTensor and is_wrapper(gradient):
-                        raise UnsupportedTensorError(
-                            f"the gradient of {record.slot}, a plain tensor, is a {type(gradient).__qualname__}, which "
-                            "can't be compiled yet. Detach it, or keep that part outside the compiled function."
-                        )
-                    if gradient is not None:  # a view, as a transposed weight's is, is taken only here
+                        parts = [self.recorder.entry_of(part) for part in parts_of(gradient)]
+                        wrapped.append((record.leaf, record.slot, bare_spec(gradient), parts))
+                    elif gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         found[id(record)] = self.recorder.entry_of(gradient)
                 self.run = self.recorder.late.finish()
+                self.run.wrapped = wrapped
             if others and self.run.has_effects:
                 self._check_hooks(outputs, leaves, tangents)
         except ForegradError:
@@ -214,14 +213,16 @@ class Backward:
         self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, GradientPaths], tangents: Any
     ) -> dict[int, torch.Tensor]:
         """The outputs, with their tangents, from which no gradient flows to anything outside."""
-        if self.error is not None or self.failing or (any(gradients) and not reached):
+        wrapped = {id(leaf): parts for leaf, _, _, parts in self.run.wrapped}
+        entries = [*gradients, *(entry for parts in wrapped.values() for entry in parts)]
+        if self.error is not None or self.failing or (any(entries) and not reached):
             return {}
         fed: set[int] = set()
         for record, gradient in zip(self.inputs.records, gradients, strict=True):
-            if gradient is not None:
+            if gradient is not None or id(record.leaf) in wrapped:
                 fed |= reached[id(record)].outputs
         found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
-        used = {id(entry) for entry in self.recorder.tape.live(gradients)} if found and any(gradients) else set()
+        used = {id(entry) for entry in self.recorder.tape.live(entries)} if found and any(entries) else set()
         return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
 
     def reached(self, outputs: list[Any], least: int = 2) -> dict[int, GradientPaths]:

@@ -169,9 +169,10 @@ class Cut:
             if known is entry:
                 what = f"the value of {slot}"
         return (
-            f"`{name}` was differentiated with create_graph=True, and its second derivative needs {what}, which the "
-            "partition in use does not save. Compile it with partition='default', or compute the inner gradient "
-            "inside the compiled function with torch.autograd.grad(..., create_graph=True)."
+            f"`{name}` was differentiated with create_graph=True, or for a gradient of another kind than its result, "
+            f"and that derivative needs {what}, which the partition in use does not save. Compile it with "
+            "partition='default', or compute the inner gradient inside the compiled function with "
+            "torch.autograd.grad(..., create_graph=True)."
         )
 
     def drop_unused(self, with_gradients: set[int]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...graph.effect_log import Write
-from ...graph.effects import BackwardEffects, LateUpdate, Result
-from ...graph.slots import Checked, Slot, Updated
+from ...graph.effects import BackwardEffects, LateUpdate, Result, WrappedGradient
+from ...graph.slots import Checked, Grad, Part, Slot, Updated
 from ..heap.records import InputRecord
 from ..heap.refusals import written_by_backward
 from ..heap.view_chain import memory_root
@@ -45,13 +45,18 @@ class Outputs:
     entries: list[Entry]
     slots: list[Slot]
     effects: BackwardEffects
+    leaves: tuple[int, ...]  # the ids of those whose gradients are wrapper subclasses
+
+    def of(self, leaves: Sequence[torch.Tensor | None], live: tuple[int, ...]) -> BackwardEffects:
+        """The effects of a graph with inputs that have these leaves, of which the backward writes to those `live`."""
+        number = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
+        given = zip(self.effects.wrapped, self.leaves, strict=True)
+        wrapped = tuple(dataclasses.replace(one, input=number[leaf]) for one, leaf in given)
+        return dataclasses.replace(self.effects, live=live, wrapped=wrapped)
 
 
 def effects_of(recorder: Recorder, run: Run, slots: Sequence[Slot], tangents: Sequence[Slot]) -> Outputs:
-    """For a backward at the end of a joint graph; `slots` are those of the live inputs.
-
-    `BackwardEffects.live` is left to the caller.
-    """
+    """For a backward at the end of a joint graph; `slots` are those of the live inputs. `Outputs.of` tells the rest."""
     entries: list[Entry] = []
     found: list[Slot] = []
 
@@ -69,8 +74,13 @@ def effects_of(recorder: Recorder, run: Run, slots: Sequence[Slot], tangents: Se
         slot = Updated(tangents[tangent] if live is None else slots[live])
         updates.append(LateUpdate(add(_own_copy(recorder, entry), slot), live, tangent, counted))
     drawn = [entry for entry in recorder.tape.entries if entry.is_backward] if checks else []
-    effects = BackwardEffects(tuple(found), checks, generators_drawn_from(drawn), (), tuple(updates), run.once)
-    return Outputs(entries, found, effects)
+    wrapped = []
+    for _, of, spec, parts in run.wrapped:
+        part_slots = [Part(Grad(of), path) for path in spec.paths()]
+        wrapped.append(WrappedGradient(-1, spec, tuple(map(add, parts, part_slots))))
+    made = tuple(updates), run.once, tuple(wrapped)
+    effects = BackwardEffects(tuple(found), checks, generators_drawn_from(drawn), (), *made)
+    return Outputs(entries, found, effects, tuple(id(leaf) for leaf, *_ in run.wrapped))
 
 
 class DerivedEffects:
@@ -83,8 +93,12 @@ class DerivedEffects:
         self.own = effects_of(recorder, own, slots, tangents)
         self.later = effects_of(recorder, later, slots, seeds)
 
-    def fields(self, count: int, feeds: Sequence[ValueRef], given: Sequence[int], *, has_late: bool) -> dict[str, Any]:
-        """Fields of the signature. `count`: outputs before these; `given`: the tangents that came in."""
+    def fields(
+        self, count: int, feeds: Sequence[ValueRef], leaves: Sequence[Any], given: Sequence[int], *, has_late: bool
+    ) -> dict[str, Any]:
+        """Fields of the signature. `count`: outputs before these; `given`: the tangents that came in. `feeds`,
+        `leaves`: of its inputs.
+        """
         number = {(place.kind, place.index): i for i, place in enumerate(feeds)}
         updates = []
         for update in self.own.effects.updates:
@@ -94,7 +108,7 @@ class DerivedEffects:
         return {
             "checks": tuple(check.behind(count) for check in self.own.effects.checks),
             "log": tuple(updates),
-            "in_backward": dataclasses.replace(self.later.effects, live=live if has_late else ()),
+            "in_backward": self.later.of(leaves, live if has_late else ()),
         }
 
 

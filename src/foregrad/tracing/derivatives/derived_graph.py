@@ -20,7 +20,7 @@ from ..tape.tape import Entry
 from ..values.prefix import generators_drawn_from
 from .derived import AtHand, Cut
 from .derived_effects import DerivedEffects
-from .resumable_trace import Derivative, ResumableTrace, ValueRef, read_again
+from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, read_again
 
 __all__ = ["DerivedOutput", "RecordedBackward", "derivative_of"]
 
@@ -45,7 +45,7 @@ class RecordedBackward:
     the tensors that the derivative can be differentiated by, `second` the entries of the gradients. `valued` are the
     inputs whose own value is at hand, `saved` and `sizes` the other values, `results` those that are outputs of the
     function. `done` and `second_done` are the effects of both backwards, `error` what the second one raised, and
-    `raised` the same by output.
+    `raised` the same by output. `made` are gradients that are wrapper subclasses, and where their plain tensors are.
     """
 
     origin: ResumableTrace
@@ -69,6 +69,7 @@ class RecordedBackward:
     error: Exception | None
     raised: dict[int, Exception]
     versions: Any
+    made: list[tuple[Any, list[ValueRef]]]
 
 
 class _Graph:
@@ -87,7 +88,8 @@ class _Graph:
         )
         self.numbering.extend()
         gradient_of = dict(zip(map(id, recorded.variables), recorded.second, strict=True))
-        results = [i for i in recorded.results if gradient_of[id(origin.outputs[i])] is not None]
+        outputs = [(i, id(origin.outputs[i])) for i in recorded.results]
+        results = [i for i, key in outputs if gradient_of[key] is not None or key in self.effects.later.leaves]
         self.cut = cut = Cut(self._at_hand(results), recorded.seeds)
         self.decided = session.decisions.made
         ends = (
@@ -105,7 +107,8 @@ class _Graph:
         self.late = [cut.copy(entry) for entry in self.effects.later.entries]
         for entry in drawn:
             cut.copy(entry)
-        cut.drop_unused({identity for identity, entry in gradient_of.items() if entry is not None})
+        with_gradients = {identity for identity, entry in gradient_of.items() if entry is not None}
+        cut.drop_unused(with_gradients.union(self.effects.later.leaves))
         cut.add_sizes()
         self.inputs, self.feeds, self.slots, self.originals, self.leaves = cut.inputs()
         copy_of: dict[int, Entry | None] = dict(zip(map(id, recorded.variables), gradients, strict=True))
@@ -169,7 +172,9 @@ class _Graph:
             generators=generators_drawn_from(drawn),
             saving=saving_nodes(fakes, self.leaves),
             passed=passed_through(fakes)[0],
-            **self.effects.fields(len(outputs) + len(decided), self.feeds, recorded.given, has_late=bool(sources)),
+            **self.effects.fields(
+                len(outputs) + len(decided), self.feeds, self.leaves, recorded.given, has_late=bool(sources)
+            ),
         )
 
     @property
@@ -194,11 +199,29 @@ class _Graph:
             session.decisions.now_known(),
             frozenset(i for i, ref in feeds if ref.kind == "input" and ref.index not in recorded.valued),
             recorded.versions,
+            self._made(),
         )
 
+    def _made(self) -> dict[tuple[int, ...], Any]:
+        """The gradients that are wrapper subclasses, by where their plain tensors are among those differentiable."""
+        positions = {output: at for at, output in enumerate(self.differentiable)}
+        found = {}
+        for gradient, refs in self.recorded.made:
+            places = tuple(positions[ref.index] for ref in refs if ref.kind == "output" and ref.index in positions)
+            if gradient.requires_grad and places:
+                found[places] = gradient
+        return found
 
-def derivative_of(recorded: RecordedBackward, gradients: list[ValueRef | None]) -> Derivative:
-    """The derivative as a function of its own; `gradients` of the inputs, and then of the outputs stopped at."""
+
+def derivative_of(
+    recorded: RecordedBackward,
+    gradients: list[GradientRef | None],
+    stops: list[GradientRef | None],
+    whole: dict[int, GradientRef],
+) -> Derivative:
+    """The derivative as a function of its own; `gradients` of the inputs, `stops` of the outputs stopped at, `whole` of
+    wrapper subclasses.
+    """
     graph, origin = _Graph(recorded), recorded.origin
     signature = graph.signature()
     session = origin.session
@@ -213,14 +236,8 @@ def derivative_of(recorded: RecordedBackward, gradients: list[ValueRef | None]) 
         symbols=recorder.decisions.numbers.table,
         raising=recorded.raised,
     )
-    inputs = len(origin.inputs)
-    return Derivative(
-        joint,
-        graph.resumable(signature),
-        tuple(graph.feeds),
-        tuple(gradients[:inputs]),
-        stops=tuple(gradients[inputs:]),
-    )
+    resumable = graph.resumable(signature)
+    return Derivative(joint, resumable, tuple(graph.feeds), tuple(gradients), tuple(stops), whole)
 
 
 def _reached(fakes: list[torch.Tensor], leaves: list[torch.Tensor | None]) -> tuple[GradientPaths, ...]:

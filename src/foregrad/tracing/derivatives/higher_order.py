@@ -21,15 +21,18 @@ from torch import fx
 
 from ..._torch.graphs import symbol_of
 from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError
-from ...graph.slots import Grad
+from ...graph.slots import Grad, Part, Slot, Tangent
 from ...graph.sparse import SPARSE
-from ...graph.tangents import CONSTANT, STOP, VARIABLE
+from ...graph.tangents import CONSTANT, STOP, VARIABLE, TangentKind
+from ...subclasses.conversion import taken_apart
+from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import cut_at, other_leaves, reached_from
 from ..tape.tape import Entry
 from .dead_ends import errors_behind, raise_behind
 from .derived_graph import DerivedOutput, RecordedBackward, derivative_of
-from .resumable_trace import Derivative, ResumableTrace, ValueRef
+from .other_kinds import result_of, tangents_of, with_tangents
+from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, WrappedRef
 from .session import run_engine
 
 __all__ = ["Differentiation"]
@@ -39,6 +42,7 @@ aten = torch.ops.aten
 
 class Differentiation:
     """The work of making the backward of `origin`: `run` gives it, for tangents of `pattern` (see `graph.tangents`).
+    Behind the tangents of the outputs are the plain tensors of those of other `kinds`.
 
     It gives the gradients of the inputs in `needs_input_grad` (None: all). Without `create_graph` it has no backward
     itself.
@@ -63,9 +67,12 @@ class Differentiation:
         at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
         *,
         create_graph: bool = True,
+        kinds: Sequence[TangentKind] = (),
     ) -> None:
         self.values = at_hand
         self.create_graph = create_graph
+        self.num_outputs, self.kinds = len(origin.outputs), kinds
+        origin = with_tangents(origin, kinds)
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
         self.given = [i for i, kind in enumerate(pattern) if kind in (CONSTANT, VARIABLE)]
         self.stops = [i for i, kind in enumerate(pattern) if kind == STOP]
@@ -77,6 +84,7 @@ class Differentiation:
         self.backward_error: Exception | None = None
         self.second_done = Run()  # what the backward of the backward did
         self.outputs: list[DerivedOutput] = []
+        self.made: list[tuple[Any, list[ValueRef]]] = []  # gradients that are wrapper subclasses, their plain tensors
         self.sizes: list[tuple[ValueRef, Any]] = []  # saved symbolic sizes
         self._find_saved(forward, saved, written)
 
@@ -118,18 +126,30 @@ class Differentiation:
     def _run(self) -> Derivative:
         origin, session, given = self.origin, self.session, self.given
         stops = [origin.outputs[i] for i in self.stops]
-        leaves: list[Any] = [*(origin.leaves[i] for i in self.needs_input_grad), *stops]
+        # With tangents of other kinds, the gradient of a wrapper among the inputs may be anything.
+        wrappers = origin.wrappers.items() if self.kinds else ()
+        edges = {places: edge for places, edge in wrappers if not set(places).isdisjoint(self.needs_input_grad)}
+        within = {i for places in edges for i in places}
+        plain = [i for i in self.needs_input_grad if i not in within]
+        whole = [min(i for i in places if i in self.sinks) for places in edges]
+        leaves: list[Any] = [*(origin.leaves[i] for i in plain), *edges.values(), *stops]
         self.tangents = [
             session.tangent(origin.tangent_specs[i], requires_grad=self.pattern[i] == VARIABLE) for i in given
         ]
         fakes = [fake for fake, _ in self.tangents]
-        outputs, late = [origin.outputs[i] for i in given], self.recorder.late
+        outputs, late = [origin.outputs[i] for i in given if i < self.num_outputs], self.recorder.late
         late.restore(origin.versions)
         is_whole = session.has_hooks and len(self.needs_input_grad) == len(self.sinks)
         others = other_leaves(outputs, leaves) if is_whole else []  # hooks of these run, too
         with session.recording(fakes), cut_at([*self._variables()[: len(self.sinks)], *stops]):
-            found = run_engine(outputs, [*leaves, *others], fakes, create_graph=self.create_graph)
-        gradients = self._results(found)
+            arriving = [*fakes[: len(outputs)], *tangents_of(origin, self.kinds, fakes[len(outputs) :])]
+            outputs += [result_of(origin, kind) for kind in self.kinds]
+            found = run_engine(outputs, [*leaves, *others], arriving, create_graph=self.create_graph)
+            apart = [taken_apart(gradient) if is_wrapper(gradient) else None for gradient in found]
+        slots = [*(origin.input_slots[i] for i in (*plain, *whole)), *(origin.output_slots[i] for i in self.stops)]
+        refs = [self._ref(*one) for one in zip(found, apart, slots, strict=False)]
+        by_input = dict(zip(plain, refs, strict=False))
+        gradients = [by_input.get(i) for i in range(len(origin.inputs))]
         done, versions = late.finish(restore=False), late.versions()
         sources = [output for output in self.outputs if output.fake.requires_grad]
         self._check_stops(sources)
@@ -139,8 +159,9 @@ class Differentiation:
         raised: dict[int, Exception] = {}  # by output, what its backward raises on a way to no input
         rootless: list[DerivedOutput] = []  # that require grad, though no gradient goes from them to an input
         if self.backward_error is None:
-            raised = self._errors(sources, [fake for fake, _ in seeds], leads_somewhere=any(second))
-            if not any(second):
+            leads_somewhere = any(second) or bool(self.second_done.wrapped)
+            raised = self._errors(sources, [fake for fake, _ in seeds], leads_somewhere=leads_somewhere)
+            if not leads_somewhere:
                 rootless, sources, seeds = sources, [], []
         recorded = RecordedBackward(
             origin=origin,
@@ -164,8 +185,11 @@ class Differentiation:
             error=self.backward_error,
             raised=raised,
             versions=versions,
+            made=self.made,
         )
-        return derivative_of(recorded, gradients)
+        at = len(plain)
+        of_wrappers = {i: ref for i, ref in zip(whole, refs[at:], strict=False) if ref is not None}
+        return derivative_of(recorded, gradients, refs[at + len(whole) :], of_wrappers)
 
     def _check_stops(self, sources: list[DerivedOutput]) -> None:
         """Raise where a gradient depends on an output that it was asked by, whose history is not kept."""
@@ -179,30 +203,33 @@ class Differentiation:
                     "backward does not keep. Compile what comes before it and what comes after it as two functions."
                 )
 
-    def _results(self, found: Sequence[torch.Tensor | None]) -> list[ValueRef | None]:
-        """Where the gradients of inputs, and of outputs that are stopped at, are; those that are no tangent become
-        outputs.
-        """
-        known = {id(fake): ValueRef("tangent", i) for (fake, _), i in zip(self.tangents, self.given, strict=True)}
-        inputs = len(self.origin.inputs)
-        gradients: list[ValueRef | None] = [None] * (inputs + len(self.stops))
-        slots = [*self.origin.input_slots, *(self.origin.output_slots[i] for i in self.stops)]
-        for position, fake in zip([*self.needs_input_grad, *range(inputs, len(gradients))], found, strict=False):
-            if fake is None:
-                continue
-            if id(fake) not in known:
-                entry = self.recorder.entry_of(fake)
-                known[id(fake)] = ValueRef("output", len(self.outputs))
-                if entry.spec is SPARSE and self.create_graph:
-                    raise UnsupportedLayoutError(
-                        f"`{self.session.name}` was differentiated with create_graph=True, and its gradient by "
-                        f"{slots[position]} is sparse, which can't be differentiated again. Use an embedding with "
-                        "sparse=False there, or compute the gradient of the gradient in eager mode."
-                    )
-                spec = entry.spec if entry.spec is SPARSE else self.recorder.value_of(fake).spec
-                self.outputs.append(DerivedOutput(fake, entry, spec, Grad(slots[position])))
-            gradients[position] = known[id(fake)]
-        return gradients
+    def _ref(self, gradient: Any, parts: Sequence[torch.Tensor] | None, slot: Slot) -> GradientRef | None:
+        """Where a gradient is: what is no tangent becomes an output, a wrapper by its plain tensors."""
+        if gradient is None:
+            return None
+        if parts is None:
+            return self._place(gradient, Grad(slot))
+        spec = bare_spec(gradient)
+        refs = [self._place(part, Part(Grad(slot), path)) for part, path in zip(parts, spec.paths(), strict=True)]
+        self.made.append((gradient, refs))
+        return WrappedRef(spec, tuple(refs))
+
+    def _place(self, fake: torch.Tensor, slot: Slot) -> ValueRef:
+        known = {id(tangent): i for (tangent, _), i in zip(self.tangents, self.given, strict=True)}
+        if id(fake) in known:
+            return ValueRef("tangent", known[id(fake)])
+        number = next((n for n, output in enumerate(self.outputs) if output.fake is fake), len(self.outputs))
+        if number == len(self.outputs):
+            entry = self.recorder.entry_of(fake)
+            if entry.spec is SPARSE and self.create_graph:
+                raise UnsupportedLayoutError(
+                    f"`{self.session.name}` was differentiated with create_graph=True, and its {slot} is sparse, which "
+                    "can't be differentiated again. Use an embedding with sparse=False there, or compute the gradient "
+                    "of the gradient in eager mode."
+                )
+            spec = entry.spec if entry.spec is SPARSE else self.recorder.value_of(fake).spec
+            self.outputs.append(DerivedOutput(fake, entry, spec, slot))
+        return ValueRef("output", number)
 
     def _second(
         self, sources: list[DerivedOutput], variables: list[Any], seeds: list[torch.Tensor]
@@ -219,8 +246,12 @@ class Differentiation:
             self.backward_error = error
             return [None] * len(variables)
         recorder = self.recorder
-        read = [None if g is None else recorder.entry_of(g) for g in found]
+        read = [None if g is None or is_wrapper(g) else recorder.entry_of(g) for g in found]
         self.second_done = recorder.late.finish(restore=False)
+        for variable, slot, gradient in zip(variables, self._variable_slots(), found, strict=True):
+            if is_wrapper(gradient):
+                parts = list(map(recorder.entry_of, parts_of(gradient)))
+                self.second_done.wrapped.append((variable, slot, bare_spec(gradient), parts))
         return read
 
     def _errors(
@@ -245,3 +276,10 @@ class Differentiation:
         leaves: list[Any] = [origin.leaves[i] for i in self.sinks]
         tangents = [fake for fake, _ in self.tangents if fake.requires_grad]
         return [*leaves, *tangents, *(origin.outputs[i] for i in self.results)]
+
+    def _variable_slots(self) -> list[Slot]:
+        origin = self.origin
+        tangents = zip(self.tangents, self.given, strict=True)
+        of_tangents = [Tangent(origin.output_slots[i]) for (fake, _), i in tangents if fake.requires_grad]
+        sinks, results = (origin.input_slots[i] for i in self.sinks), (origin.output_slots[i] for i in self.results)
+        return [*sinks, *of_tangents, *results]

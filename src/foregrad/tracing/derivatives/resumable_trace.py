@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from ..tape.tape import Entry, Tape
 from ..values.residual_decisions import Known
 from .session import Session
 
-__all__ = ["Derivative", "ResumableTrace", "ValueRef", "read_again"]
+__all__ = ["Derivative", "GradientRef", "ResumableTrace", "ValueRef", "WrappedRef", "read_again"]
 
 aten = torch.ops.aten
 
@@ -44,20 +45,33 @@ class ValueRef:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class WrappedRef:
+    """A wrapper subclass like `spec` of plain tensors in these places."""
+
+    spec: Any
+    parts: tuple[ValueRef, ...]
+
+
+GradientRef = ValueRef | WrappedRef
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Derivative:
     """The backward of a function as a function of its own, with a backward.
 
     `feeds`: where each of its inputs is found: an input of the function differentiated (for its history, and for its
     value where that was saved), a saved value or a tangent. `gradients`: for each input of the function
     differentiated, the output or the tangent that is its gradient, or None; `stops` the same for the outputs that it
-    stops at.
+    stops at. `whole`: for wrapper subclasses among these inputs, by their first, whose gradients are not those of their
+    plain tensors.
     """
 
     joint: JointGraph
     resumable: ResumableTrace
     feeds: tuple[ValueRef, ...]
-    gradients: tuple[ValueRef | None, ...]
-    stops: tuple[ValueRef | None, ...] = ()
+    gradients: tuple[GradientRef | None, ...]
+    stops: tuple[GradientRef | None, ...] = ()
+    whole: Mapping[int, GradientRef] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +83,8 @@ class ResumableTrace:
     it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
     whose values eager keeps for a second derivative alone. `known`: the values that were read on the way to it.
     `valueless`: inputs that are there for their history only. `versions`: see `BackwardWrites`, once it has run.
+    `made`: the wrapper subclasses that outputs are the plain tensors of, by the positions of these. `wrappers`: edges
+    of autograd's graph to wrapper subclasses among the inputs, by the positions of their plain tensors.
     """
 
     session: Session
@@ -83,6 +99,8 @@ class ResumableTrace:
     known: Known
     valueless: frozenset[int] = frozenset()
     versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    made: Mapping[tuple[int, ...], Any] = dataclasses.field(default_factory=dict)
+    wrappers: Mapping[tuple[int, ...], Any] = dataclasses.field(default_factory=dict)
 
 
 def read_again(tape: Tape) -> frozenset[str]:

@@ -14,7 +14,7 @@ from ..._torch.tensors import history_of, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.sources import Source
 from ...subclasses.conversion import learn_carriers, learn_gradient, taken_apart, wrap
-from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, is_wrapper, parts_of, spec_of
+from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, bare_spec, is_wrapper, parts_of
 from ..heap.refusals import changed_wrapper
 from .outer_sizes import with_sizes_of
 
@@ -37,7 +37,7 @@ class WrapperInput:
         if spec.is_parameter:
             self.stand_in._is_param = True
         self.inside = parts_of(self.stand_in)
-        self.spec_inside = _without_history(self.stand_in)
+        self.spec_inside = bare_spec(self.stand_in)
         if spec.sizes is not None:  # its class may know better
             self.spec = dataclasses.replace(spec, sizes=self.spec_inside.sizes, inner=self.spec_inside.inner)
         self.history = self.stand_in.requires_grad, self.stand_in.grad_fn
@@ -52,7 +52,7 @@ class WrapperInput:
             raise GradientKindError(f"the gradient of a {spec.cls.__qualname__} is {kind} here.")
         if spec.is_whole:
             return [*[None] * len(spec.carries), gradient]
-        found = _without_history(gradient)
+        found = bare_spec(gradient)
         if self.gradient not in (None, found) or not self._is_rebuilt(found, gradient):
             raise UnsupportedTensorError(
                 f"the gradient of a {spec.cls.__qualname__} is a {found.cls.__qualname__} of another structure, which "
@@ -107,13 +107,8 @@ class WrapperInput:
         is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
         if stand_in.requires_grad is not self.history[0] or stand_in.grad_fn is not self.history[1]:
             is_same = is_same and stand_in.grad_fn is not None and not (spec.is_leaf and spec.requires_grad)
-        if not is_same or _without_history(stand_in) != self.spec_inside:
+        if not is_same or bare_spec(stand_in) != self.spec_inside:
             raise changed_wrapper(f"the function changes an argument or parameter that is a {spec.cls.__qualname__}")
-
-
-def _without_history(wrapper: Any) -> WrapperSpec:
-    """Its spec, whatever history it has."""
-    return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
 
 
 def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:

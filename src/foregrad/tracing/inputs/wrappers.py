@@ -54,6 +54,7 @@ class Wrappers:
         self.remade: dict[int, tuple[Any, Any]] = {}  # by the id of one that the function made of real tensors
         self.leaves: list[Any] = []  # of the result: each wrapper is one
         self.made: dict[int, tuple[Any, Sequence[Any]]] = {}  # by id: what is made of results of the graph, and these
+        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # what gradients come in for, and its plain tensors
 
     # ---------------------------------------------------------------- inputs
 
@@ -178,7 +179,9 @@ class Wrappers:
         """The plain tensors of a wrapper, with its history."""
         spec = predicted_spec(wrapper)
         with self.recorder:
-            return spec, unwrap(wrapper, spec)
+            parts = unwrap(wrapper, spec)
+        self.taken_apart.append((wrapper, parts))
+        return spec, parts
 
     def _shared(self, result: Any, root: Any) -> SharedWrapper:
         """A view of a wrapper, or one of several results that are one: the wrapper is made once, then its views."""

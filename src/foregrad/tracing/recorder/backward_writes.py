@@ -40,7 +40,8 @@ class LiveInput:
 @dataclasses.dataclass(slots=True)
 class Run:
     """What one run of a backward did. `live`: for each live input what it held; `updates`: (its position, or None and
-    that of a tangent; the new value; whether the write moves a version counter).
+    that of a tangent; the new value; whether the write moves a version counter). `wrapped`: leaves whose gradient is a
+    wrapper subclass, their slots, its spec, and its plain tensors.
     """
 
     live: list[Entry] = dataclasses.field(default_factory=list)
@@ -48,6 +49,7 @@ class Run:
     checks: list[Check] = dataclasses.field(default_factory=list)
     written: list[tuple[Value, str]] = dataclasses.field(default_factory=list)  # what the forward had made; where
     once: str = ""
+    wrapped: list[tuple[Any, Slot, Any, list[Entry]]] = dataclasses.field(default_factory=list)
 
     def keep_tangents(self, kept: list[int]) -> None:
         """Only the tangents at these positions are left."""

@@ -1,0 +1,94 @@
+"""Tangents of another kind than a backward was captured for: it is captured again for those that come.
+
+They are a wrapper subclass for a plain result, and for a wrapper subclass that is a result a plain tensor, one of
+another class, of other metadata, or of other plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..graph.meta import TensorSpec
+from ..graph.signature import Signature
+from ..graph.tangents import TangentKind, place_of_size
+from ..subclasses.conversion import taken_apart, unexpected
+from ..subclasses.handed import take_handed
+from ..subclasses.spec import bare_spec, is_wrapper, parts_of
+from .passed import check_marked
+
+__all__ = ["of_other_kinds"]
+
+_MOST_KINDS = 16
+
+
+def of_other_kinds(
+    backward: Callable[..., Any], derivative: Callable[..., Any] | None, signature: Signature
+) -> Callable[..., Any]:
+    """`backward(node, *tangents)`, and `derivative(node, *tangents, kinds=)` where some are of other kinds, or an error
+    where there is none.
+    """
+    known: list[TangentKind] = []
+    varies = bool(signature.symbols)
+
+    def run(node: Any, *tangents: Any) -> Any:
+        for tangent in tangents:
+            if type(tangent) is not torch.Tensor:
+                break
+        else:
+            return backward(node, *tangents)
+        found = take_handed(node)
+        given = [_as_plain(tangent) if is_wrapper(tangent) else tangent for tangent in tangents]
+        found += [((i,), t) for i, t in enumerate(tangents) if t is not None and given[i] is None]
+        tangents = tuple(given)
+        if not found:
+            return backward(node, *tangents)
+        if derivative is None or (hasattr(node, "take_rest") and node.take_rest() is not None):
+            raise unexpected(found[0][1])
+        if hasattr(node, "passed"):
+            check_marked(node, tangents)
+        kinds = [_kind_of(known, places, tangent, varies=varies) for places, tangent in found]
+        parts = [part for _, tangent in found for part in _parts(tangent)]
+        return derivative(node, *tangents, *parts, kinds=tuple(kinds))
+
+    return run
+
+
+def _as_plain(tangent: Any) -> torch.Tensor | None:
+    """A wrapper as the plain tensor that its class makes of it; one that is yet to arrive is waited for."""
+    convert = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    plain = convert(None, torch.Tensor) if convert is not None else None
+    return plain if type(plain) is torch.Tensor else None
+
+
+def _parts(tangent: Any) -> Sequence[torch.Tensor]:
+    return taken_apart(tangent) if is_wrapper(tangent) else [tangent]
+
+
+def _kind_of(known: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
+    """The kind of a tangent, one object for all of the same kind. `varies`: sizes of results may vary."""
+    parts = parts_of(tangent) if is_wrapper(tangent) else [tangent]
+    layouts = [_layout(part, tuple(tangent.shape) if varies else ()) for part in parts]
+    for kind in known:
+        if kind.outputs == places and kind.layouts == layouts and _is_of(kind.spec, tangent, varies=varies):
+            return kind
+    if len(known) >= _MOST_KINDS:
+        raise unexpected(tangent)
+    spec = bare_spec(tangent) if is_wrapper(tangent) else None
+    known.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
+    return known[-1]
+
+
+def _layout(part: torch.Tensor, sizes: tuple[int, ...]) -> Any:
+    """What a plain tensor is like, its sizes told by which of `sizes` they are."""
+    places = [place_of_size(size, dim, sizes) for dim, size in enumerate(part.shape)]
+    own = [size if place is None else ("size", place) for size, place in zip(part.shape, places, strict=True)]
+    return own, part.dtype, part.device
+
+
+def _is_of(spec: Any, tangent: Any, *, varies: bool) -> bool:
+    if spec is None or not is_wrapper(tangent):
+        return spec is None and not is_wrapper(tangent)
+    return type(tangent) is spec.cls and spec.has_structure_of(tangent, of_any_size=varies)

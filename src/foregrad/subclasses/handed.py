@@ -1,0 +1,43 @@
+"""Gradients that go from one autograd node to another whole, beside the edges between them.
+
+Edges of the compiled function's node carry plain tensors, of the sizes that it was captured with. A gradient of another
+kind (another class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._torch.engine import current_backward
+
+__all__ = ["TAKES_HANDED", "hand_over", "hand_to", "take_handed"]
+
+TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks for such gradients
+_HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
+
+
+def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
+    """Leave a gradient with the compiled function whose outputs these edges lead to, all of them; whether they do."""
+    known = [edge for edge in edges if edge[0] is not None]
+    nodes = {node for node, _ in known}
+    if len(nodes) != 1 or not _takes_handed(known[0][0]):
+        return False
+    hand_to(known[0][0], gradient, tuple(number for _, number in known))
+    return True
+
+
+def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
+    """Leave a gradient with a node, which runs later in this backward."""
+    node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
+
+
+def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
+    """What was left with a node in this backward: the places that it is for, and the gradient."""
+    handed = node.metadata.pop(_HANDED, ())
+    return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]
+
+
+def _takes_handed(node: Any) -> bool:
+    is_native = hasattr(node, "wanted_gradients")  # one of ours, in C++
+    return is_native or hasattr(getattr(node, "_forward_cls", None), TAKES_HANDED)
