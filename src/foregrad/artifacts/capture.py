@@ -232,7 +232,7 @@ class Exporter:
         """What the function asked its arguments. What it asked its own tensors is a part of it."""
         facts = []
         for number, question, attribute, value in captured.facts:
-            if isinstance(sources[number], Stored):
+            if number >= len(sources) or isinstance(sources[number], Stored):  # a wrapper's plain tensors are stored
                 continue
             slot = captured.joint.signature.inputs[number].slot
             if attribute is not None:

@@ -125,8 +125,9 @@ class _Renderer:
         watch = self._watched(inputs, static)
         self._bases(inputs)
         self._relations(inputs)
+        asked = [*inputs, *self.wrappers]
         for index, question, attribute_asked, value in self.facts:
-            self._require(answers(question, inputs[index], attribute_asked, value, self._bind))
+            self._require(answers(question, asked[index], attribute_asked, value, self._bind))
         # A lookup that fails on the way is a difference too.
         body = ["    " + line for line in self.lines]
         lines = [

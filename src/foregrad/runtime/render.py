@@ -113,6 +113,7 @@ class _Renderer(LineWriter):
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
+        self.tensors = [*inputs, *wrappers]  # what the log is about
         self.of_wrappers = WrapperLines(self, wrappers, self.signature, self.joint.name)
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
@@ -395,11 +396,12 @@ class _Renderer(LineWriter):
                 values[at] = self.view(values[at], output.after, output.path)
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
-        keeping = [*(self.inputs[i] for i in self.signature.retained_inputs), *map(values.get, self.signature.retained)]
+        keeping = [self.tensors[i] for i in self.signature.retained_inputs]
+        keeping += map(values.__getitem__, self.signature.retained)
         self.lines += [f"{name}.retain_grad()" for name in keeping]
         is_native = self.node is not None and self.node.is_native
         self.lines += [
-            f"{self.inputs[i]}.register_hook({self.bind('hook', hook)})" for i, hook in self.signature.input_hooks
+            f"{self.tensors[i]}.register_hook({self.bind('hook', hook)})" for i, hook in self.signature.input_hooks
         ]
         self.lines += result_lines(self, self.signature, self.joint.name, values, sees_watchers=is_native)
         if self.signature.settings:

@@ -123,6 +123,8 @@ class Assembly:
         check_new_leaves(self.name, results, analysis.outputs, inputs.by_stand_in, analysis.fakes)
         number = {id(r): i for i, r in enumerate(records)}
         of_part = {id(r.stand_in): i for i, r in enumerate(records)}
+        wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
+        number |= {id(known): wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
         analysis.updates += [
             Write(number[id(whole)], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
         ]
@@ -190,7 +192,8 @@ class Assembly:
     def _retained(
         self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: dict[int, int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        retained, inputs = retained_by(self.lifting.retained, results, self.inputs.by_stand_in, number)
+        known: dict[int, Any] = {**self.inputs.by_stand_in, **self.inputs.wrappers.by_stand_in}
+        retained, inputs = retained_by(self.lifting.retained, results, known, number)
         interior = {differentiable[position] for position, _ in passed[0]}
         aliases = {at for at, _ in passed[1]}
         inside = [

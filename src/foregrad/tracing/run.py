@@ -307,7 +307,7 @@ class CaptureRun:
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
         again = assembly.resumable(analysis, records, joint) if higher else None
-        facts = self.facts.of(records, None if self.code.scan.makes_up_names else self.code.scan.names)
+        facts = self.facts.of(len(joint.signature.inputs), self.code.scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
 

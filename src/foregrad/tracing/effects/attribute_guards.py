@@ -16,11 +16,14 @@ from ..._torch.fakes import FakeTensor
 from ..._torch.plain_attributes import own_attributes
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
+from ...frontend.scan import Scan
 from ...frontend.sources import Source
 from ...graph.slots import Closure
 from ...graph.spelling import key_text
+from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
 from ..inputs.inputs import Inputs
+from ..inputs.wrapper_inputs import WrapperInput
 
 __all__ = ["Facts"]
 
@@ -36,6 +39,9 @@ _OURS = {
 }
 
 
+Asked = InputRecord | WrapperInput
+
+
 class Facts:
     """Those of one capture. `where()` is the user's line."""
 
@@ -43,7 +49,7 @@ class Facts:
         self.inputs = inputs
         self.where = where
         # By the input's record, the question and the attribute that it is for: see `note`.
-        self.made: dict[tuple[int, str, str | None], tuple[InputRecord, Any]] = {}
+        self.made: dict[tuple[int, str, str | None], tuple[Asked, Any]] = {}
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer, or NotImplemented when it may be had from what stands for the tensor."""
@@ -52,7 +58,7 @@ class Facts:
             return NotImplemented
         record = self._record(args[0])
         if record is None:
-            return self.inputs.wrappers.answer(args[0], func, self.where)
+            return NotImplemented
         return rule(self, record, func)
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
@@ -73,21 +79,33 @@ class Facts:
         if record is not None:
             self.note(record, "tuple({}.__dict__)", tuple(record.real.__dict__))
 
-    def note(self, record: InputRecord, question: str, value: Any, attribute: str | None = None) -> None:
+    def note(self, record: Asked, question: str, value: Any, attribute: Any = None) -> None:
         """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
         self.made.setdefault((id(record), question, attribute), (record, value))
 
     def attributes(self, names: set[str] | None) -> None:
         """What the user hung onto tensors, as far as code names it; `None`: code makes names up."""
-        for record in self.inputs.records:
-            there = record.real.__dict__
+        asked: list[Asked] = [*self.inputs.records, *self.inputs.wrappers.inputs]
+        for record in asked:
+            there = record.hung if isinstance(record, WrapperInput) else record.real.__dict__
             for name in (there.keys() if names is None else names & there.keys()) - _OURS:
                 self.note(record, _ATTRIBUTE, there[name], name)
+        for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
+            there = wrapper.real.__dict__
+            if names is not None:
+                absent = wrapper.told_apart(names - there.keys())
+                self.note(wrapper, "{name}.isdisjoint({}.__dict__)", True, absent)
+            elif not wrapper.is_of_torch:
+                self.note(wrapper, "tuple({}.__dict__)", tuple(there))
 
-    def of(self, records: list[InputRecord], names: set[str] | None) -> tuple[tuple[int, str, str | None, Any], ...]:
-        """What was asked of which of `records`, by number: the question, an attribute, the answer; see `attributes`."""
-        self.attributes(names)
-        number = {id(record): index for index, record in enumerate(records)}
+    def of(self, inputs: int, scan: Scan) -> tuple[tuple[int, str, str | None, Any], ...]:
+        """What was asked of which input, by number: the question, an attribute, the answer; see `attributes`. The
+        wrappers come after all `inputs`.
+        """
+        self.attributes(None if scan.makes_up_names else scan.names)
+        wrappers = self.inputs.wrappers.inputs
+        number = {id(known): inputs + wrappers.index(known) for known in wrappers}
+        number |= {id(record): index for index, record in enumerate(self.inputs.records)}
         return tuple(
             (number[id(record)], question, attribute, value)
             for (_, question, attribute), (record, value) in self.made.items()
@@ -101,10 +119,16 @@ class Facts:
             for name in (ours.keys() | theirs.keys()) - _OURS:
                 if ours.get(name, ABSENT) is not theirs.get(name, ABSENT):
                     return f"{record.slot}.{name if str(name).isidentifier() else key_text(name)}"
+        for wrapper in self.inputs.wrappers.inputs:
+            for name in wrapper.attributes_set():
+                return f"{wrapper.slot}.{name}"
         return None
 
-    def _record(self, tensor: torch.Tensor) -> InputRecord | None:
+    def _record(self, tensor: torch.Tensor) -> Asked | None:
         inputs = self.inputs
+        if is_wrapper(tensor):
+            inputs.adopt(tensor)
+            return inputs.wrappers.find(tensor)
         found = inputs.by_stand_in.get(id(tensor)) or inputs.by_real.get(id(tensor))
         if found is None and not isinstance(tensor, FakeTensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             inputs.adopt(tensor)
@@ -113,23 +137,25 @@ class Facts:
 
     # ---------------------------------------------------------------- one answer each
 
-    def _is_leaf(self, record: InputRecord, func: Any) -> Any:
+    def _is_leaf(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}.is_leaf", record.real.is_leaf)
+        if isinstance(record, WrapperInput):  # its stand-in is made of those of its plain tensors
+            return self._grad_fn(record, _TENSOR.grad_fn.__get__) is None
         return func(record.stand_in)
 
-    def _grad_fn(self, record: InputRecord, func: Any) -> Any:
+    def _grad_fn(self, record: Asked, func: Any) -> Any:
         real = record.real
         self.note(record, "type({}.grad_fn)", type(real.grad_fn))
         node = func(record.stand_in)
         unwritten = real.is_inference() or record.stand_in._version == record.start_version
         return real.grad_fn if node is not None and unwritten else node
 
-    def _version(self, record: InputRecord, func: Any) -> Any:
+    def _version(self, record: Asked, func: Any) -> Any:
         version = record.real._version
         self.note(record, "{}._version", version)
         return version + func(record.stand_in) - record.start_version
 
-    def _base(self, record: InputRecord, func: Any) -> Any:
+    def _base(self, record: Asked, func: Any) -> Any:
         self._is_view(record, func)
         if record.real._base is None:
             return None
@@ -137,15 +163,19 @@ class Facts:
             f"the base of `{record.slot}` is asked for at {self.where()}: pass that tensor as an argument instead."
         )
 
-    def _is_view(self, record: InputRecord, func: Any) -> Any:
+    def _is_view(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}._base is None", record.real._base is None)
         return record.real._base is not None
 
-    def _offset(self, record: InputRecord, func: Any) -> Any:
+    def _offset(self, record: Asked, func: Any) -> Any:
+        if isinstance(record, WrapperInput):
+            return NotImplemented
         self.note(record, "{}.storage_offset()", record.real.storage_offset())
         return NotImplemented
 
-    def _storage(self, record: InputRecord, func: Any) -> Any:
+    def _storage(self, record: Asked, func: Any) -> Any:
+        if isinstance(record, WrapperInput):
+            return NotImplemented
         size = record.real.untyped_storage().nbytes()
         self.note(record, "{}.untyped_storage().nbytes()", size)
         if record.stand_in.untyped_storage().nbytes() != size:
@@ -155,30 +185,30 @@ class Facts:
             )
         return NotImplemented
 
-    def _hooks(self, record: InputRecord, func: Any) -> Any:
+    def _hooks(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}._backward_hooks is None", record.real._backward_hooks is None)
         return func(record.real)
 
-    def _retains(self, record: InputRecord, func: Any) -> Any:
+    def _retains(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}.retains_grad", record.real.retains_grad)
         return record.real.retains_grad or func(record.stand_in)
 
-    def _shared(self, record: InputRecord, func: Any) -> Any:
+    def _shared(self, record: Asked, func: Any) -> Any:
         shared = record.real.is_shared()
         self.note(record, "{}.is_shared()", shared)
         return shared
 
-    def _pinned(self, record: InputRecord, func: Any) -> Any:
+    def _pinned(self, record: Asked, func: Any) -> Any:
         pinned = record.real.is_pinned()
         self.note(record, "{}.is_pinned()", pinned)
         return pinned
 
-    def _address(self, record: InputRecord, func: Any) -> Any:
+    def _address(self, record: Asked, func: Any) -> Any:
         raise UnsupportedError(
             f"the address of `{record.slot}` is asked for at {self.where()}: it is another one at every call."
         )
 
-    def _grad(self, record: InputRecord, func: Any) -> Any:
+    def _grad(self, record: Asked, func: Any) -> Any:
         real, stand_in = record.real, record.stand_in
         if not real.is_leaf and not real.retains_grad:
             return None
@@ -195,7 +225,7 @@ class Facts:
         self.inputs.sources.add(grad, Source(Closure(f"{record.slot}.grad"), source.root, steps))
         return grad
 
-    def _set_grad(self, record: InputRecord, func: Any) -> Any:
+    def _set_grad(self, record: Asked, func: Any) -> Any:
         if record.real.grad is not None:
             raise UnsupportedSideEffectError(
                 f"`.grad` of {record.slot} is set at {self.where()}, which a compiled call can't repeat. Set it "
@@ -204,8 +234,14 @@ class Facts:
         self.note(record, "{}.grad is None", True)
         return NotImplemented  # what it is set to is looked at when the function has run: see `check_gradients`
 
+    def _accumulated(self, record: Asked, func: Any) -> Any:
+        raise UnsupportedSideEffectError(
+            f"a hook is put on {record.slot} at {self.where()} (`register_post_accumulate_grad_hook`), where it would "
+            "stay after the call. Put it there outside the compiled function."
+        )
 
-_RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
+
+_RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
     _TENSOR.is_leaf.__get__: Facts._is_leaf,
     _TENSOR.grad_fn.__get__: Facts._grad_fn,
     _TENSOR._version.__get__: Facts._version,
@@ -221,4 +257,5 @@ _RULES: dict[Any, Callable[[Facts, InputRecord, Any], Any]] = {
     _TENSOR.grad.__get__: Facts._grad,
     _TENSOR.grad.__set__: Facts._set_grad,
     _TENSOR.grad.__delete__: Facts._set_grad,
+    _TENSOR.register_post_accumulate_grad_hook: Facts._accumulated,
 }

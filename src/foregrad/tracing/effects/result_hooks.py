@@ -27,6 +27,7 @@ from ...frontend.code import names_of
 from ...graph.signature import AliasOutput, OutputInfo
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
+from ..inputs.wrapper_inputs import WrapperInput
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 
@@ -78,7 +79,7 @@ class OwnHooks:
         self._registered: list[_Registered] = []
         self._on_nodes: list[_OnNode] = []
         self.on_results: list[tuple[int, Callable[..., Any]]] = []
-        self.on_inputs: list[tuple[InputRecord, Callable[..., Any]]] = []
+        self.on_inputs: list[tuple[InputRecord | WrapperInput, Callable[..., Any]]] = []
         self.inside: list[int] = []
 
     def __bool__(self) -> bool:
@@ -129,7 +130,8 @@ class OwnHooks:
             noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
-        known, outside = inputs.by_stand_in, outside_of(function)
+        known: dict[int, Any] = {**inputs.by_stand_in, **inputs.wrappers.by_stand_in}
+        outside = outside_of(function)
         in_one_memory = {id(member) for _, members in inputs.memory for member in members}
         for left in [noted for noted in self._registered if id(noted.tensor) in known and _is_there(noted)]:
             record = known[id(left.tensor)]

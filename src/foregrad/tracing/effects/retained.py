@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedSideEffectError
-from ..heap.records import InputRecord
 
 __all__ = ["check_watched_inside", "retained_by"]
 
@@ -18,7 +17,7 @@ _INTERIOR = "computes other results from it, whose gradients flow to it inside"
 def retained_by(
     tensors: Sequence[torch.Tensor],
     results: Sequence[Any],
-    by_stand_in: Mapping[int, InputRecord],
+    by_stand_in: Mapping[int, Any],
     number: Mapping[int, int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions among the results of those of the tensors that keep their gradient, and the inputs that do."""

@@ -94,6 +94,9 @@ def check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulat
             "value instead."
         )
     check_gradients(name, records, accumulated_at)
+    for wrapper in facts.inputs.wrappers.inputs:
+        if wrapper.is_given_gradient():
+            raise _written_gradient(name, wrapper.slot, accumulated_at)
 
 
 def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
@@ -102,10 +105,14 @@ def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
         for stand_in in (record.stand_in, record.leaf):
             if stand_in is not None and is_usable(stand_in) and stand_in.is_leaf and stand_in.grad is not None:
                 stand_in.grad = None
-                raise UnsupportedSideEffectError(
-                    f"`{name}` writes to `.grad` of {record.slot}{' at ' + where if where else ''}, which a compiled "
-                    "call can't repeat; use torch.autograd.grad, or do it outside."
-                )
+                raise _written_gradient(name, record.slot, where)
+
+
+def _written_gradient(name: str, slot: Any, where: str) -> UnsupportedSideEffectError:
+    return UnsupportedSideEffectError(
+        f"`{name}` writes to `.grad` of {slot}{' at ' + where if where else ''}, which a compiled call can't repeat; "
+        "use torch.autograd.grad, or do it outside."
+    )
 
 
 def check_finished(name: str, was_inference: bool) -> None:

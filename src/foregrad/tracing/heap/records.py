@@ -88,7 +88,7 @@ class NumberRecord:
         return int if self.real is None else float
 
 
-def is_moved(record: InputRecord) -> bool:
+def is_moved(record: Any) -> bool:
     """Whether the function moved its version counter."""
     return not record.stand_in.is_inference() and version_of(record.stand_in) != record.start_version
 

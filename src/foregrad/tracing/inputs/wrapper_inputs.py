@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..._torch.fakes import fake_device
 from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
 from ..._torch.tensors import history_of, storage_key, version_of
 from ...errors import UnsupportedTensorError
+from ...frontend.expected import ABSENT
 from ...frontend.sources import Source
 from ...subclasses.conversion import learn_carriers, learn_gradient, taken_apart, wrap
 from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, bare_spec, is_wrapper, parts_of
@@ -22,13 +24,14 @@ __all__ = ["WrapperInput"]
 
 
 class WrapperInput:
-    """A wrapper among the inputs: its stand-in over the stand-ins of its plain tensors.
+    """A wrapper among the inputs, `real`: its stand-in over the stand-ins of its plain tensors.
 
-    `gradient`: the spec that its gradient was found to have. `is_other`: why the capture is to begin again.
+    `slot`: what people call it. `gradient`: the spec that its gradient was found to have. `is_other`: why the capture
+    is to begin again.
     """
 
-    def __init__(self, spec: WrapperSpec, parts: Sequence[Any], source: Source | None) -> None:
-        self.given, self.parts, self.source = spec, tuple(parts), source
+    def __init__(self, spec: WrapperSpec, parts: Sequence[Any], real: Any, slot: str, source: Source | None) -> None:
+        self.given, self.parts, self.real, self.slot, self.source = spec, tuple(parts), real, slot, source
         self.gradient: WrapperSpec | None = None
         self.is_other: GradientKindError | None = None
         self.spec = spec = with_sizes_of(spec, parts)
@@ -36,6 +39,9 @@ class WrapperInput:
             self.stand_in = wrap(spec, parts, self._taken)
         if spec.is_parameter:
             self.stand_in._is_param = True
+        self._own = {**self.stand_in.__dict__}
+        self.hung = {name: value for name, value in real.__dict__.items() if name not in self._own}
+        self.stand_in.__dict__.update(self.hung)
         self.inside = parts_of(self.stand_in)
         self.spec_inside = bare_spec(self.stand_in)
         if spec.sizes is not None:  # its class may know better
@@ -90,6 +96,28 @@ class WrapperInput:
         kept = dict(zip(self.spec.paths(), self.parts, strict=False))
         inside = zip(found.paths(), parts_of(gradient), found.carries, strict=True)
         return all(carries or _is_same(part, kept.get(path)) for path, part, carries in inside)
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether its class is PyTorch's own, which keeps what it has computed in attributes."""
+        return self.spec.cls.__module__.startswith("torch.")
+
+    def told_apart(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of these attributes that are no plain tensors and, on a class of PyTorch's, none of its own."""
+        own = "_" if self.is_of_torch else ()
+        return frozenset(name for name in names if name not in self.spec.names and not name.startswith(own))
+
+    def attributes_set(self) -> list[str]:
+        """The attributes that the function hung onto it."""
+        before, now = self._own | self.hung, self.stand_in.__dict__
+        names = self.told_apart(before.keys() | now.keys())
+        return [name for name in names if before.get(name, ABSENT) is not now.get(name, ABSENT)]
+
+    def is_given_gradient(self) -> bool:
+        """Whether the function has set its `.grad`."""
+        with warnings.catch_warnings():  # its stand-in is no leaf
+            warnings.simplefilter("ignore")
+            return self.stand_in.grad is not None
 
     @property
     def writes(self) -> int:

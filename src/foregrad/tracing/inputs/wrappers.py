@@ -34,8 +34,6 @@ from .wrapper_inputs import WrapperInput
 
 __all__ = ["Wrappers"]
 
-_TENSOR: Any = torch.Tensor
-
 
 class Wrappers:
     """The wrappers of one capture. `samples` are the plain tensors of those that the function reaches by itself, which
@@ -65,7 +63,8 @@ class Wrappers:
         key = tuple(map(id, parts))
         known = self.by_parts.get(key)
         if known is None or known.given != spec:
-            known = self.by_parts[key] = WrapperInput(spec, parts, None)
+            slot = str(self.plain[id(parts[0])].slot).removesuffix(spec.paths()[0])
+            known = self.by_parts[key] = WrapperInput(spec, parts, spec.of(), slot, None)
         self._add(known)
         return known.stand_in
 
@@ -99,7 +98,7 @@ class Wrappers:
                 adopt_part(sample, PartOf(number, i, _inner_slot(source.slot, path)))
                 for i, (sample, path) in enumerate(zip(samples, spec.paths(), strict=True))
             ]
-            known = self.reached[id(real)] = real, WrapperInput(spec, parts, source)
+            known = self.reached[id(real)] = real, WrapperInput(spec, parts, real, str(source.slot), source)
             self._add(known[1])
         return known[1].stand_in
 
@@ -109,19 +108,10 @@ class Wrappers:
         if known.spec.is_leaf and known.spec.requires_grad:
             self.recorder.wrapper_leaves[id(known.stand_in)] = known.stand_in
 
-    def answer(self, stand_in: Any, func: Any, where: Callable[[], str]) -> Any:
-        """What a program asks an input for besides its values."""
-        known = self.by_stand_in.get(id(stand_in))
-        if known is None or func in _ANSWERED:
-            return NotImplemented
-        if func == _TENSOR.is_leaf.__get__:
-            return known.spec.is_leaf
-        if func == _TENSOR.grad_fn.__get__ and known.spec.is_leaf:
-            return None
-        raise UnsupportedTensorError(
-            f"`{getattr(func, '__self__', func).__name__}` of an input that is a {known.spec.cls.__qualname__} is used "
-            f"at {where()}, which can't be compiled yet. Do that outside the compiled function."
-        )
+    def find(self, tensor: Any) -> WrapperInput | None:
+        """The input that a wrapper is, or stands for."""
+        known = self.by_stand_in.get(id(tensor))
+        return known or (self.reached[id(tensor)][1] if id(tensor) in self.reached else None)
 
     # ---------------------------------------------------------------- results
 
@@ -259,10 +249,6 @@ class Wrappers:
         inputs = [known for _, known in self.reached.values()]
         reached = [ReachedWrapper(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
         return FoundWrappers(tuple(reached), of_leaves)
-
-
-# What the stand-in itself can tell.
-_ANSWERED = {_TENSOR.storage_offset, _TENSOR.untyped_storage, _TENSOR.is_shared, _TENSOR.is_pinned}
 
 
 def _is_taken_without_gradients(result: Any) -> bool:

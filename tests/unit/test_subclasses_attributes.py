@@ -1,0 +1,143 @@
+"""What a function asks a wrapper subclass among its inputs besides values, and what it hangs onto it."""
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import UnsupportedError, UnsupportedSideEffectError
+from tests.unit.wrappers import described, quantised, two
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5, foreach=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.5),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=0.5, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.5),
+}
+
+
+def compiled(function):
+    return foregrad.compile(function, backend="eager", on_unsupported="raise")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_steps_over_parameters_that_are_wrappers(name):
+    seen = []
+    for wrap in (lambda function: function, compiled):
+        torch.manual_seed(0)
+        weight, bias = torch.nn.Parameter(two(2, 3)), torch.nn.Parameter(torch.randn(3))
+        optimizer = OPTIMIZERS[name]([weight, bias])
+        step = wrap(lambda optimizer=optimizer: optimizer.step())
+        for _ in range(3):
+            weight.grad, bias.grad = two(2, 3), torch.randn(3)
+            step()
+            seen.append(described([weight, bias]))
+    assert seen[:3] == seen[3:]
+    assert seen[0] != seen[1]
+
+
+def test_gradients_that_are_there_are_read_in_each_call():
+    weight = torch.nn.Parameter(two(2, 2))
+
+    def step():
+        with torch.no_grad():
+            if weight.grad is not None:
+                weight.sub_(weight.grad)
+
+    fast = compiled(step)
+    for grad in (None, two(2, 2), two(2, 2), None, two(2, 2)):
+        weight.grad = grad
+        expected = described([(weight if grad is None else weight - grad).detach()])
+        fast()
+        assert described([weight.detach()]) == expected
+
+
+QUESTIONS = {
+    "version": lambda w: w._version,
+    "is_leaf": lambda w: w.is_leaf,
+    "grad_fn": lambda w: type(w.grad_fn).__name__,
+    "no_base": lambda w: w._base is None,
+    "hooks": lambda w: w._backward_hooks is None,
+    "retains": lambda w: w.retains_grad,
+    "grad": lambda w: w.grad is None,
+    "hung": lambda w: getattr(w, "factor", None),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("make", [two, quantised])
+def test_what_is_asked_of_an_argument_is_answered_as_eager_does_and_guarded(question, make):
+    ask = QUESTIONS[question]
+
+    def f(w):
+        return w * 2, ask(w)
+
+    leaf, other = make(2, 3, grad=True), make(2, 3, grad=True)
+    other.factor = 3
+    other.register_hook(lambda g: g)
+    computed = leaf * 1
+    computed.retain_grad()
+    values = [leaf, other, make(2, 3), computed, leaf]
+    fast = compiled(f)
+    for value in values:
+        assert fast(value)[1] == f(value)[1]
+    with torch.no_grad():
+        if make is two:
+            leaf.add_(1)
+    assert fast(leaf)[1] == f(leaf)[1]
+
+
+def test_versions_move_with_writes_inside():
+    def f(w):
+        before = w._version
+        with torch.no_grad():
+            w.add_(1)
+        return w * 2, before, w._version
+
+    w = two(2, 2)
+    assert compiled(f)(w)[1:] == (0, 1)
+    assert w._version == 1
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_hooks_and_retained_gradients_stay_on_an_argument(is_leaf):
+    def hooked(w):
+        w.register_hook(lambda g: g * 2)
+        return (w * 3).sum()
+
+    def retained(w):
+        w.retain_grad()
+        return (w * 3).sum()
+
+    for f in (hooked, retained):
+        seen = []
+        for call in (f, compiled(f)):
+            leaf = two(2, 2, grad=True)
+            w = leaf if is_leaf else leaf * 1
+            for _ in range(2):
+                y = call(w)
+            (y + (w * 7).sum()).backward()
+            seen.append(described([leaf.grad, w.grad if f is retained else None]))
+        assert seen[0] == seen[1]
+
+
+def test_what_stays_on_a_wrapper_after_the_call_is_refused_by_name():
+    def hangs(w):
+        w.factor = 2
+        return w * 2
+
+    def gives_gradient(w):
+        w.grad = w.detach() * 2
+        return w * 2
+
+    def hooks(w):
+        w.register_post_accumulate_grad_hook(print)
+        return w * 2
+
+    for f, said in ((hangs, "args[0].factor"), (gives_gradient, "`.grad` of args[0]"), (hooks, "put on args[0]")):
+        with pytest.raises(UnsupportedSideEffectError) as raised:
+            compiled(f)(two(2, 2, grad=True))
+        assert said in str(raised.value)
+    plain = torch.ones(2, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="post_accumulate"):
+        compiled(hooks)(plain)
