@@ -51,6 +51,7 @@ PROGRAMS = {
         lambda a, b: (a @ b).redistribute(placements=WHOLE),
         lambda s: [of(4, 8, placed=COLUMNS, seed=s), of(8, 6, seed=s)],
     ),
+    "summed_outside": (lambda a, b: a @ b, lambda s: [of(4, 8, placed=COLUMNS, seed=s), of(8, 6, seed=s)]),
     "whole": (lambda a: a.full_tensor() * 2, x),
     "local": (lambda a: a.to_local().sin(), x),
     "made": (lambda a: DTensor.from_local(a * 2, mesh(), ROWS), lambda s: [plain(3, 3, seed=s)]),

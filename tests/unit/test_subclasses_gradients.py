@@ -329,3 +329,57 @@ def test_without_what_it_takes_it_is_refused():
         result = compiled(lambda a: a * 2)(two(3, grad=True))
     with pytest.raises(UnsupportedError, match="is a Tensor, and its backward was compiled for another kind"):
         result.backward(ones(result))
+
+
+# -------------------------------------------------------------------- of what a wrapper is made of
+
+
+def made_twice(a, b):
+    made = Unit(a * 2, 1)
+    return made, made, made * made
+
+
+LEAVES = {
+    "history_inside": lambda a, b: (Unit(a * 2, 1), a * 3),
+    "an_input_inside": lambda a, b: Unit(a, 1),
+    "requires_grad_too": lambda a, b: TwoTensor(a * 2, a.exp() * b),
+    "marked": lambda a, b: Unit(a * 2, 1).requires_grad_(),
+    "marked_without_history": lambda a, b: Unit(b * 2, 1).requires_grad_(),
+    "quantised": lambda a, b: Quantised((b * 9).to(torch.int8), a.abs().amax(0, keepdim=True)),
+    "nested": lambda a, b: TwoTensor(TwoTensor(a * 2, a), TwoTensor(a, a.exp())),
+    "twice": made_twice,
+    "parameter": lambda a, b: torch.nn.Parameter(Unit(b * 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_wrapper_that_is_a_leaf_over_tensors_with_histories(name):
+    """Gradients by it end there; what it holds keeps its own history."""
+
+    def ends(result):
+        names = result.__tensor_flatten__()[0] if hasattr(result, "__tensor_flatten__") else ()
+        return [end for name in names for end in ends(getattr(result, name))] or [result]
+
+    def scenario(call, a, b):
+        results = call(a, b)
+        results = results if isinstance(results, tuple) else (results,)
+        parts = [part for result in results for part in ends(result)]
+        seen = [(part.requires_grad, part.is_leaf, part is a) for part in (*results, *parts)]
+        losses = [part.sum() for part in parts if part.requires_grad]
+        if losses:
+            sum(losses).backward()
+        first = results[0]
+        if first.requires_grad:
+            (first * first).backward(torch.ones_like(first.detach()))
+        return [*results, a.grad, first.grad, seen, results[0] is results[-1]]
+
+    same(scenario, LEAVES[name], lambda: (torch.randn(3, requires_grad=True), torch.randn(3)))
+
+
+def test_a_leaf_that_other_results_are_computed_from_is_refused():
+    def f(a):
+        made = Unit(a * 2, 1).requires_grad_()
+        return made, made * made
+
+    with pytest.raises(UnsupportedError, match="makes the leaf a Unit and computes other results from it"):
+        compiled(f)(torch.randn(3))

@@ -14,7 +14,7 @@ import torch
 from ..graph.meta import TensorSpec
 from ..graph.signature import Signature
 from ..graph.tangents import TangentKind, place_of_size
-from ..subclasses.conversion import taken_apart, unexpected
+from ..subclasses.conversion import converted, taken_apart, unexpected
 from ..subclasses.handed import take_handed
 from ..subclasses.spec import bare_spec, is_wrapper, parts_of
 from .passed import check_marked
@@ -58,8 +58,7 @@ def of_other_kinds(
 
 def _as_plain(tangent: Any) -> torch.Tensor | None:
     """A wrapper as the plain tensor that its class makes of it; one that is yet to arrive is waited for."""
-    convert = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
-    plain = convert(None, torch.Tensor) if convert is not None else None
+    plain = converted(tangent, None, torch.Tensor)
     return plain if type(plain) is torch.Tensor else None
 
 

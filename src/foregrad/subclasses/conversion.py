@@ -25,6 +25,7 @@ from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
 __all__ = [
     "Samples",
+    "converted",
     "layouts_of",
     "learn_carriers",
     "learn_gradient",
@@ -116,6 +117,9 @@ def unwrapping(spec: WrapperSpec, gradient: WrapperSpec | None) -> Callable[[Any
 
 def wrap(spec: WrapperSpec, parts: Sequence[torch.Tensor], take: Take | None = None) -> Any:
     """The wrapper with these plain tensors in it, and their history. `take`: what takes its gradient apart."""
+    if spec.keeps_parts:
+        made = rebuilt(spec, parts)
+        return made if made.requires_grad is spec.requires_grad else made.requires_grad_(spec.requires_grad)
     if not (torch.is_grad_enabled() and any(part.requires_grad for part in parts)):
         return rebuilt(spec, parts[: len(spec.carries)])
     return _wrap(spec, take or functools.partial(taken_gradient, spec), *parts)
@@ -149,14 +153,23 @@ def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts | None:
         return None if is_wrapper(gradient) else [*[None] * len(spec.carries), gradient]
     given: Any = gradient
     if not _is_like(gradient, spec):
-        convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
-        expected = () if type(gradient) is spec.cls else (spec.cls,)
-        given = convert(spec.metadata, *expected) if convert is not None else None
+        given = converted(gradient, spec.metadata, spec.cls)
         cls = type(given)
         if cls is not spec.cls or given.shape != spec.layout(parts_of(given))[0]:
             return None
     parts = taken_apart(given)
     return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
+
+
+def converted(gradient: Any, metadata: Any, cls: type) -> Any:
+    """A gradient as its class makes one of another class or metadata of it; None where it does not."""
+    convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
+    if convert is None:
+        return None
+    try:
+        return convert(metadata) if type(gradient) is cls else convert(metadata, cls)
+    except Exception:  # of the class: a DTensor can't be placed as a sum of others
+        return None
 
 
 def taken_apart(gradient: Any) -> Sequence[torch.Tensor]:

@@ -66,6 +66,7 @@ class WrapperSpec:
     `is_whole`: its gradient is a plain tensor of its own shape, not a wrapper like it: an input without elements, one
     more after the plain tensors, stands for the wrapper where gradients are concerned. `carriers`: its gradient is a
     wrapper of other plain tensors than it is itself; one input without elements stands for each that has gradients.
+    `keeps_parts`: the function made it of tensors with histories of their own, and it is a leaf itself.
     `of`: a reference to the wrapper, where it is an input of a capture.
     """
 
@@ -85,6 +86,7 @@ class WrapperSpec:
     constants: tuple[tuple[str, Any], ...] = ()
     sizes: OuterSizes | None = None
     carriers: tuple[Carrier, ...] = ()
+    keeps_parts: bool = False
     of: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @property

@@ -16,6 +16,7 @@ from ..graph.effect_log import Effect, Write, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
+from ..subclasses.spec import is_wrapper
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
 from .derivatives.derived_effects import effects_of
 from .derivatives.differentiation import Differentiated
@@ -120,7 +121,9 @@ class Assembly:
             | decisions.sizes.made
             | {id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
         )
-        check_new_leaves(self.name, results, analysis.outputs, inputs.by_stand_in, analysis.fakes)
+        of_inputs = {*inputs.by_stand_in, *inputs.wrappers.by_stand_in}
+        returned = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
+        check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, returned)
         number = {id(r): i for i, r in enumerate(records)}
         of_part = {id(r.stand_in): i for i, r in enumerate(records)}
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs

@@ -21,15 +21,17 @@ def check_new_leaves(
     infos: Sequence[OutputInfo],
     known: Collection[int],
     fakes: Sequence[torch.Tensor | None],
+    wrappers: Sequence[Any],
 ) -> None:
     """No output of the graph (`fakes`) was computed from a leaf that the function made and gives back, or leaves in
-    Python's state. `known`: ids of results that are inputs.
+    Python's state. `known`: ids of results that are inputs. `wrappers`: results that are wrapper subclasses.
     """
     made = {
         id(result): info.path
         for result, info in zip(results, infos, strict=True)
         if isinstance(result, torch.Tensor) and id(result) not in known and _is_leaf(result)
     }
+    made |= {id(one): f"a {type(one).__qualname__}" for one in wrappers if id(one) not in known and _is_leaf(one)}
     if not made:
         return
     outputs = [fake for fake in fakes if fake is not None and history_of(fake) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..._torch.tensors import (
     leads_to_base,
     numbers_of_view,
 )
-from ...errors import UnsupportedAliasError, UnsupportedTensorError
+from ...errors import UnsupportedAliasError
 from ...frontend.sources import Source
 from ...frontend.tree import SharedWrapper, Tree, Unwrap, flatten
 from ...frontend.wrappers import FoundWrappers, ReachedWrapper
@@ -156,11 +157,10 @@ class Wrappers:
         return self._in_graph(result)
 
     def _in_graph(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]]:
-        if not result.requires_grad and any(part.requires_grad for part in parts_of(result)):
-            raise UnsupportedTensorError(
-                f"a {type(result).__qualname__} that the function returns was made of tensors with a history: in eager "
-                "its gradient would not go on there. Detach them, or make it in a torch.autograd.Function."
-            )
+        inside = parts_of(result)
+        if result.is_leaf and (result.requires_grad or any(part.requires_grad for part in inside)):
+            # To autograd they have nothing to do with it: its own gradient ends there.
+            return dataclasses.replace(spec_of(result), keeps_parts=True), inside
         spec, parts = self.apart(result)
         self.made[id(result)] = result, parts
         return spec, parts
