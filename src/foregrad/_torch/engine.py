@@ -20,6 +20,7 @@ __all__ = [
     "forward_ad",
     "is_any_autocast_enabled",
     "is_foreign_mode_on",
+    "is_node_with",
     "keeps_graph",
     "keeps_versions",
     "transforms_active",
@@ -88,6 +89,11 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
 
 
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
+
+
+def is_node_with(node: Any, attribute: str) -> bool:
+    """Whether a node is one of ours: in C++, or of a Function with this attribute."""
+    return hasattr(node, "wanted_gradients") or hasattr(getattr(node, "_forward_cls", None), attribute)
 
 
 def default_device_is_the_mode() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._torch.engine import current_backward
+from .._torch.engine import current_backward, is_node_with
 
 __all__ = ["TAKES_HANDED", "hand_over", "hand_to", "take_handed"]
 
@@ -21,7 +21,7 @@ def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
     """Leave a gradient with the compiled function whose outputs these edges lead to, all of them; whether they do."""
     known = [edge for edge in edges if edge[0] is not None]
     nodes = {node for node, _ in known}
-    if len(nodes) != 1 or not _takes_handed(known[0][0]):
+    if len(nodes) != 1 or not is_node_with(known[0][0], TAKES_HANDED):
         return False
     hand_to(known[0][0], gradient, tuple(number for _, number in known))
     return True
@@ -36,8 +36,3 @@ def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
     """What was left with a node in this backward: the places that it is for, and the gradient."""
     handed = node.metadata.pop(_HANDED, ())
     return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]
-
-
-def _takes_handed(node: Any) -> bool:
-    is_native = hasattr(node, "wanted_gradients")  # one of ours, in C++
-    return is_native or hasattr(getattr(node, "_forward_cls", None), TAKES_HANDED)
