@@ -1,10 +1,9 @@
-"""Functions that call data-parallel modules, or collectives that work in place: eager's results, by eager calls."""
+"""Functions that call data-parallel modules: eager's results, by eager calls."""
 
 import sys
 import warnings
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -37,41 +36,6 @@ def around_shards():
     return model, model.forward, "`fully_shard`"
 
 
-def reduced():
-    model = net()
-
-    def f(x):
-        y = model(x)
-        total = y.detach().clone()
-        dist.all_reduce(total)
-        return y * total
-
-    return model, f, "c10d.allreduce_"
-
-
-def reduced_argument():
-    model = net()
-
-    def f(x):
-        work = dist.all_reduce(x, async_op=True)
-        work.wait()
-        return model(x)
-
-    return model, f, "c10d.allreduce_"
-
-
-def gathered():
-    model = net()
-
-    def f(x):
-        y = model(x)
-        parts = [torch.empty_like(y) for _ in range(2)]
-        dist.all_gather(parts, y.detach())
-        return y * parts[0] * parts[1]
-
-    return model, f, "c10d.allgather_"
-
-
 def trained(model, call, rank):
     torch.manual_seed(rank)
     found = []
@@ -87,7 +51,7 @@ def ranks_own(tensor):
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
 
 
-MADE = around_ddp, forward_of_ddp, around_shards, reduced, reduced_argument, gathered
+MADE = around_ddp, forward_of_ddp, around_shards
 
 
 def main(rank, size, store):

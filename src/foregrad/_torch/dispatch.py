@@ -42,7 +42,7 @@ def without_torch_functions() -> Any:
     return torch._C.DisableTorchFunction()
 
 
-def is_function_mode_on(mode: TorchFunctionMode) -> bool:
+def is_function_mode_on(mode: TorchFunctionMode | None) -> bool:
     """Whether `mode` sees the torch functions that are called now: not so in its own handler."""
     c = torch._C
     return any(c._get_function_stack_at(i) is mode for i in range(c._len_torch_function_stack()))
@@ -70,13 +70,14 @@ class ThreadDispatchMode(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def without_modes(function_mode: TorchFunctionMode, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
-    """Context: these two modes, which are on, see nothing; others do."""
+def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
+    """Context: these two modes see nothing; others do. The first may be off, or none."""
+    is_on = is_function_mode_on(function_mode)
     above: list[Any] = []
     while (mode := _pop_mode()) is not dispatch_mode:
         above.append(mode)
     functions: list[Any] = []
-    while (found := _pop_function_mode()) is not function_mode:
+    while is_on and (found := _pop_function_mode()) is not function_mode:
         functions.append(found)
     _push_all(_push_mode, above)
     _push_all(_push_function_mode, functions)
@@ -87,7 +88,8 @@ def without_modes(function_mode: TorchFunctionMode, dispatch_mode: TorchDispatch
             _pop_function_mode()
         for _ in above:
             _pop_mode()
-        _push_function_mode(function_mode)
+        if is_on:
+            _push_function_mode(function_mode)
         _push_mode(dispatch_mode)
         _push_all(_push_mode, above)
         _push_all(_push_function_mode, functions)

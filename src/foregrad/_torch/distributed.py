@@ -5,12 +5,23 @@ Checked on torch 2.13.0. These modules' classes are looked up only once they are
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["GROUPS", "data_parallel"]
+__all__ = [
+    "GROUPS",
+    "data_parallel",
+    "finished_work",
+    "functional_collective",
+    "group_of",
+    "reduction_of",
+    "run_collective",
+    "work_of",
+]
 
 _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
 GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
@@ -32,3 +43,92 @@ def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
         if cls is not None and isinstance(module, cls) and not (in_forward and name in _BY_HOOKS):
             return _BY_HOOKS.get(name, f"`{name}`")
     return None
+
+
+# ---------------------------------------------------------------------------------------------- collectives
+
+# The names that functional collectives have for reductions, by the number of a `ReduceOp`.
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+
+
+def reduction_of(op: Any) -> str | None:
+    """What functional collectives call the reduction that an operator was given; None for one that they don't have."""
+    number = op.op()
+    return _REDUCTIONS[number] if number < len(_REDUCTIONS) else None
+
+
+def group_of(group: Any) -> tuple[str, int]:
+    """The name and the number of members of the group that an operator was given."""
+    from torch._C._distributed_c10d import ProcessGroup
+
+    found: Any = ProcessGroup.unbox(group)
+    return found.group_name, found.size()
+
+
+def functional_collective(name: str) -> Any:
+    """A functional collective."""
+    import torch.distributed._functional_collectives  # it brings the kernels for fakes
+
+    return getattr(torch.ops._c10d_functional, name).default
+
+
+def run_collective(op: Any, args: list[Any], group: str) -> None:
+    """Call an operator that works in place, in the group of this name, and wait for it."""
+    c10d: Any = torch._C._distributed_c10d
+
+    position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "process_group")
+    args[position] = c10d._resolve_process_group(group).boxed()
+    result = op(*args)
+    work = result[-1] if isinstance(result, (tuple, list)) else result
+    if work is not None:
+        c10d.Work.unbox(work).wait()
+
+
+def finished_work() -> Any:
+    """What an operator returns for a collective that is over."""
+    from torch._C._distributed_c10d import FakeWork
+
+    return FakeWork().boxed()
+
+
+def work_of(finish: Callable[[], None], tensors: Any) -> Any:
+    """What stands for a collective under way: `finish` is called once, when it is first waited for.
+
+    Somebody must keep it: what C++ has of it does not.
+    """
+    return _work_class()(finish, tensors)
+
+
+@functools.cache
+def _work_class() -> Any:
+    base: Any = torch.distributed.Work
+
+    class PendingWork(base):  # type: ignore[misc]
+        """A collective of a graph that is recorded."""
+
+        def __init__(self, finish: Callable[[], None], tensors: Any) -> None:
+            super().__init__()
+            self.finish, self.tensors = finish, tensors
+            self.is_finished = False
+
+        def wait(self, timeout: Any = None) -> bool:
+            if not self.is_finished:
+                self.is_finished = True
+                self.finish()
+            return True
+
+        synchronize = block_current_stream = is_completed = is_success = wait
+
+        def exception(self) -> None:
+            return None
+
+        def result(self) -> Any:
+            self.wait()
+            return self.tensors
+
+        def get_future(self) -> Any:
+            future: Any = torch.futures.Future()
+            future.set_result(self.result())
+            return future
+
+    return PendingWork

@@ -76,7 +76,7 @@ def remove() -> None:
 def _call_without_plan(original: Any, run: Callable[..., Any], capture: Callable[[], tuple[Swap, Read] | None]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         parts = capture()
-        given = None if parts is None else _by_position(self, args, kwargs)
+        given = None if parts is None or _is_of_cpp(self) else _by_position(self, args, kwargs)
         if parts is None or given is None:  # too few arguments, say: that says what is wrong
             return original(self, *args, **kwargs)
         swap, read = parts
@@ -113,6 +113,14 @@ class _KeepingErrors(TorchDispatchMode):
 
 def _is_method(function: Any) -> bool:
     return isinstance(function, torch._C.ScriptMethod)
+
+
+def _is_of_cpp(function: Any) -> bool:
+    """Whether a method is that of a class in C++, which has no graph."""
+    try:
+        return _is_method(function) and function.graph is None
+    except RuntimeError:
+        return True
 
 
 def _by_position(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

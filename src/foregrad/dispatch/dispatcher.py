@@ -12,7 +12,7 @@ from ..config import Config
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..frontend.call import flatten_call
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
-from ..graph.eager_regions import finish, in_one_call
+from ..graph.eager_regions import give_up, in_one_call
 from ..graph.source import source_of
 from ..interrupts import held
 from ..locks import Turn
@@ -112,8 +112,8 @@ class Dispatcher:
             if function_modes() and engine.is_foreign_mode_on():
                 return function(*args, **kwargs)
             if refusals and refusals.covers(args, kwargs):
-                finish()
-                return function(*args, **kwargs)
+                with give_up():
+                    return function(*args, **kwargs)
             if self.inner is not None:
                 return self._stateful(args, kwargs)
             return compile_and_call(args, kwargs, tried)
@@ -189,7 +189,8 @@ class Dispatcher:
             if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
                 self.graphs.remove(second)
                 self._paths.diverged += 1
-                return self.function(*args, **kwargs)
+                with give_up():
+                    return self.function(*args, **kwargs)
             return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
         return result
 

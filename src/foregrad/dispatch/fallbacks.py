@@ -57,12 +57,14 @@ class Fallbacks:
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
         """A call for which there is no graph, for `error` if it is to be spoken of."""
-        give_up()
+        as_it_was = give_up()
         if error is None or isinstance(error, ForegradError):
             if error is not None:
                 self.refusals.note(args, kwargs, error)
-            return self.function(*args, **kwargs)
-        result = self.function(*args, **kwargs)  # which raises where the error is the program's own
+            with as_it_was:
+                return self.function(*args, **kwargs)
+        with as_it_was:
+            result = self.function(*args, **kwargs)  # which raises where the error is the program's own
         self.refusals.stumbled(args, kwargs, error)
         return result
 

@@ -13,6 +13,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .._torch.dispatch import default_generator
 from .._torch.tensors import storage_key, version_of
 from ..errors import UnsupportedMutationError
 from ..interrupts import runs_user_code
+from .collectives import Collective, GivenAgain
 
 __all__ = [
     "Ran",
@@ -186,13 +188,18 @@ def finish() -> None:
     _thread.journal = None
 
 
-def give_up() -> None:
-    """The call runs eagerly: as if no region had run, as far as Python's state is concerned."""
-    journal = open_journal()
+def give_up() -> AbstractContextManager[Any]:
+    """The call runs eagerly, in this context: as if no region had run, as far as Python's state is concerned.
+
+    Collectives that ran are not run again: other processes have met them.
+    """
+    journal, ran = open_journal(), []
     if journal is not None:
         while journal.undo:
             journal.undo.pop()()
+        ran = [(e.function, e.ran.outputs) for e in journal.entries if isinstance(e.function, Collective)]
     _thread.journal = None
+    return GivenAgain(ran) if ran else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

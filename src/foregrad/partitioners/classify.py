@@ -108,6 +108,8 @@ def classify(node: fx.Node) -> OpClass:
             return _INPUT
         return _CONSTANT if node.op == "get_attr" else _EFFECT
     target = node.target
+    if "runs_once" in node.meta:  # a collective that the user called
+        return _EFFECT
     known = _cache.get(target)
     if known is None:
         if is_higher_order(target):

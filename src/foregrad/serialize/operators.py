@@ -27,6 +27,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\
 # Operators that read files or print, whatever they are given, and those that stand for functions of this process.
 _FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print"}
 _FORBIDDEN |= {"foregrad::eager_region", "foregrad::eager_region_backward", "foregrad::gradient_hook"}
+_FORBIDDEN.add("foregrad::collective")  # its key is of this process
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{

@@ -16,9 +16,9 @@ from ..frontend.sources import Source
 from ..graph.eager_regions import begin, in_one_call
 from ..interrupts import held
 from .captured import Captured
-from .inputs.again import CaptureAgain, SharedClosureFound
 from .options import Learned, Options
 from .run import CaptureRun
+from .tape.again import CaptureAgain, SharedClosureFound
 from .tape.collection import paused_collection
 
 __all__ = ["Captured", "capture_call"]

@@ -34,7 +34,8 @@ class Learned:
     that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
     replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `asking`: by id, globals of modules whose code asks for types besides those that are known to.
+    `Wrappers`. `collectives_by_regions`: see `Collectives`. `asking`: by id, globals of modules whose code asks for
+    types besides those that are known to.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -46,6 +47,7 @@ class Learned:
     regions: set[Any] = dataclasses.field(default_factory=set)
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
+    collectives_by_regions: bool = False
     asking: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property

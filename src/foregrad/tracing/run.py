@@ -51,7 +51,6 @@ from .effects.side_effects import (
 )
 from .effects.storage_swap import check_marked, views_of_written
 from .heap.recording import Host
-from .inputs.again import CaptureAgain
 from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view
 from .inputs.inputs import Inputs
@@ -63,6 +62,7 @@ from .options import Learned, Options
 from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder
+from .tape.again import CaptureAgain
 from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of
 from .values.decisions import Decisions
@@ -95,7 +95,7 @@ class CaptureRun:
         )
         self.origins = Origins(_run_function.__code__)
         edges = self.inputs.whole_memory_needed
-        host = Host(self.inputs.adopt, self.name, learned.late, edges, self._on_resize)
+        host = Host(self.inputs.adopt, self.name, learned.late, edges, self._on_resize, learned)
         self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
         self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
@@ -232,6 +232,7 @@ class CaptureRun:
         if self.state.needs_another_run():
             return None
         with recorder:
+            recorder.collectives.finish()
             self.overlapping.finish()
         self.draws.check()
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
@@ -256,8 +257,7 @@ class CaptureRun:
             check_generators(self.name, self.made_generators)
         check_reshaped(recorder)
         analysis = analyze(recorder, inputs, out_leaves, paths)
-        function, live = self.call.function, self.options.live_hooks
-        self.hooks.settle(self.name, function, out_leaves, analysis, inputs, live=live)
+        self.hooks.settle(self.name, self.call.function, out_leaves, analysis, inputs, live=self.options.live_hooks)
         self.lifting.settle(has_hooks=bool(self.hooks))
         return analysis
 

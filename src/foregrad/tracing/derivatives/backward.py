@@ -109,10 +109,11 @@ class Backward:
         has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
         try:
             others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
-            with self._recording(tangents):
+            with self._recording(tangents, keeps_collectives=True):
                 results, self.failing = _gradients_of(
                     outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
                 )
+                self.recorder.collectives.finish()
                 for record, gradient in zip(sinks, results, strict=False):
                     if type(gradient) is not FakeTensor and is_wrapper(gradient):
                         parts = [self.recorder.entry_of(part) for part in parts_of(gradient)]
@@ -128,7 +129,7 @@ class Backward:
         except RuntimeError as error:
             self.error = self._named(error)
         self.failing = {position: self._named(error) for position, error in self.failing.items()}
-        if self.failing and self.run.has_effects:
+        if self.failing and (self.run.has_effects or any(e.is_backward for e in self.recorder.collectives.made)):
             raise in_some_backwards(f"the backward beside that of {self._line_of(outputs[next(iter(self.failing))])}")
         if has_asides and self.error is None and not self.failing:
             self.aside = self._failing_aside(outputs, sinks, tangents)
@@ -260,9 +261,10 @@ class Backward:
         self.to_nowhere(picked, [tangents[k] for k in looked_at])
 
     @contextlib.contextmanager
-    def _recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    def _recording(self, tangents: Sequence[torch.Tensor] = (), *, keeps_collectives: bool = False) -> Iterator[None]:
         """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
         recorder = self.recorder
+        begin = len(recorder.collectives.made)
         with recorder.backward_runs():
             recorder.late.begin(tangents)
             try:
@@ -270,6 +272,8 @@ class Backward:
                     yield
             finally:
                 recorder.late.finish()
+                if not keeps_collectives:
+                    recorder.collectives.drop(begin)
 
 
 class InnerGradients:

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.libraries import is_outside
 from ...graph.eager_regions import differentiated_twice
-from ..inputs.again import CaptureAgain
+from ..tape.again import CaptureAgain
 
 __all__ = ["BackwardChangesError", "CustomFunctions", "codes_on_the_way"]
 

@@ -29,6 +29,7 @@ from ..._torch.settings import settings
 from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
+from ...graph.collectives import Collective
 from ...graph.eager_regions import (
     Ran,
     Region,
@@ -118,7 +119,7 @@ class EagerRegions:
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a marked function, with stand-ins in it."""
         recorder = self.recorder
-        if is_inside_operator(recorder):  # of a wrapper subclass, whose class is a part of the capture
+        if is_inside_operator(recorder) and not isinstance(function, Collective):  # of a class: a part of the capture
             return function(*args, **kwargs)
         name, where = _name_of(function), recorder.where()
         knows = self.state().knows
@@ -138,8 +139,7 @@ class EagerRegions:
         tensors = [t if type(t) is FakeTensor else recorder.adopt(t) for t in arguments.tensors]
         entries = [recorder.value_of(tensor).read(recorder.emit) for tensor in tensors]
         reals = [recorder.decisions.value(entry, where) for entry in entries]
-        region = self._region(function, name, where, arguments, tensors)
-        decided = self._decided()
+        region, decided = self._region(function, name, where, arguments, tensors), self._decided()
         ran = self._run(region, reals)
         with without_torch_functions():  # of which the lifting would see the region's own tensors
             leaves = [recorder.adopt(leaf) for leaf in ran.leaves]

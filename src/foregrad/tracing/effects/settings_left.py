@@ -11,8 +11,8 @@ import torch
 from ..._torch.asked import ViewReplay
 from ..._torch.settings import apply_settings, settings
 from ...errors import ForegradError
-from ..inputs.again import CaptureAgain
 from ..recorder.arithmetic import ArithmeticSettings
+from ..tape.again import CaptureAgain
 from .side_effects import check_finished
 
 __all__ = ["SettingsLeft"]

@@ -32,7 +32,7 @@ class Host:
     `adopt`: the fake for a real tensor that the function brought in by itself. `name`: the function's. `written`: ids
     of inputs that its backward is known to write. `past_the_edges(root)`: a write leaves the input that `root` is.
     `on_resize()`: sizes or memory of a tensor are about to change in place. `on_missing(root, where)`: a backward
-    writes to what it was not known to write.
+    writes to what it was not known to write. `learned`: what earlier runs of the capture found out.
     """
 
     adopt: Callable[[torch.Tensor], torch.Tensor]
@@ -40,6 +40,7 @@ class Host:
     written: set[int] = dataclasses.field(default_factory=set)
     past_the_edges: Callable[[Value], None] = _nothing
     on_resize: Callable[[], None] = _nothing
+    learned: Any = None
     on_missing: Callable[[Value, str], None] = _nothing
 
 
@@ -62,6 +63,7 @@ class Recording(Protocol):
     writes: Any
     detached: Any
     checks: Any
+    collectives: Any
     decisions: Any
     late: Any
     sparse: Any

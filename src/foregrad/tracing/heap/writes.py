@@ -79,6 +79,10 @@ class Writes:
             self._write(tensor, entry, checked=func is not aten.copy_.default)
         return out
 
+    def assign(self, tensor: torch.Tensor, new: Entry) -> None:
+        """`tensor` holds what `new` gives: `copy_` below autograd, which no version counter tells of."""
+        self._write(tensor, self._copied(tensor, new))
+
     def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
         """Record the functional form; bind its other results; return the entries for what was written."""
         rec, functional = self.recorder, info.functional

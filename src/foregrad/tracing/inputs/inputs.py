@@ -36,10 +36,10 @@ from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord
 from ..heap.refusals import past_the_edges
 from ..recorder.recorder import Recorder
+from ..tape.again import SharedClosureFound
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
-from .again import SharedClosureFound
 from .overlapping_views import Watched
 from .shared_memory import MemoryGroup
 from .stand_ins import StandIns

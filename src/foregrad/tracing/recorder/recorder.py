@@ -54,6 +54,7 @@ from ..values.constants import evaluate
 from ..values.decisions import Decisions
 from .arithmetic import ArithmeticSettings
 from .backward_writes import BackwardWrites
+from .collectives import Collectives
 from .trace import Trace
 from .value_dependent import decided, run_for_real
 from .wrapper_leaves import check_wrapper_leaves
@@ -104,6 +105,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.late = BackwardWrites(self)
         self.sparse = SparseGradients(self)
         self.borrowed = Borrowed()
+        self.collectives = Collectives(self)
         self.decisions = decisions(self)
 
     def resume(self, host: Host, decisions: Decisions, root: CodeType) -> None:
@@ -187,16 +189,12 @@ class Recorder(Trace, ThreadDispatchMode):
                 f"`{func}` at {user_line(self.origins.here())} takes memory from tensors, which can't be "
                 "captured. Keep that part outside the compiled function."
             )
-        if func.namespace == "c10d":  # its schemas do not say what is written to, and its results come later
-            raise UnsupportedOpError(
-                f"`{func}` at {user_line(self.origins.here())} exchanges tensors with other processes in place, which "
-                "no graph holds. Use functional collectives there (DTensor's `redistribute` is made of them), or keep "
-                "that part outside the compiled function."
-            )
         # What it is made of keeps a history, where a detached result has none.
         plainer = PLAINER.get(func) or PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
         plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
+        if func.namespace == "c10d":
+            plan.formula = lambda _, plan, args, kwargs: self.collectives.run(plan.op, args, kwargs)
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -144,6 +144,8 @@ class _Builder:
             late["original_aten"] = lambda: _original(entry)
         else:
             meta["original_aten"] = entry.original or entry.target
+        if entry.is_collective:
+            meta["runs_once"] = True
         forward = ""
         if entry.is_backward:
             meta["autograd_backward"] = True

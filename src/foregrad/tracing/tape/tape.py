@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ...graph.collectives import COLLECTIVE
 from ...graph.meta import TensorSpec
 
 __all__ = ["Entry", "Tape", "entries_in", "map_entries"]
@@ -57,6 +58,12 @@ class Entry:
         self.recompute: Any = None
         self.constant: Any = None  # the real tensor, when this is a constant
         self.value: Any = None  # its value, once evaluated ahead of time (see constants.py)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether this is a collective that the program called by itself, which other processes wait for."""
+        is_functional = getattr(self.target, "namespace", "") == "_c10d_functional"
+        return self.has_effect and (is_functional or self.target is COLLECTIVE)
 
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"
@@ -107,10 +114,14 @@ class Tape:
         return [entry for entry in self.entries if not entry.is_backward]
 
     def live(self, outputs: Iterable[Any]) -> list[Entry]:
-        """The entries that `outputs` or an effect (a random number drawn) need, in order."""
+        """The entries that `outputs` or an effect (a random number drawn, a collective) need, in order."""
+        needed = self.needed([*outputs, *(entry for entry in self.entries if entry.has_effect)])
+        return [entry for entry in self.entries if id(entry) in needed]
+
+    def needed(self, outputs: Iterable[Any]) -> set[int]:
+        """The ids of the entries that `outputs` need."""
         needed: set[int] = set()
         stack: list[Any] = list(outputs)
-        stack += [entry for entry in self.entries if entry.has_effect]
         pop, push = stack.pop, stack.extend
         while stack:
             value = pop()
@@ -126,7 +137,7 @@ class Tape:
                 push(value)
             elif cls not in _LEAVES:
                 push(entries_in(value))
-        return [entry for entry in self.entries if id(entry) in needed]
+        return needed
 
 
 _LEAVES = {int, float, bool, str, type(None)}

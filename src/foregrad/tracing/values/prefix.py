@@ -115,6 +115,10 @@ class Prefix:
         kwargs = map_symbolic(map_entries(entry.kwargs, self._known), concrete)
         if not entry.has_effect:
             return entry.target(*args, **kwargs)
+        if entry.is_collective:
+            if entry.is_backward or self.checks is None:
+                raise UnknownValue("a collective of the backward")
+            self.checks.recorder.collectives.run_as_regions()
         generators = _generators(entry)
         if len(generators) == 1:
             fork = self._fork_of(generators[0])
@@ -153,7 +157,8 @@ class Prefix:
 
 def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
     """The generators that the random operators among `entries` move."""
-    found = {generator: None for entry in entries if entry.has_effect for generator in _generators(entry)}
+    drawing = (entry for entry in entries if entry.has_effect and not entry.is_collective)
+    found = {generator: None for entry in drawing for generator in _generators(entry)}
     return tuple(found)
 
 
