@@ -19,9 +19,9 @@ FOUR = pytest.param(
 
 @pytest.mark.parametrize("size", [2, FOUR])
 def test_twenty_steps(size, tmp_path):
-    """Buckets of DDP are laid out as gradients arrive, and more than two ranks add up by place: not so with `unused`."""
-    ddp = "ddp" if size == 2 else "ddp, unused"
-    programs = ["tensor | parallel, then whole", f"{ddp} | blocks, then parallel", "fsdp | parallel, then blocks"]
+    """Buckets of DDP are laid out as gradients arrive, and more than two ranks add up by place."""
+    ddp = "ddp | blocks, then parallel | whole, then parallel"
+    programs = ["tensor | parallel, then whole", ddp, "fsdp | parallel, then blocks"]
     if size == 4:
         programs += ["fsdp and tensor | blocks, then parallel | parallel, then blocks | dynamo: blocks"]
     ranks.trains_as_eager(tmp_path, size, 20, *programs, seconds=500)

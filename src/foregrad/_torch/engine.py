@@ -58,6 +58,9 @@ def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_FEW = 16  # gradients that may be asked for one by one
+
+
 def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | None:
     """Which gradients of a node that is running go anywhere: those of `inputs=` and on the way there. None: all.
 
@@ -68,7 +71,7 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
         return found
     following = [following for following, _ in node.next_functions]
     needs_input_grad = [True] * len(following)
-    if exact:
+    if exact or len(following) <= _FEW:
         for position, node_after in enumerate(following):
             with contextlib.suppress(RuntimeError):  # see below
                 needs_input_grad[position] = node_after is None or bool(_will_run(node_after))

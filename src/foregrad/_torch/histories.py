@@ -5,13 +5,14 @@ Checked on torch 2.13.0: `_sequence_nr`, `_saved_*`, `_raw_saved_*`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["have_hooks", "keeps_tensors", "lead_to", "was_freed"]
+__all__ = ["have_hooks", "keeps_tensors", "lead_to", "noting_arrival", "was_freed"]
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
@@ -41,6 +42,27 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether there is a hook on one of the tensors, which would see, and may change, any gradient taken by it."""
     return any(t._backward_hooks for t in tensors)
+
+
+@contextlib.contextmanager
+def noting_arrival(leaves: Mapping[int, torch.Tensor]) -> Iterator[dict[int, None]]:
+    """Context: the keys of the leaves in the order in which gradients by them are there."""
+    arrived: dict[int, None] = {}
+    with torch._C.DisableTorchFunction():
+        notes = [(t, t.register_hook(functools.partial(_note, arrived, key))) for key, t in leaves.items()]
+    try:
+        yield arrived
+    finally:
+        with torch._C.DisableTorchFunction():
+            for leaf, note in notes:
+                note.remove()
+                if not leaf._backward_hooks:
+                    leaf._backward_hooks = None
+
+
+def _note(arrived: dict[int, None], key: int, gradient: torch.Tensor) -> None:
+    arrived.pop(key, None)  # where the engine has run before, and stopped at an error
+    arrived[key] = None
 
 
 def keeps_tensors(node: Any) -> bool:

@@ -268,6 +268,7 @@ class _Builder:
         at_hand: Any,
         create_graph: bool,
         gone: frozenset[int],
+        kinds: tuple[Any, ...],
     ) -> Derived:
         """The derivative for these tangents: that for the same ones present, whether they require grad or not."""
         if STOP in pattern:
@@ -279,6 +280,11 @@ class _Builder:
             raise ArtifactCallError(
                 f"a part of the backward of the artifact `{program.joint.name}` ran before and gave up what it saved: "
                 "pass retain_graph=True there to differentiate the rest twice"
+            )
+        if kinds:
+            raise ArtifactCallError(
+                f"a gradient that comes in for a result of the artifact `{program.joint.name}` is a wrapper subclass, "
+                "or another than it was exported for: artifacts hold no such backward"
             )
         present = [kind != ABSENT for kind in pattern]
         for found in program.derived:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from ..errors import GraphError
+from .arrival import queued_to_arrive
 from .meta import TensorSpec, spec_of
 from .signature import Signature
 from .slots import Checked
@@ -55,7 +56,13 @@ class JointGraph:
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def inputs_taken(self) -> list[int]:
-        """The inputs that autograd is to know about: to others no gradient flows, as in eager."""
+        """The inputs that autograd is to know about, in the order of the node's edges: to others no gradient flows, as
+        in eager.
+        """
+        leaves = {i for i, info in enumerate(self.signature.inputs) if info.is_leaf}
+        return queued_to_arrive(self._taken(), self.signature.arrival, leaves)
+
+    def _taken(self) -> list[int]:
         signature = self.signature
         inputs = enumerate(signature.inputs)
         marked = signature.marked

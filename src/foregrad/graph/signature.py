@@ -268,6 +268,7 @@ class Signature:
       round. A graph with derivatives never runs in it.
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
+    * `arrival`: the inputs that gradients go to, in the order in which eager's arrive.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
@@ -317,6 +318,7 @@ class Signature:
     rootless: tuple[int, ...] = ()
     other_mode: tuple[int, ...] = ()
     reached_from: tuple[GradientPaths, ...] = ()
+    arrival: tuple[int, ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()

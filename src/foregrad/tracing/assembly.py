@@ -150,6 +150,7 @@ class Assembly:
             rootless=tuple(described.rootless),
             other_mode=tuple(out for out, made_in in analysis.inference.items() if made_in is not runs_in_inference),
             reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
+            arrival=tuple(number[key] for key in self.backward.arrived),
             tangent_specs=tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
             gradients=tuple(
                 e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]

@@ -10,7 +10,7 @@ import torch
 
 from ..._torch.dispatch import disable_autocast, without_anomaly_mode
 from ..._torch.fakes import FakeTensor
-from ..._torch.histories import have_hooks, lead_to
+from ..._torch.histories import have_hooks, lead_to, noting_arrival
 from ..._torch.tensors import is_usable, is_view
 from ...errors import (
     ForegradError,
@@ -97,6 +97,7 @@ class Backward:
         self.raising: dict[int, Exception] = {}
         self.aside: dict[int, Exception] = {}
         self.run = Run()  # what it did besides
+        self.arrived: list[int] = []  # ids of the records of leaves, in the order in which their gradients are there
 
     def gradients(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
@@ -109,7 +110,8 @@ class Backward:
         has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
         try:
             others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
-            with self._recording(tangents, keeps_collectives=True):
+            own = {id(record): record.leaf for record in sinks if record.leaf is not None and record.leaf.is_leaf}
+            with self._recording(tangents, keeps_collectives=True), noting_arrival(own) as arrived:
                 results, self.failing = _gradients_of(
                     outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
                 )
@@ -122,6 +124,7 @@ class Backward:
                         found[id(record)] = self.recorder.entry_of(gradient)
                 self.run = self.recorder.late.finish()
                 self.run.wrapped = wrapped
+            self.arrived = list(arrived)
             if others and self.run.has_effects:
                 self._check_hooks(outputs, leaves, tangents)
         except ForegradError:

@@ -87,13 +87,14 @@ class Inputs:
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
-        self.sources = TensorSources(call, self.reads, lambda: user_line(self.recorder.origins.here()))
+        self.sources = TensorSources(call, self.reads)
 
     # ---------------------------------------------------------------- making them
 
     def add_arguments(self, recorder: Recorder, lifted: list[tuple[torch.Tensor, Source]]) -> list[Any]:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
         self.recorder, self.stand_ins = recorder, StandIns(self.fake_mode, recorder)
+        self.sources.where = lambda: user_line(recorder.origins.here())
         self.wrappers = Wrappers(self._samples, recorder, self.by_stand_in)
         call = self.call
         plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met

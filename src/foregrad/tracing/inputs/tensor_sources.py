@@ -19,10 +19,11 @@ __all__ = ["TensorSources"]
 
 
 class TensorSources:
-    """Those of one run of a capture. `where()` is the user's line. `in_state`: where Python state holds a tensor."""
+    """Those of one run of a capture. `where()`: the user's line. `in_state`: where Python state holds a tensor."""
 
-    def __init__(self, call: FlatCall, reads: Reads, where: Callable[[], str]) -> None:
-        self.call, self.reads, self.where = call, reads, where
+    def __init__(self, call: FlatCall, reads: Reads) -> None:
+        self.call, self.reads = call, reads
+        self.where: Callable[[], str]
         self.in_state: Callable[[torch.Tensor], Source | None] = lambda _: None
         self._found: dict[int, Source] | None = None
         self._looked_for_caches = False
