@@ -97,7 +97,7 @@ def _check_signature(joint: JointGraph) -> None:
         _check_effect(effect, inputs, outputs)
     if s.attaches_late and not differentiable:
         raise ArtifactError("a node with nothing to differentiate")
-    _within((*s.counted_along, *s.retained_inputs), inputs, "input")
+    _within((*s.counted_along, *s.retained_inputs, *s.arrival), inputs, "input")
     _within(
         (*s.retained, *s.hooked_inside, *s.parameters, *(at for at, _, _ in s.attributes)), len(s.outputs), "result"
     )
