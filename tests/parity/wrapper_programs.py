@@ -179,9 +179,9 @@ def _tangent(kind: str, loss: torch.Tensor) -> torch.Tensor:
     ones = torch.ones_like(torch.empty_strided(loss.shape, loss.stride()))
     if kind == "plain":
         return ones
-    if kind == "two":
+    # What is made of tensors of two classes goes by which of them comes first.
+    if kind == "two" and type(loss) in (TwoTensor, torch.Tensor):
         return TwoTensor(ones, ones * 2)
-    # What is made of a Unit and a TwoTensor goes by which of them comes first.
     return Unit(ones, 3) if kind == "unit" and type(loss) in (Unit, torch.Tensor) else torch.ones_like(loss)
 
 

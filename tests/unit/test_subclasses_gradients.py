@@ -383,3 +383,15 @@ def test_a_leaf_that_other_results_are_computed_from_is_refused():
 
     with pytest.raises(UnsupportedError, match="makes the leaf a Unit and computes other results from it"):
         compiled(f)(torch.randn(3))
+
+
+def test_eagers_error_for_any_kind():
+    def f(w, x):
+        hidden = (x @ w).relu()
+        hidden.mul_(3)
+        return hidden
+
+    for call in (f, compiled(f)):
+        result = call(*weight_and_input())
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            result.backward(ones(result))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ..graph.meta import TensorSpec
-from ..graph.signature import Signature
 from ..graph.tangents import TangentKind, place_of_size
 from ..subclasses.conversion import converted, taken_apart, unexpected
 from ..subclasses.handed import take_handed
 from ..subclasses.spec import bare_spec, is_wrapper, parts_of
+from .compiled import Compiled
 from .passed import check_marked
 
 __all__ = ["of_other_kinds"]
@@ -25,13 +25,18 @@ _MOST_KINDS = 16
 
 
 def of_other_kinds(
-    backward: Callable[..., Any], derivative: Callable[..., Any] | None, signature: Signature
+    backward: Callable[..., Any], derivative: Callable[..., Any] | None, compiled: Compiled
 ) -> Callable[..., Any]:
     """`backward(node, *tangents)`, and `derivative(node, *tangents, kinds=)` where some are of other kinds, or an error
     where there is none.
     """
     known: list[TangentKind] = []
-    varies = bool(signature.symbols)
+    joint = compiled.partitioned.joint
+    varies = bool(joint.signature.symbols)
+    count, error = len(joint.signature.differentiable), joint.backward_error
+    errors = joint.failing if error is None else dict.fromkeys(range(count), error)  # eager's, for any kind
+    if errors or compiled.make_derived is None:
+        derivative = None
 
     def run(node: Any, *tangents: Any) -> Any:
         for tangent in tangents:
@@ -45,6 +50,9 @@ def of_other_kinds(
         tangents = tuple(given)
         if not found:
             return backward(node, *tangents)
+        for places, _ in found:
+            if places[0] in errors:
+                raise type(errors[places[0]])(*errors[places[0]].args)
         if derivative is None or (hasattr(node, "take_rest") and node.take_rest() is not None):
             raise unexpected(found[0][1])
         if hasattr(node, "passed"):

@@ -178,9 +178,7 @@ class _NodeRenderer:
         return self._of_all_kinds(backward.__globals__, run)
 
     def _of_all_kinds(self, state: dict[str, Any], run: Callable[..., Any]) -> Callable[..., Any]:
-        is_fixed = self.compiled.make_derived is None or bool(self.partitioned.joint.failing)
-        derivative = None if is_fixed else state.get("differentiable_backward")
-        return of_other_kinds(run, derivative, self.signature)
+        return of_other_kinds(run, state.get("differentiable_backward"), self.compiled)
 
     def _native(self) -> NodeSource:
         """The same in C++, and the backward as it is rendered for what that leaves to it."""
