@@ -435,6 +435,11 @@ def compare(make, named, compile):
         assert foregrad.explain_recompiles(call).eager_calls == (4 if named else 0), make
 
 
+def on_one_rank(function, **settings):
+    """The others run eagerly."""
+    return foregrad.compile(function, **settings) if RANK == 1 else function
+
+
 def in_graphs():
     """Collectives are in the graph as such, and waited for where the program waits."""
     text = str(foregrad.capture(reduced_while_computing()[1], torch.randn(4, 4)))
@@ -453,6 +458,10 @@ def main(rank, size, store):
             mode = "eager" if refusal else "raise"
             settings = {"backend": "eager", "on_unsupported": mode}
             compare(make, refusal, lambda function, settings=settings: foregrad.compile(function, **settings))
+            if not refusal:
+                compare(make, None, lambda function, settings=settings: on_one_rank(function, **settings))
+                settings["partition"] = "min_cut"
+                compare(make, None, lambda function, settings=settings: foregrad.compile(function, **settings))
         in_graphs()
 
 

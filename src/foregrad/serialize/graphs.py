@@ -29,6 +29,7 @@ __all__ = ["first_sequence_nr", "graph_from", "graph_to"]
 _OPS = ("placeholder", "get_attr", "call_function", "output")
 # What passes and printing read of a node, besides its layout and line.
 _FLAGS = {"partitioner_tag": str, "autograd_backward": bool, "seq_nr": int, "is_gradient_acc": bool, "ac_graph_id": int}
+_FLAGS |= {"runs_once": bool}
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
 _LONGEST_LINE = 400
 _MOST_NODES = 2_000_000
