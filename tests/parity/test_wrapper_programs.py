@@ -7,7 +7,9 @@ from .wrapper_programs import CLASSES, Program, judge
 REFUSALS = (
     "a result is a view of",
     "a result is a plain tensor that is one of several views",
+    "`requires_grad_()` ",
     "the gradient by it would miss",
+    "puts a hook on ",
     "could not be captured, though it runs",
 )
 

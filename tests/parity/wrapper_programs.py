@@ -1,9 +1,9 @@
 """Random programs over wrapper subclasses, compared with eager: `python -m tests.parity.wrapper_programs --examples 500`.
 
 A program is a list of steps drawn from a seed; each takes its operands from a pool that begins with the arguments:
-views, writes in place, pure operators, some under `no_grad`. What is compared, in two calls on other numbers: results and
-arguments with all that is in them, which results are which argument, version counters, gradients, and what a write to
-each result does to all the others.
+views, writes in place, pure operators, changes of history, questions, some under `no_grad`. What is compared, in two
+calls on other numbers: results and arguments with all that is in them, which results are which argument, version
+counters, gradients, and what a write to each result does to all the others.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ CLASSES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def _doubled(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * 2
+
+
 PURE = {
     "negative": lambda a: -a,
     "twice": lambda a: a * 2,
@@ -76,6 +80,19 @@ WRITES = {
     "item": lambda a: a.__setitem__(0, 2.0),
     "data": lambda a: a.data.mul_(2),
 }
+HISTORIES = {
+    "mark": lambda a: a.requires_grad_(),
+    "unmark": lambda a: a.requires_grad_(False),
+    "detach_": lambda a: a.detach_(),
+    "hook": lambda a: a.register_hook(_doubled),
+    "retain": lambda a: a.retain_grad(),
+}
+ASKING = {
+    "version": lambda a: a * (a._version + 1),
+    "leaf": lambda a: a * (2 if a.is_leaf else 3),
+    "node": lambda a: a * (2 if a.grad_fn is None else 3),
+    "base": lambda a: a * (2 if a._base is None else 3),
+}
 BINARY = {"times": lambda a, b: a * b, "plus": lambda a, b: a + b, "copy_": lambda a, b: a if a is b else a.copy_(b)}
 
 
@@ -89,10 +106,11 @@ class Step:
 
     def run(self, pool: list[Any]) -> None:
         operands = [pool[-1 - place % len(pool)] for place in self.operands]
-        table = next(table for table in (PURE, VIEWS, WRITES, BINARY) if self.name in table)
+        tables = (PURE, VIEWS, WRITES, BINARY, HISTORIES, ASKING)
+        table = next(table for table in tables if self.name in table)
         with torch.no_grad() if self.no_grad else contextlib.nullcontext():
             result = table[self.name](*operands)
-        if isinstance(result, torch.Tensor) and table is not WRITES:
+        if isinstance(result, torch.Tensor) and table not in (WRITES, HISTORIES):
             pool.append(result)
 
 
@@ -118,6 +136,7 @@ class Program:
             arguments.append((rng.choice([kind, kind, "plain"]), (4, 3), rng.choice(history)))
         # A quantised tensor's views are copies: eager loses what is written to them.
         names = [*PURE, *VIEWS, *VIEWS, *BINARY] if kind == "quantised" else [*PURE, *VIEWS, *VIEWS, *WRITES, *BINARY]
+        names += [*HISTORIES, *ASKING] if rng.random() < 0.5 else []
         steps = []
         for _ in range(rng.randint(1, 5)):
             name = rng.choice(names)

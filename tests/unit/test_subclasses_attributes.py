@@ -5,7 +5,12 @@ import torch
 
 import foregrad
 from foregrad.errors import UnsupportedError, UnsupportedSideEffectError
-from tests.unit.wrappers import described, quantised, two
+from tests.unit.wrappers import Unit, described, nested, quantised, two
+
+
+def unit(*size):
+    return Unit(torch.randn(size), 1)
+
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
@@ -141,3 +146,163 @@ def test_what_stays_on_a_wrapper_after_the_call_is_refused_by_name():
     plain = torch.ones(2, requires_grad=True)
     with pytest.raises(UnsupportedError, match="post_accumulate"):
         compiled(hooks)(plain)
+
+
+def marked(w):
+    w.requires_grad_()
+    return w * w
+
+
+def marked_and_asked(w):
+    w.requires_grad_()
+    return w * 2, w.is_leaf, w.grad_fn is None, w.requires_grad, w._version
+
+
+def marked_for_a_while(w):
+    before = w * 2
+    w.requires_grad_()
+    between = w * 3
+    w.requires_grad_(False)
+    return before, between, w * 4
+
+
+def left_out(w):
+    used = w * w
+    w.requires_grad_(False)
+    frozen = w * 3
+    w.requires_grad_()
+    return used, frozen, w * 5
+
+
+def frozen(w):
+    used = w * 2
+    w.requires_grad_(False)
+    return used, w * 3
+
+
+def gradient_inside(w):
+    w.requires_grad_()
+    (gradient,) = torch.autograd.grad((w * w * w).sum(), w, create_graph=True)
+    return (gradient * gradient).sum()
+
+
+def written_then_marked(w):
+    w.add_(1)
+    w.requires_grad_()
+    return w * 2
+
+
+def marked_then_written(w):
+    w.requires_grad_()
+    with torch.no_grad():
+        w.add_(1)
+    return w * w
+
+
+def marked_and_branches(w):
+    w.requires_grad_()
+    return w * 2 if w.a.sum() > 0 else w * 3
+
+
+def marked_in_place(w):
+    return w.requires_grad_()
+
+
+def written_to_a_leaf(w):
+    w.requires_grad_()
+    w.add_(1)
+
+
+def assigned(w):
+    w.data = w.detach() * 2
+    return w * 3
+
+
+def detached(w):
+    used = w * 2
+    w.detach_()
+    return used, w * 3, w.is_leaf
+
+
+def detached_then_written(w, other):
+    used = w * 2
+    w.detach_()
+    w.mul_(other)
+    return used, w * 3
+
+
+def written_then_detached(w, other):
+    w.mul_(other)
+    used = w * 3
+    w.detach_()
+    return used, w * 2
+
+
+PROGRAMS = [
+    *(
+        (f, make)
+        for make in (two, nested, unit)
+        for f in (marked, marked_for_a_while, left_out, gradient_inside, written_then_marked, marked_then_written)
+    ),
+    *((f, two) for f in (marked_and_asked, marked_and_branches, marked_in_place, written_to_a_leaf, assigned)),
+    *((f, lambda *size: two(*size, grad=True)) for f in (left_out, frozen, assigned)),
+    *((f, lambda *size: two(*size, grad=True) * 1) for f in (detached, detached_then_written, assigned)),
+    (written_then_detached, two),
+]
+
+
+@pytest.mark.parametrize(("f", "make"), PROGRAMS)
+def test_changes_of_history_of_an_argument(f, make):
+    def observed(call):
+        seen = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            args = [make(2, 3), two(2, 3, grad=True)][: f.__code__.co_argcount]
+            try:
+                given = call(*args)
+            except RuntimeError as error:
+                seen.append(type(error))
+                continue
+            results = list(given) if isinstance(given, tuple) else [given]
+            seen.append([described([results, args]), [arg._version for arg in args]])
+            losses = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+            if losses:
+                torch.autograd.backward(losses, [torch.ones_like(loss.detach()) for loss in losses])
+            seen.append(described([arg.grad for arg in args if arg.is_leaf]))
+        return seen
+
+    assert observed(compiled(f)) == observed(f)
+
+
+def test_what_changes_of_history_are_refused():
+    def again(w):
+        w.detach_()
+        return w.requires_grad_() * 2
+
+    def view(w):
+        row = w[0]
+        w.detach_()
+        return row
+
+    def own_view(w):
+        return (w.detach() * 2)[0].requires_grad_()
+
+    for f, said in (
+        (again, "detached and marked again"),
+        (view, "is detached, or marked, after"),
+        (own_view, "called on inside"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            compiled(f)(two(2, 2, grad=True) * 1)
+    with pytest.raises(UnsupportedError, match="whose gradient is plain"):
+        compiled(marked)(quantised(2, 3))
+
+
+def test_a_hook_on_a_view_is_not_lost():
+    def f(w):
+        row = w[0]
+        row.register_hook(lambda g: g * 2)
+        return row[1:]
+
+    with pytest.raises(UnsupportedSideEffectError, match="hook on the view"):
+        compiled(f)(two(2, 3, grad=True))

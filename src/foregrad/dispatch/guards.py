@@ -401,7 +401,8 @@ class _Renderer:
             if base is None and self._real(index)._base is None:
                 self._require(f"{inputs[index]}._base is None")
         written = {u.input for u in signature.updates} | signature.reshaped
-        for index in sorted(written | signature.detached):
+        detached = {index for index in signature.detached if index < len(inputs)}  # not of wrappers
+        for index in sorted(written | detached):
             if signature.inputs[index].requires_grad and not self._is_part(index):
                 self._require(f"{inputs[index]}.is_leaf is {signature.inputs[index].is_leaf}")
         if not written:

@@ -65,7 +65,7 @@ class JointGraph:
     def _taken(self) -> list[int]:
         signature = self.signature
         inputs = enumerate(signature.inputs)
-        marked = signature.marked
+        marked = signature.marked | signature.parts_marked
         differentiable = [i for i, info in inputs if info.requires_grad or i in marked]
         if self.backward_error is not None or self.failing:
             # To which ones it would is not known, but for those that nothing leads to.

@@ -290,13 +290,14 @@ class Signature:
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
-    * `log`: what the call does to the inputs, in order.
+    * `log`: what the call does to the inputs, in order; wrapper subclasses come after all inputs, by number.
     * `counted_along`: inputs whose version counter moves along with another one's, none of their elements written.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
       of the values that are written to Python's state, in the order of `written_spec`.
     * `python_writes`: these writes, in their order.
     * `wrapper_parts`: for each wrapper subclass that inputs are parts of, these.
     * `wrapper_results`: where wrapper subclasses are that are made of graph outputs, and of which.
+    * `wrapper_marks`: (number of one that `requires_grad_()` is called on, what it is like by then, and its gradient).
     * `wrapper_writes`: (wrapper subclass among the inputs, how often its version counter moves
       besides).
     * `wrapper_histories`: those that are written to with gradients, once the log is done with.
@@ -342,6 +343,7 @@ class Signature:
     python_writes: tuple[PythonWrite, ...] = ()
     eager_regions: tuple[Any, ...] = ()
     written_spec: Any = None
+    wrapper_marks: tuple[tuple[int, Any, Any], ...] = ()
     wrapper_writes: tuple[tuple[int, int], ...] = ()
     wrapper_parts: tuple[tuple[int, ...], ...] = ()
     wrapper_results: tuple[tuple[WrapperPlace, frozenset[int]], ...] = ()
@@ -378,6 +380,12 @@ class Signature:
         """Inputs that `requires_grad_()` is called on."""
         marks = (effect for effect in self.log if isinstance(effect, MarkRequiresGrad) and not effect.steps)
         return frozenset(effect.input for effect in marks)
+
+    @property
+    def parts_marked(self) -> frozenset[int]:
+        """Inputs that are parts of wrappers that `requires_grad_()` is called on."""
+        wrappers = [number - len(self.inputs) for number in self.marked if number >= len(self.inputs)]
+        return frozenset(part for wrapper in wrappers for part in self.wrapper_parts[wrapper])
 
     @property
     def has_wrappers(self) -> bool:

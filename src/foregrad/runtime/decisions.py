@@ -42,7 +42,8 @@ def decision_lines(
     signature = joint.signature
     save, undo = generator_lines(signature.generators, bind)
     if not signature.is_inference:
-        marked = [i for i in sorted(signature.marked) if not signature.inputs[i].requires_grad]
+        own = len(signature.inputs)
+        marked = [i for i in sorted(signature.marked) if i >= own or not signature.inputs[i].requires_grad]
         undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
     if signature.eager_regions:
         bind("eager_regions", signature.eager_regions)  # kept by whoever runs the graph

@@ -144,7 +144,8 @@ class _Renderer(LineWriter):
         # backward raises anyway.
         counts_first = not signature.is_inference and not signature.may_stop
         leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
-        for effect in with_graph(signature.log, taken, leaves, counts_first=counts_first):
+        early = taken if signature.is_inference else [*taken, *(number for number, _, _ in signature.wrapper_marks)]
+        for effect in with_graph(signature.log, early, leaves, counts_first=counts_first):
             if isinstance(effect, RunGraph):
                 self._run_graph(taken)
             else:
@@ -167,7 +168,7 @@ class _Renderer(LineWriter):
 
     def _effect(self, effect: Effect) -> None:
         """One entry of the log, on the real tensors."""
-        name = self.inputs[effect.input]
+        name = self.tensors[effect.input]
         if isinstance(effect, AttachNode):
             self._call_node()
             self._histories()
@@ -175,6 +176,8 @@ class _Renderer(LineWriter):
             self._early_view(name, effect)
         elif isinstance(effect, MarkRequiresGrad):
             self.lines.append(f"{self.view(name, effect.steps, '')}.requires_grad_()")
+            if effect.input >= len(self.inputs):
+                self.of_wrappers.marked(effect.input - len(self.inputs), self.inputs)
         elif isinstance(effect, Detach):
             self.lines.append(f"{name}.{'detach_()' if effect.in_place else 'requires_grad_(False)'}")
         elif isinstance(effect, Write):
@@ -201,7 +204,7 @@ class _Renderer(LineWriter):
         diverged = self.diverged if signature.decisions else self.eagerly
         checks = check_lines(self, signature, self.inputs, self.outputs, self.eagerly)
         self.lines = decision_lines(
-            self.joint, self.inputs, self.outputs, self.lines, self.bind, diverged, self.symbols, checks=checks
+            self.joint, self.tensors, self.outputs, self.lines, self.bind, diverged, self.symbols, checks=checks
         )
 
     # ---------------------------------------------------------------- running the graph

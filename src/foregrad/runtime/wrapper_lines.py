@@ -9,6 +9,8 @@ import torch
 
 from .._torch.tensors import view_again
 from ..graph.signature import Signature, WrapperOutput, WrapperPlace
+from ..graph.source import unpacked
+from ..subclasses.conversion import unwrapping
 from ..subclasses.histories import giving_history
 from .lines import LineWriter
 from .node import NodeSource
@@ -37,6 +39,13 @@ class WrapperLines:
             guards = [] if info.grad_enabled else [f"{writer.bind('no_grad', torch.no_grad)}()"]
             writer.under(guards, [f"{name} = {writer.bind('view_again', view_again)}({given})"])
         return name
+
+    def marked(self, wrapper: int, inputs: Sequence[str]) -> None:
+        """One requires grad now: so do the plain tensors that stand for it."""
+        known = {number - len(inputs): rest for number, *rest in self.signature.wrapper_marks}
+        parts = [inputs[part] for part in self.signature.wrapper_parts[wrapper]]
+        take = self.writer.bind("unwrap", unwrapping(*known[wrapper]))
+        self.writer.lines.append(f"{unpacked(parts)}{take}({self.variables[wrapper]})")
 
     def written(self, increment_version: Callable[[], str], result: Callable[[int], str]) -> None:
         """What a write does besides changing the plain tensors. `result`: the variable of a result of the node."""

@@ -26,6 +26,7 @@ from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 __all__ = [
     "Samples",
     "converted",
+    "has_plain_gradient",
     "layouts_of",
     "learn_carriers",
     "learn_gradient",
@@ -232,11 +233,15 @@ def predicted_spec(wrapper: Any) -> WrapperSpec:
     no gradients.
     """
     spec = spec_of(wrapper)
-    is_whole = spec.requires_grad and _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls)))
-    if is_whole:
+    if spec.requires_grad and has_plain_gradient(spec):
         return spec_of(wrapper, is_whole=True)
     carriers = _carriers.get(wrapper, ()) if spec.requires_grad else ()
     return dataclasses.replace(spec, carriers=carriers) if carriers else spec
+
+
+def has_plain_gradient(spec: WrapperSpec) -> bool:
+    """Whether the gradient of a wrapper is a plain tensor, as far as is known."""
+    return _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls)))
 
 
 class Samples:

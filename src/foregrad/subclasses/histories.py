@@ -14,7 +14,7 @@ from .._torch.tensors import is_view
 from .conversion import layouts_of, taken_by, taken_gradient
 from .spec import WrapperSpec
 
-__all__ = ["giving_history"]
+__all__ = ["give_history", "giving_history"]
 
 
 class _History(torch.autograd.Function):
@@ -50,9 +50,10 @@ def giving_history(spec: WrapperSpec) -> Callable[..., None]:
         taken = taken_gradient(spec, gradient)
         return None if taken is None else [taken[place] for place in places]
 
-    return functools.partial(_give, take)
+    return functools.partial(give_history, take)
 
 
-def _give(take: Callable[[Any], Sequence[Any] | None], wrapper: Any, *parts: torch.Tensor) -> None:
+def give_history(take: Callable[[Any], Sequence[Any] | None], wrapper: Any, *parts: torch.Tensor) -> None:
+    """Give a wrapper the history of these tensors; `take` gives the gradient of each from that of the wrapper."""
     with torch.enable_grad():
         _history(wrapper, take, *parts)

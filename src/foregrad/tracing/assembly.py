@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from .._torch.fakes import FakeTensorMode
 from .._torch.plain_attributes import drop_own
 from ..graph.eager_regions import Region
-from ..graph.effect_log import Effect, Write, attached
+from ..graph.effect_log import Effect, MarkRequiresGrad, Write, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
@@ -156,7 +156,7 @@ class Assembly:
                 e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
             ),
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
-            log=self._log(analysis, described, records[len(inputs.records) :]),
+            log=self._with_wrappers(self._log(analysis, described, records[len(inputs.records) :]), number),
             outputs=tuple(analysis.outputs),
             output_spec=out_tree,
             python_writes=self.state.writes,
@@ -186,6 +186,11 @@ class Assembly:
             eager_regions=tuple(self.regions),
             wrapper_parts=tuple(tuple(of_part[id(p)] for p in known.parts) for known in inputs.wrappers.inputs),
             wrapper_results=wrapper_results(analysis, inputs),
+            wrapper_marks=tuple(
+                (number[id(known)], dataclasses.replace(known.spec, requires_grad=True), known.gradient)
+                for known in inputs.wrappers.inputs
+                if known.is_marked
+            ),
             wrapper_writes=inputs.wrappers.writes(),
             wrapper_histories=tuple(analysis.wrapper_histories),
             passed_wrappers=passed_wrappers(analysis, differentiable, inputs),
@@ -228,6 +233,13 @@ class Assembly:
             record = records[min(described.late)]
             raise changed_with_gradients(str(record.slot), self.recorder.changes.where(record.stand_in))
         return with_node
+
+    def _with_wrappers(self, log: tuple[Effect, ...], number: dict[int, int]) -> tuple[Effect, ...]:
+        """The log, with wrappers that are marked before, and detached afterwards."""
+        inputs = list({id(known): known for known in self.inputs.wrappers.inputs}.values())
+        marks = [MarkRequiresGrad(number[id(known)]) for known in inputs if known.is_marked]
+        detached = [dataclasses.replace(k.detached, input=number[id(k)]) for k in inputs if k.detached is not None]
+        return (*marks, *log, *detached)
 
     def _live(self, records: list[InputRecord]) -> tuple[int, ...]:
         """The inputs that the backward writes to."""
@@ -273,7 +285,7 @@ class Assembly:
     def _wrapper_edges(self, records: list[InputRecord], taken: set[int]) -> dict[tuple[int, ...], Any]:
         of_part = {id(record.stand_in): i for i, record in enumerate(records)}
         found = {tuple(of_part[id(p)] for p in known.parts): known for known in self.inputs.wrappers.inputs}
-        edges = {places: known.history[1] for places, known in found.items() if not taken.isdisjoint(places)}
+        edges = {places: known.edge for places, known in found.items() if not taken.isdisjoint(places)}
         return {places: GradientEdge(node, 0) for places, node in edges.items() if node is not None}
 
     def _names_of_numbers(self) -> frozenset[str]:

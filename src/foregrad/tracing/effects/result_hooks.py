@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from ..._torch.fakes import FakeTensor
-from ..._torch.tensors import history_of
+from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedSideEffectError
 from ...frontend.code import names_of
 from ...graph.signature import AliasOutput, OutputInfo
+from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
 from ..inputs.wrapper_inputs import WrapperInput
@@ -144,6 +145,10 @@ class OwnHooks:
                 )
             self.on_inputs.append((record, left.hook))
             self._take_back(left)
+        hooked = {id(base_of(r.tensor)) for r in self._registered if is_view(r.tensor) and _is_there(r)}
+        for leaf in inputs.wrappers.leaves if hooked else ():
+            if is_wrapper(leaf) and is_view(leaf) and id(base_of(leaf)) in hooked:  # each call takes it anew
+                raise _hook_on_view(name, f"of a {type(leaf).__qualname__}")
         positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)
@@ -167,11 +172,15 @@ class OwnHooks:
 
 def _check_view(name: str, info: OutputInfo) -> None:
     if isinstance(info, AliasOutput):
-        raise UnsupportedSideEffectError(
-            f"`{name}` puts a hook on the view {info.path} that it returns, which computes with tensors of the "
-            "function, or other results are computed from that view. Return a copy of the view, or put the hook "
-            "on what the function returns."
-        )
+        raise _hook_on_view(name, info.path)
+
+
+def _hook_on_view(name: str, path: str) -> UnsupportedSideEffectError:
+    return UnsupportedSideEffectError(
+        f"`{name}` puts a hook on the view {path} that it returns, which computes with tensors of the function, or "
+        "other results are computed from that view. Return a copy of the view, or put the hook on what the function "
+        "returns."
+    )
 
 
 def _is_there(registered: _Registered) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
@@ -24,20 +27,25 @@ class HistoryChanges:
         self.inputs, self.recorder = inputs, recorder
         self._used: list[tuple[InputRecord, str]] = []  # views used since a write, when their base was detached
 
-    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> None:
-        """`requires_grad_(requires_grad)` is about to be called."""
+    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
+        """`requires_grad_(requires_grad)` is about to be called; whether that is done with."""
+        if is_wrapper(tensor):
+            return self.inputs.wrappers.requires_grad(tensor, requires_grad, user_line(self.recorder.origins.here()))
         value = self.recorder.values.get(id(tensor))
         if value is not None:  # no transform's own
             what = Happened.MARKED if requires_grad else Happened.UNMARKED
             self.recorder.changes.log.note(what, tensor, value, None, (tensor.requires_grad,))
         self._check_mark(tensor)
+        return False
 
-    def on_detach(self, tensor: torch.Tensor) -> None:
-        """`detach_` is about to be called."""
-        if is_wrapper(tensor):  # no input may be, the function's own are as autograd has them
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+        """`detach_` is called, which `run` does."""
+        if is_wrapper(tensor):
+            self.inputs.wrappers.detach(tensor, run)
             return
         self._check_detach(tensor)
         self.recorder.detached.note(tensor)
+        run()
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""

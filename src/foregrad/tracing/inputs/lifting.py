@@ -7,6 +7,7 @@ its fake without touching the module it lives in: the user's code sees its own o
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,8 +71,8 @@ class Lifting(TorchFunctionMode):
         where: Callable[[], str],
         known_number: Callable[[Any], Any],
         *,
-        on_mark: Callable[[torch.Tensor, bool], None] = _nothing,
-        on_detach: Callable[[torch.Tensor], None] = _nothing,
+        on_mark: Callable[[torch.Tensor, bool], Any] = _nothing,
+        on_detach: Callable[[torch.Tensor, Callable[[], Any]], None] = lambda _, run: run(),
         on_data: Callable[[torch.Tensor], None] = _nothing,
         on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None] = _nothing,
         on_check: Callable[[Any, tuple[Any, ...], Any], None] = _nothing,
@@ -227,8 +228,8 @@ class Lifting(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.on_mark(args[0], bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
-        return func(*args, **kwargs)
+        value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+        return args[0] if self.on_mark(args[0], value) else func(*args, **kwargs)
 
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
@@ -251,8 +252,8 @@ class Lifting(TorchFunctionMode):
         return result
 
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.on_detach(args[0])
-        return func(*args, **kwargs)
+        self.on_detach(args[0], functools.partial(func, *args, **kwargs))
+        return args[0]
 
     def _take_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)

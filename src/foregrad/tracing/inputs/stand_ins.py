@@ -12,12 +12,12 @@ from ..heap.alias import Value
 from ..heap.records import InputRecord
 from ..recorder.recorder import Recorder
 
-__all__ = ["StandIns"]
+__all__ = ["NonLeaf", "StandIns"]
 
 aten = torch.ops.aten
 
 
-class _NonLeaf(torch.autograd.Function):
+class NonLeaf(torch.autograd.Function):
     """A non-leaf twin of a leaf: what a non-leaf argument looks like, with its gradient taken at the leaf."""
 
     @staticmethod
@@ -62,7 +62,7 @@ class StandIns:
                 if not real.is_leaf:
                     twin = fake.detach() if counted else self._twin(fake, record.spec)
                     with torch.enable_grad():
-                        record.stand_in = _NonLeaf.apply(fake, [twin])
+                        record.stand_in = NonLeaf.apply(fake, [twin])
 
     def _twin(self, fake: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         memory = fake.untyped_storage()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..._torch.engine import keeps_versions
 from ..._torch.fakes import fake_device
 from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
-from ..._torch.tensors import history_of, storage_key, version_of
+from ..._torch.tensors import history_of, is_view, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.expected import ABSENT
 from ...frontend.sources import Source
-from ...subclasses.conversion import learn_carriers, learn_gradient, taken_apart, wrap
-from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, bare_spec, is_wrapper, parts_of
+from ...graph.effect_log import Detach, Effect
+from ...subclasses.conversion import has_plain_gradient, learn_carriers, learn_gradient, taken_apart, wrap
+from ...subclasses.histories import give_history
+from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, bare_spec, is_wrapper, parts_of, rebuilt
 from ..heap.refusals import changed_wrapper
 from .outer_sizes import with_sizes_of
+from .stand_ins import NonLeaf
 
 __all__ = ["WrapperInput"]
 
@@ -47,7 +51,76 @@ class WrapperInput:
         if spec.sizes is not None:  # its class may know better
             self.spec = dataclasses.replace(spec, sizes=self.spec_inside.sizes, inner=self.spec_inside.inner)
         self.history = self.stand_in.requires_grad, self.stand_in.grad_fn
+        self.edge = self.stand_in.grad_fn  # where its gradient arrives
+        self.twin: Any = None  # has the history that it had when it was detached
+        self.is_marked = False  # it did not require grad, and does since
+        self.detached: Effect | None = None  # what made it require grad no more
         self.start_version = _version(self.stand_in)
+
+    # ---------------------------------------------------------------- its history
+
+    def requires_grad(self, value: bool, leaf_of: Callable[[Any], Any], where: str) -> bool:
+        """`requires_grad_(value)` is called on it: whether that is done with, or else its stand-in answers.
+
+        `leaf_of` gives the leaf at which the gradient of a plain tensor is taken.
+        """
+        stand_in, spec = self.stand_in, self.spec
+        if stand_in.requires_grad is value:
+            return True
+        self.check()
+        if not value:
+            if not (spec.is_leaf or self.is_marked) or self.is_rewritten:
+                return False
+            self._keep_history()
+            stand_in.detach_()
+            self._is_detached(in_place=False)
+            return True
+        if stand_in.grad_fn is not None or not (stand_in.is_floating_point() or stand_in.is_complex()):
+            return False
+        if spec.requires_grad and not spec.is_leaf:
+            raise changed_wrapper(f"{self.slot}, a {spec.cls.__qualname__}, is detached and marked again at {where}")
+        take, tensors = self._carrying, [leaf_of(p) for p, c in zip(self.parts, spec.carries, strict=True) if c]
+        if self.twin is not None:
+            take, tensors = _as_it_is, [self.twin]
+        elif has_plain_gradient(spec):
+            raise changed_wrapper(
+                f"`requires_grad_()` on {self.slot} at {where}, a {spec.cls.__qualname__} whose gradient is plain"
+            )
+        with keeps_versions(stand_in):
+            give_history(take, stand_in, *tensors)
+        if not spec.requires_grad:
+            self.is_marked, self.edge = True, self.edge or stand_in.grad_fn
+        self.history, self.detached = (True, stand_in.grad_fn), None
+        self.spec_inside = bare_spec(stand_in)  # metadata may say whether gradients are wanted
+        return True
+
+    def detach(self, run: Callable[[], Any]) -> None:
+        """`detach_()` is called on it: `run` does so on the stand-in."""
+        if is_view(self.real):
+            raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+        had = self.stand_in.requires_grad
+        self.check()
+        if had:
+            self._keep_history()
+        run()
+        if had:
+            self._is_detached(in_place=True)
+
+    def has_changed_since(self, *, is_of_input: bool) -> bool:
+        """Whether a view of it may be of what it was. `is_of_input`: the view requires grad as it does by now."""
+        return self.detached is not None or ((self.is_marked or self.twin is not None) and not is_of_input)
+
+    def _keep_history(self) -> None:
+        if self.twin is None and not self.is_rewritten:
+            with torch.enable_grad():
+                self.twin = NonLeaf.apply(self.stand_in, [rebuilt(self.spec, self.inside)])
+
+    def _is_detached(self, *, in_place: bool) -> None:
+        self.history, self.spec_inside = (False, None), bare_spec(self.stand_in)
+        self.detached = Detach(-1, in_place) if self.spec.requires_grad or self.is_marked else None
+
+    def _carrying(self, gradient: Any) -> list[Any]:
+        return [part for part, carries in zip(self._taken(gradient), self.spec.carries, strict=True) if carries]
 
     def _taken(self, gradient: Any) -> list[Any]:
         """The gradient by plain tensor."""
@@ -134,7 +207,7 @@ class WrapperInput:
         spec, stand_in = self.spec, self.stand_in
         is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
         if stand_in.requires_grad is not self.history[0] or stand_in.grad_fn is not self.history[1]:
-            is_same = is_same and stand_in.grad_fn is not None and not (spec.is_leaf and spec.requires_grad)
+            is_same = is_same and stand_in.grad_fn is not None and (not spec.is_leaf or self.history[1] is None)
         if not is_same or bare_spec(stand_in) != self.spec_inside:
             raise changed_wrapper(f"the function changes an argument or parameter that is a {spec.cls.__qualname__}")
 
@@ -149,6 +222,10 @@ def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
         return part.dtype == kept.dtype and same_numbers(part.shape, kept.shape)
     layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype, storage_key(t), version_of(t)) for t in (part, kept)]
     return layouts[0] == layouts[1]
+
+
+def _as_it_is(gradient: Any) -> list[Any]:
+    return [gradient]
 
 
 def _version(tensor: torch.Tensor) -> int:

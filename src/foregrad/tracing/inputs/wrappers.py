@@ -51,6 +51,7 @@ class Wrappers:
         self.shared: dict[int, tuple[int, Any]] = {}  # by id, what several results need: its key, and itself
         self.reached: dict[int, tuple[Any, WrapperInput]] = {}  # by the id of the real wrapper, which is kept alive
         self.remade: dict[int, tuple[Any, Any]] = {}  # by the id of one that the function made of real tensors
+        self.marked: dict[int, Any] = {}  # by id, others that `requires_grad_()` is called on
         self.leaves: list[Any] = []  # of the result: each wrapper is one
         self.made: dict[int, tuple[Any, Sequence[Any]]] = {}  # by id: what is made of results of the graph, and these
         self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # what gradients come in for, and its plain tensors
@@ -114,6 +115,34 @@ class Wrappers:
         known = self.by_stand_in.get(id(tensor))
         return known or (self.reached[id(tensor)][1] if id(tensor) in self.reached else None)
 
+    def requires_grad(self, tensor: Any, value: bool, where: str) -> bool:
+        """`requires_grad_(value)` is called on a wrapper: whether that is done with."""
+        known = self.find(tensor)
+        if known is None:
+            self.marked[id(tensor)] = tensor
+        if known is None or not known.requires_grad(value, self._leaf, where):
+            return False
+        if known.stand_in.requires_grad:
+            self.recorder.wrapper_leaves[id(known.stand_in)] = known.stand_in
+        else:
+            self.recorder.wrapper_leaves.pop(id(known.stand_in), None)
+        return True
+
+    def detach(self, tensor: Any, run: Callable[[], Any]) -> None:
+        """`detach_()` is called on a wrapper, which `run` does."""
+        known = self.find(tensor)
+        if known is None:
+            run()
+            return
+        known.detach(run)
+        self.recorder.wrapper_leaves.pop(id(known.stand_in), None)
+
+    def _leaf(self, part: Any) -> Any:
+        record = self.plain[id(part)]
+        if not (record.leaf.requires_grad and record.leaf.is_leaf):
+            record.leaf = part.detach().requires_grad_()
+        return record.leaf
+
     # ---------------------------------------------------------------- results
 
     def unwrap(self, stand_in: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
@@ -131,9 +160,17 @@ class Wrappers:
     def _taken_apart(self, result: Any) -> tuple[WrapperSpec, Sequence[Any]] | SharedWrapper | None:
         """The plain tensors of a wrapper that the function returns; None for one of the inputs, returned as it is."""
         base: Any = base_of(result) if is_view(result) else None
+        if base is not None and id(result) in self.marked:
+            raise returned_wrapper(
+                f"a result is a view of a {type(base).__qualname__} that `requires_grad_()` is called on inside"
+            )
         if base is not None and not is_wrapper(base):
             return self._of_plain(result, base)
         is_of_input = id(base) in self.by_stand_in and result.requires_grad is base.requires_grad
+        of = self.by_stand_in.get(id(base))
+        if of is not None and of.has_changed_since(is_of_input=is_of_input):
+            kind = of.spec.cls.__qualname__
+            raise returned_wrapper(f"a result is a view of a {kind} that is detached, or marked, after it is taken")
         if not _is_taken_without_gradients(result):
             if base is not None and is_marked(result):
                 raise _no_grad_view(base)

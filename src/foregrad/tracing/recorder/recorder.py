@@ -40,7 +40,6 @@ from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
 from ..heap.overlaps import check_view
 from ..heap.recording import Host
-from ..heap.refusals import changed_wrapper
 from ..heap.view_replay import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
@@ -291,9 +290,8 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """`tensor.data = source` was run."""
-        if is_wrapper(tensor):
-            where = user_line(self.origins.here())
-            raise changed_wrapper(f"`.data = ...` on a {type(tensor).__qualname__} at {where} can't be compiled")
+        if is_wrapper(tensor):  # it holds what it held: of an input, the sizes outside are looked at when all has run
+            return
         if self.in_backward:
             self.late.note_targets([tensor], (), is_metadata=True)
         self.changes.replaced_by(tensor, source)
