@@ -58,6 +58,8 @@ PROGRAMS = {
     "made_whole": (lambda a: DTensor.from_local(a, mesh(), SUMMED).full_tensor(), lambda s: [plain(3, 3, seed=s)]),
     "made_of_numbers": (lambda a: a * dt.ones(4, 8, device_mesh=mesh(), placements=ROWS), x),
     "dropout": (lambda a: F.dropout(a, 0.5), x),
+    "sum": (lambda a: a.sum(), x),
+    "mean": (lambda a: a.mean(0), x),
     "softmax": (lambda a: F.softmax(a, 0), lambda s: [of(4, 8, placed=COLUMNS, seed=s)]),
     "layer_norm": (lambda a: F.layer_norm(a, (8,)), x),
     "uneven": (lambda a: (a * 2).redistribute(placements=WHOLE), lambda s: [of(5, 8, seed=s)]),
@@ -76,12 +78,14 @@ PROGRAMS = {
     "indexed": (lambda a: a[:, 2:4] * 2, x),
     "joined": (lambda a: (torch.cat([a, a * 2], 1), torch.stack([a, a])), x),
     "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), lambda s: [of(4, 8, seed=s), of(8, 6, placed=WHOLE)]),
+    "cross_entropy": (F.cross_entropy, lambda s: [of(4, 8, seed=s), distribute_tensor(torch.arange(4), mesh(), ROWS)]),
+    "second": (lambda a: torch.autograd.grad((a**3).sum(), a, create_graph=True)[0].sum(), x),
     "value": (lambda a: a * 2 if a.to_local().sum() > -1e9 else a, x),
     "local_map": (_mapped, x),
     "checkpoint": (lambda a: checkpoint(lambda t: t.sin().exp(), a, use_reentrant=False), x),
     "sizes": (lambda a: a.sin(), lambda s: [of(4 + 2 * s, 8, seed=s)]),
 }
-BY_DYNAMO = ("summed", "whole", "made_of_numbers", "mesh", "placement_given", "placements_returned", "joined")
+BY_DYNAMO = ("summed", "whole", "made_of_numbers", "mesh", "placement_given", "placements_returned", "joined", "second")
 
 
 def described(value):
