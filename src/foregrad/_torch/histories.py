@@ -1,18 +1,20 @@
 """Where histories lead: a walk over autograd's nodes; which nodes keep tensors.
 
-Checked on torch 2.13.0: `_sequence_nr`, `_saved_*`, `_raw_saved_*`.
+Checked on torch 2.13.0: `_sequence_nr`, `_saved_*`, `_raw_saved_*`, the names of nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["have_hooks", "keeps_tensors", "lead_to", "noting_arrival", "was_freed"]
+from .symbols import is_symbolic
+
+__all__ = ["have_hooks", "keeps_tensors", "lead_to", "noting_arrival", "views_taken_at_once", "was_freed"]
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
@@ -42,6 +44,42 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether there is a hook on one of the tensors, which would see, and may change, any gradient taken by it."""
     return any(t._backward_hooks for t in tensors)
+
+
+def views_taken_at_once(view: torch.Tensor) -> tuple[Any, Callable[[torch.Tensor], Sequence[torch.Tensor]]] | None:
+    """Of one of several views of a tensor that an operator gives: the autograd node of all, and what takes them again.
+
+    None for any other view. Taken again one by one they would have a node each: the gradient of one then meets zeros
+    in the place of the others', which PyTorch makes plain tensors.
+    """
+    node: Any = view.grad_fn
+    take = _AT_ONCE.get(type(node).__name__)
+    base = view._base
+    if take is None or base is None:
+        return None
+    if node.next_functions[0][0] is not torch.autograd.graph.get_gradient_edge(base).node:
+        return None
+    taken = take(node)
+    return None if any(map(is_symbolic, _numbers(taken.keywords.values()))) else (node, taken)
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _dim(node: Any) -> int:
+    dim = int(node._saved_dim)
+    return dim if dim < 1 << 63 else dim - (1 << 64)  # kept without its sign
+
+
+_AT_ONCE: dict[str, Callable[[Any], functools.partial[Any]]] = {
+    "SplitBackward0": lambda n: functools.partial(torch.split, split_size_or_sections=n._saved_split_size, dim=_dim(n)),
+    "SplitWithSizesBackward0": lambda n: functools.partial(
+        torch.split, split_size_or_sections=list(n._saved_split_sizes), dim=_dim(n)
+    ),
+    "UnbindBackward0": lambda n: functools.partial(torch.unbind, dim=_dim(n)),
+}
 
 
 @contextlib.contextmanager

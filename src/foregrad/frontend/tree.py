@@ -75,7 +75,7 @@ _CONSTANTS = (
 class SharedWrapper:
     """A wrapper in one of several places, or a view of one: the `view` of the wrapper that is made under `base`, itself
     under `key` from then on. `unwrapped`: that wrapper, taken apart, in the first of the places. `grad_enabled`: when
-    the view is taken.
+    the view is taken. `at_once`: see `views_taken_at_once`.
     """
 
     base: int
@@ -83,6 +83,7 @@ class SharedWrapper:
     view: torch.Tensor | None
     unwrapped: tuple[WrapperSpec, Sequence[torch.Tensor]] | None
     grad_enabled: bool = True
+    at_once: tuple[Any, Callable[[Any], Sequence[torch.Tensor]]] | None = None
 
     def made_in(self, made: dict[int, Any], items: list[Any]) -> Any:
         """The tensor, one object for each key in `made`; `items` has the wrapper in the first of the places."""
@@ -90,8 +91,17 @@ class SharedWrapper:
             made[self.base] = items[0]
         if self.view is not None and self.key not in made:
             with contextlib.nullcontext() if self.grad_enabled else torch.no_grad():
-                made[self.key] = view_again(self.view, made[self.base])
+                made[self.key] = self._view(made)
         return made[self.key]
+
+    def _view(self, made: dict[int, Any]) -> Any:
+        assert self.view is not None
+        if self.at_once is None:
+            return view_again(self.view, made[self.base])
+        node, take = self.at_once
+        if id(node) not in made:
+            made[id(node)] = take(made[self.base])
+        return made[id(node)][self.view.output_nr]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._torch.histories import views_taken_at_once
 from .._torch.tensors import view_again
 from ..graph.signature import Signature, WrapperOutput, WrapperPlace
 from ..graph.source import unpacked
@@ -24,7 +25,7 @@ class WrapperLines:
 
     def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature, name: str) -> None:
         self.writer, self.variables, self.signature, self.name = writer, variables, signature, name
-        self.views: dict[int, str] = {}  # by the id of the stand-in of the view
+        self.views: dict[int, str] = {}  # by the id of the stand-in of the view, or of the node of several
 
     def output(self, info: WrapperOutput) -> str:
         """A wrapper among the inputs, or a view of one: one object, wherever it is returned."""
@@ -34,6 +35,10 @@ class WrapperLines:
         name = self.views.get(id(info.view))
         if name is None:
             name = self.views[id(info.view)] = writer.names.fresh("view")
+            at_once = views_taken_at_once(info.view) if info.grad_enabled else None
+            if at_once is not None:
+                writer.lines.append(f"{name} = {self._at_once(wrapper, *at_once)}[{info.view.output_nr}]")
+                return name
             numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(writer.literal, info.numbers)))}]"]
             given = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
             guards = [] if info.grad_enabled else [f"{writer.bind('no_grad', torch.no_grad)}()"]
@@ -46,6 +51,14 @@ class WrapperLines:
         parts = [inputs[part] for part in self.signature.wrapper_parts[wrapper]]
         take = self.writer.bind("unwrap", unwrapping(*known[wrapper]))
         self.writer.lines.append(f"{unpacked(parts)}{take}({self.variables[wrapper]})")
+
+    def _at_once(self, wrapper: str, node: Any, take: Callable[[torch.Tensor], Any]) -> str:
+        """The variable of the views that an operator gives together."""
+        name = self.views.get(id(node))
+        if name is None:
+            name = self.views[id(node)] = self.writer.names.fresh("views")
+            self.writer.lines.append(f"{name} = {self.writer.bind('take', take)}({wrapper})")
+        return name
 
     def written(self, increment_version: Callable[[], str], result: Callable[[int], str]) -> None:
         """What a write does besides changing the plain tensors. `result`: the variable of a result of the node."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.histories import views_taken_at_once
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import (
     allows_writes,
@@ -220,7 +221,8 @@ class Wrappers:
             return SharedWrapper(known, known, None, self._in_graph(root) if is_first else None)
         key, _ = self.shared.setdefault(id(result), (-1 - len(self.shared), result))
         with_gradients = not _is_taken_without_gradients(result)
-        return SharedWrapper(known, key, result, self._in_graph(root) if is_first else None, with_gradients)
+        at_once = views_taken_at_once(result) if with_gradients else None
+        return SharedWrapper(known, key, result, self._in_graph(root) if is_first else None, with_gradients, at_once)
 
     def _check_apart(self, result: Any, base: Any) -> None:
         """Raise for a result that is there already, or a view of what another one is, or is a view of, with gradients:
