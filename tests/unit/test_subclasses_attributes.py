@@ -306,3 +306,21 @@ def test_a_hook_on_a_view_is_not_lost():
 
     with pytest.raises(UnsupportedSideEffectError, match="hook on the view"):
         compiled(f)(two(2, 3, grad=True))
+
+
+def test_a_detached_argument_counts_its_writes_with_the_argument():
+    def f(w):
+        return w * w, w.detach()
+
+    seen = []
+    for call in (f, compiled(f)):
+        for make in (two, nested, unit):
+            leaf = make(2, 3).requires_grad_()
+            w = leaf * 1
+            y, apart = call(w)
+            with torch.no_grad():
+                apart.add_(1)
+            seen.append((w._version, apart._version, torch.equal(w.detach(), apart), apart.requires_grad))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+    assert seen[:3] == seen[3:]

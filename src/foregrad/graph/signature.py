@@ -145,13 +145,14 @@ class WrapperOutput(OutputInfo):
     """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those.
 
     `view`: it is the view of that input that this is of its stand-in, with these `numbers` where some are symbolic, and
-    with gradients on or off.
+    with gradients on or off; or, where it `is_detached`, that input detached.
     """
 
     wrapper: int
     view: Any = dataclasses.field(default=None, compare=False)
     numbers: tuple[Any, ...] | None = dataclasses.field(default=None, compare=False)
     grad_enabled: bool = True
+    is_detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

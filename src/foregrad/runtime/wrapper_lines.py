@@ -39,6 +39,9 @@ class WrapperLines:
             if at_once is not None:
                 writer.lines.append(f"{name} = {self._at_once(wrapper, *at_once)}[{info.view.output_nr}]")
                 return name
+            if info.is_detached:
+                writer.lines.append(f"{name} = {wrapper}.detach()")
+                return name
             numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(writer.literal, info.numbers)))}]"]
             given = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
             guards = [] if info.grad_enabled else [f"{writer.bind('no_grad', torch.no_grad)}()"]

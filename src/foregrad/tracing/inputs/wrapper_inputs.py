@@ -12,7 +12,7 @@ import torch
 from ..._torch.engine import keeps_versions
 from ..._torch.fakes import fake_device
 from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
-from ..._torch.tensors import history_of, is_view, storage_key, version_of
+from ..._torch.tensors import history_of, is_view, share_counters, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.expected import ABSENT
 from ...frontend.sources import Source
@@ -105,6 +105,15 @@ class WrapperInput:
         run()
         if had:
             self._is_detached(in_place=True)
+
+    def is_alike(self, result: Any) -> bool:
+        """Whether a tensor without history holds the same memory, and counts writes with it."""
+        is_of_kind = type(result) is self.spec.cls and not self.stand_in.is_inference()
+        if not (is_of_kind and share_counters(result, self.stand_in)):
+            return False
+        pairs = zip(parts_of(result), self.inside, strict=False)
+        detached = self.stand_in.detach()  # metadata may say whether gradients are wanted
+        return bare_spec(result) == bare_spec(detached) and all(_is_same(*pair) for pair in pairs)
 
     def has_changed_since(self, *, is_of_input: bool) -> bool:
         """Whether a view of it may be of what it was. `is_of_input`: the view requires grad as it does by now."""

@@ -121,7 +121,7 @@ class Wrappers:
         known = self.find(tensor)
         if known is None:
             self.marked[id(tensor)] = tensor
-        if known is None or not known.requires_grad(value, self._leaf, where):
+        if known is None or not known.requires_grad(value, lambda part: _leaf_of(self.plain[id(part)]), where):
             return False
         if known.stand_in.requires_grad:
             self.recorder.wrapper_leaves[id(known.stand_in)] = known.stand_in
@@ -137,12 +137,6 @@ class Wrappers:
             return
         known.detach(run)
         self.recorder.wrapper_leaves.pop(id(known.stand_in), None)
-
-    def _leaf(self, part: Any) -> Any:
-        record = self.plain[id(part)]
-        if not (record.leaf.requires_grad and record.leaf.is_leaf):
-            record.leaf = part.detach().requires_grad_()
-        return record.leaf
 
     # ---------------------------------------------------------------- results
 
@@ -176,7 +170,7 @@ class Wrappers:
             if base is not None and is_marked(result):
                 raise _no_grad_view(base)
             _check_view(result)
-        if id(result) in self.by_stand_in or is_of_input:
+        if id(result) in self.by_stand_in or is_of_input or _detached_from(result, self.inputs) is not None:
             return None
         root = result if base is None else base
         if root.requires_grad is result.requires_grad and id(root) not in self.by_stand_in:
@@ -236,7 +230,7 @@ class Wrappers:
 
     def returned(self, value: Any, adopt: Callable[[Any], Any]) -> tuple[Any, ...] | None:
         """Which input a result is; or which it is a view of, the view of its stand-in, the numbers it is taken with
-        where some are symbolic, and whether gradients are on then.
+        where some are symbolic, whether gradients are on then, and whether it is that input, detached.
         """
         if not self.inputs:
             return None
@@ -250,6 +244,9 @@ class Wrappers:
         known = self.by_stand_in.get(id(value))
         if known is not None:
             return (self.inputs.index(known),)
+        known = _detached_from(value, self.inputs)
+        if known is not None:
+            return self.inputs.index(known), value, None, False, True
         numbers = tuple(numbers_of_view(value)) if self.recorder.is_symbolic else ()
         of = self.inputs.index(self.by_stand_in[id(base_of(value))])
         return of, value, numbers if any(map(is_symbolic, numbers)) else None, not _is_taken_without_gradients(value)
@@ -288,6 +285,20 @@ class Wrappers:
         inputs = [known for _, known in self.reached.values()]
         reached = [ReachedWrapper(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
         return FoundWrappers(tuple(reached), of_leaves)
+
+
+def _leaf_of(record: Any) -> Any:
+    """The leaf at which the gradient of an input is taken."""
+    if not (record.leaf.requires_grad and record.leaf.is_leaf):
+        record.leaf = record.stand_in.detach().requires_grad_()
+    return record.leaf
+
+
+def _detached_from(result: Any, inputs: Sequence[WrapperInput]) -> WrapperInput | None:
+    """The input that a result is, detached: the two count their writes together."""
+    if result.requires_grad or is_view(result) or result.is_inference():
+        return None
+    return next((known for known in inputs if known.is_alike(result)), None)
 
 
 def _is_taken_without_gradients(result: Any) -> bool:
