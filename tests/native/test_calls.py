@@ -55,7 +55,8 @@ def test_the_node_looks_as_that_of_a_function_does(way):
     node = y.grad_fn
     assert node.name() == type(node).__name__ == "CompiledFunctionBackward"
     assert isinstance(node, torch.autograd.graph.Node)
-    assert [n.variable is p for (n, _), p in zip(node.next_functions, (w, b), strict=True)] == [True, True]
+    assert {id(n.variable) for n, _ in node.next_functions} == {id(w), id(b)}
+    assert len(node.next_functions) == 2
     assert node.needs_input_grad[-2:] == (True, True)
     assert all(isinstance(t, torch.Tensor) for t in node.saved_tensors)
     y.grad_fn.metadata["mine"] = 1

@@ -82,7 +82,7 @@ def test_a_weight_that_is_parametrised_by_its_plain_tensors(recwarn):
 
 
 class Marked(torch.Tensor):
-    """Dynamo is told to leave its constructor and a helper of its operators alone."""
+    """Dynamo is told to leave its constructor and a helper of its operators alone. It looks for what it may not have."""
 
     @staticmethod
     @torch._dynamo.disable
@@ -94,7 +94,7 @@ class Marked(torch.Tensor):
         self.inner = inner
 
     def __tensor_flatten__(self):
-        return ["inner"], None
+        return [*(["other"] if hasattr(self, "other") else []), "inner"], None
 
     @staticmethod
     def __tensor_unflatten__(inner, metadata, size, stride):
@@ -131,3 +131,17 @@ def test_what_a_class_tells_dynamo_to_leave_alone_is_a_part_of_its_operators():
         given = [(loss, *torch.autograd.grad(loss, weight)) for loss in (f(weight, x), fast(weight, x))]
         assert all(type(tensor) is Marked for tensor in given[1])
         assert all(torch.equal(a.inner, b.inner) for a, b in zip(*given, strict=True))
+
+
+def test_a_class_that_looks_for_what_its_tensors_may_not_have():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(Marked(torch.randn(3)))
+
+        def forward(self, x):
+            return x * self.weight
+
+    ours, x = Scaled(), torch.randn(3)
+    fast = foregrad.compile(ours, backend="eager", on_unsupported="raise")
+    assert all(torch.equal(fast(x).inner, ours(x).inner) for _ in range(2))

@@ -67,6 +67,8 @@ class Facts:
         PyTorch asks so about the tensors that it makes of numbers, which are no inputs.
         """
         inputs = self.inputs
+        if is_wrapper(tensor):  # its class asks itself as it is taken apart; `attributes` sees to all of these
+            return
         if not isinstance(tensor, FakeTensor) and id(tensor) not in inputs.by_real and not inputs.sources.known(tensor):
             return
         record = self._record(tensor)
