@@ -60,6 +60,7 @@ PROGRAMS = {
     "dropout": (lambda a: F.dropout(a, 0.5), x),
     "sum": (lambda a: a.sum(), x),
     "mean": (lambda a: a.mean(0), x),
+    "two": (lambda a: ((a * 2).sum(), (a * 3).sum()), x),
     "softmax": (lambda a: F.softmax(a, 0), lambda s: [of(4, 8, placed=COLUMNS, seed=s)]),
     "layer_norm": (lambda a: F.layer_norm(a, (8,)), x),
     "uneven": (lambda a: (a * 2).redistribute(placements=WHOLE), lambda s: [of(5, 8, seed=s)]),
@@ -107,6 +108,10 @@ def found(call, make, seed):
     results = result if isinstance(result, tuple) else (result,)
     losses = [r.square().sum() for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     sum(loss.full_tensor() if isinstance(loss, DTensor) else loss for loss in losses).backward()
+    if len(losses) > 1 and results[0].dim() == 0:  # the backward of one alone
+        args[0].grad = None
+        loss = call(*args)[0].square().sum()
+        (loss.full_tensor() if isinstance(loss, DTensor) else loss).backward()
     return described([result, args, [a.grad for a in args if isinstance(a, torch.Tensor) and a.grad is not None]])
 
 

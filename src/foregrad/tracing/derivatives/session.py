@@ -18,6 +18,7 @@ from ..._torch.dispatch import (
 )
 from ..._torch.fakes import FakeTensor, new_fake
 from ..._torch.patches import Hooks, patched
+from ..._torch.tensors import is_number
 from ...errors import UnsupportedError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
@@ -71,7 +72,7 @@ class Session:
         recorder.resume(host, self.decisions, run_engine.__code__)
 
     def _adopt(self, real: torch.Tensor) -> torch.Tensor:
-        if isinstance(real, FakeTensor):
+        if isinstance(real, FakeTensor) or is_number(real):
             return real
         reference, stand_in = self.known.get(id(real), (None, None))
         if reference is None or reference() is not real or stand_in is None:
