@@ -462,6 +462,7 @@ def main(rank, size, store):
                 compare(make, None, lambda function, settings=settings: on_one_rank(function, **settings))
                 settings["partition"] = "min_cut"
                 compare(make, None, lambda function, settings=settings: foregrad.compile(function, **settings))
+        compare(used_by_one_rank, None, lambda f: torch.compile(f, backend="foregrad", options={"backend": "eager"}))
         in_graphs()
 
 

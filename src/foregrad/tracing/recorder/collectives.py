@@ -89,7 +89,12 @@ class Collectives:
         del self.made[begin:]
 
     def check(self, needed: set[int]) -> None:
-        """Capture again where a graph may not have these collectives. `needed`: the ids of entries whose value is."""
+        """Capture again where a graph may not have these collectives; functional ones of the program's own stay, though
+        it does not use them. `needed`: the ids of entries whose value is.
+        """
+        for entry in self.recorder.tape.forward():
+            if getattr(entry.target, "namespace", "") == "_c10d_functional" and id(entry) not in needed:
+                entry.has_effect = True
         made = [entry for entry in self.made if not entry.is_backward]
         if made and (self.recorder.decisions.made or not needed.issuperset(map(id, made))):
             self.run_as_regions()
@@ -126,7 +131,8 @@ class Collectives:
         with mode:  # what is in memory that was never written to differs from run to run
             outputs = {id(t): torch.zeros_like(t) for t in written_to(op, given, only_outputs=True)}
         tensors = [outputs.get(id(tensor), tensor) for tensor in tensors]
-        called = Collective(op, [*given.values()], group, str(reduction), [at[id(t)] for t in written])
+        rest = given | {"process_group": None}  # found by its name: a group that is destroyed is to go
+        called = Collective(op, [*rest.values()], group, str(reduction), [at[id(t)] for t in written])
         if not (is_early and self.by_regions):
             if last is not None and last.target is COLLECTIVE:
                 last = recorder.emit(operator.getitem, last, 0)
