@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import ForegradWarning, UnsupportedError, UnsupportedTensorError
+from foregrad.errors import UnsupportedError, UnsupportedTensorError
 
 from .test_jagged import jagged
 from .wrappers import Quantised, TwoTensor, described, quantised, two
@@ -155,18 +155,6 @@ def test_transforms(transformed):
 
 
 # ------------------------------------------------------------------- subclasses of other kinds
-
-
-class Relabelled(torch.Tensor):
-    """No data of its own: `__torch_function__` keeps the class."""
-
-
-def test_a_class_without_data_of_its_own_runs_eagerly_and_is_kept():
-    a = torch.ones(3).as_subclass(Relabelled)
-    with pytest.raises(UnsupportedTensorError, match="is a Relabelled"):
-        foregrad.compile(double, backend="eager", on_unsupported="raise")(a)
-    with pytest.warns(ForegradWarning, match="is a Relabelled"):
-        assert type(foregrad.compile(double, backend="eager", on_unsupported="eager")(a)) is Relabelled
 
 
 def test_a_subclass_of_parameter():

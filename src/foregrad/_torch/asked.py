@@ -144,6 +144,16 @@ def _will_engine_execute_node(node: Any) -> bool:
     return bool(_engine_runs(node))
 
 
+_no_functions, _no_subclasses = _C.DisableTorchFunction, _C.DisableTorchFunctionSubclass
+
+
+class _NoFunctions:
+    """Code of the user's switches off what classes do with torch functions: not the mode that captures."""
+
+    def __new__(cls) -> Any:
+        return _no_subclasses() if _is_asked() else _no_functions()
+
+
 _DEVICE, _TENSOR = "_foregrad_device", "_foregrad_tensor"
 _device: Any = torch.UntypedStorage.device
 _repr = torch.UntypedStorage.__repr__
@@ -170,6 +180,7 @@ _PLACES: list[_Place] = [
     (_C, "_is_view_replay_enabled", _is_view_replay_enabled),
     (_C, "_set_view_replay_enabled", _set_view_replay_enabled),
     (_C, "_will_engine_execute_node", _will_engine_execute_node),
+    (_C, "DisableTorchFunction", _NoFunctions),
     (torch, "to_dlpack", _to_dlpack),
     (torch.utils.dlpack, "to_dlpack", _to_dlpack),
 ]

@@ -47,6 +47,7 @@ from . import (
     transforms,
 )
 from .fakes import FakeTensor
+from .function_classes import FunctionClasses, is_function_class
 from .plain_attributes import plain_class
 
 __all__ = ["MARK", "Hooks", "applied_function", "hooks_off", "patched", "region_runner", "swapping"]
@@ -62,7 +63,7 @@ class Hooks:
     `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log;
     `node_hook(hook, register)` registers a hook of the program's on a node.
     `region(function, args, kwargs)` is what an eager region gives; `is_region(cls)`: whether a custom Function is one.
-    `attention` is what `flex_attention` is there.
+    `attention` is what `flex_attention` is there, `classes` has the tensors of classes with `__torch_function__` alone.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Hooks:
         region: RunRegion | None = None,
         is_region: Callable[[Any], bool] = lambda _: False,
         attention: control_flow.Attention | None = None,
+        classes: FunctionClasses | None = None,
     ) -> None:
         self.enter_module = enter_module
         self.leave_module = leave_module
@@ -98,12 +100,15 @@ class Hooks:
         self.region = region
         self.is_region = is_region
         self.attention = attention
+        self.classes = classes
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
 
 
 _active = threading.local()
 _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
+_as_subclass: Any = torch._C.TensorBase.as_subclass
+_make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
 _original_setattr = torch.nn.Module.__setattr__
 _original_apply = torch.autograd.Function.__dict__["apply"]
@@ -156,6 +161,28 @@ def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         source: Any = hooks.storage_as_tensor(self, *args, **kwargs)
         return _original_set(self, *args, **kwargs) if source is None else _original_set(self, source)
+
+
+def classes_of_capture() -> FunctionClasses | None:
+    """The tensors of classes with `__torch_function__` alone in this thread's capture; None where there is none."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return None if hooks is None else hooks.classes
+
+
+def _of_class(self: torch.Tensor, cls: Any) -> Any:
+    """`as_subclass`, which asks no torch-function mode."""
+    classes = classes_of_capture()
+    if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
+        return _as_subclass(self, cls)
+    return classes.as_subclass(self, cls, _swapped)
+
+
+def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
+    """`Tensor._make_subclass`, too."""
+    classes = classes_of_capture()
+    if classes is None or kwargs or not is_function_class(cls):
+        return _make_subclass(cls, data, require_grad, **kwargs)
+    return classes.make_subclass(cls, data, require_grad, _swapped)
 
 
 _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
@@ -326,6 +353,8 @@ def _install() -> None:
     torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
     torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
+    torch.Tensor.as_subclass = _of_class  # type: ignore[assignment, method-assign]
+    torch.Tensor._make_subclass = staticmethod(_made_of_class)  # type: ignore[assignment, method-assign]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
     _autograd._engine_run_backward = _engine
     _registers._register_hook = staticmethod(_register_on_node)
@@ -347,6 +376,8 @@ def _remove() -> None:
     del torch.nn.Module.__getattribute__
     torch.nn.Module.__setattr__ = _original_setattr  # type: ignore[method-assign]
     del torch.Tensor.set_
+    del torch.Tensor.as_subclass
+    del torch.Tensor._make_subclass
     torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
     _autograd._engine_run_backward = _original_engine
     _registers._register_hook = _original_register

@@ -11,6 +11,7 @@ from .._torch import engine
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..frontend.call import flatten_call
+from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
 from ..graph.eager_regions import give_up, in_one_call
 from ..graph.source import source_of
@@ -73,6 +74,9 @@ class Dispatcher:
         self._stateful: Callable[..., Any] = self._compile_and_call
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
+        self._of_classes: OfClasses | None = None  # the form that takes tensors of classes apart, and
+        self._inner_of_classes: Dispatcher | None = None  # what is compiled of it
+        self._gives_classes = False  # such a tensor is a result, whatever the arguments are
         self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
         self._sizes = SizesSeen(dynamic, open_sizes)
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
@@ -114,6 +118,8 @@ class Dispatcher:
             if refusals and refusals.covers(args, kwargs):
                 with give_up():
                     return function(*args, **kwargs)
+            if self._of_classes is not None and (self._gives_classes or has_classes(args, kwargs)):
+                return self._called_of_classes(args, kwargs)
             if self.inner is not None:
                 return self._stateful(args, kwargs)
             return compile_and_call(args, kwargs, tried)
@@ -128,6 +134,8 @@ class Dispatcher:
     def source(self) -> str:
         """The rendered Python of every specialization."""
         parts = [s.source() for s in self.specializations]
+        if self._inner_of_classes is not None:
+            parts.append(self._inner_of_classes.source())
         return "\n\n".join(parts if self.inner is None else [source_of(self._stateful), self.inner.source()])
 
     def recompiles(self) -> Recompiles:
@@ -135,7 +143,7 @@ class Dispatcher:
         entries = [*self.refusals.entries, *self.transformed.refusals.entries]
         eager = tuple(map(dataclasses.replace, entries))
         own = Recompiles(self.name, tuple(self.compilations), eager)
-        for other in (*filter(None, [self.inner]), *self._by_sizes.others.values()):
+        for other in (*filter(None, [self.inner, self._inner_of_classes]), *self._by_sizes.others.values()):
             own = own.then(other.recompiles())
         return own
 
@@ -168,6 +176,8 @@ class Dispatcher:
             tried += made_meanwhile
             if not made_meanwhile:
                 break
+        if self._of_classes is not None and (self._gives_classes or has_classes(args, kwargs)):
+            return self._called_of_classes(args, kwargs)
         if lifts and self.inner is not None:
             return self._stateful(args, kwargs)
         if not isinstance(first, Specialization):
@@ -273,6 +283,8 @@ class Dispatcher:
             specialization = self._specialized(args, kwargs)
         except Exception as error:
             self.compilations.pop()  # no graph
+            if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
+                return None
             return self._without_graph(error)
         self.fallbacks.made()
         self._only_written |= only_written_by(specialization)
@@ -289,6 +301,28 @@ class Dispatcher:
             if not tries:
                 raise
         return self._specialized(args, kwargs, tries - 1)
+
+    def _takes_classes(self, found: FunctionClassError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether calls like this one go to a form of the function that takes tensors of classes apart."""
+        if isinstance(self.function, (OfClasses, Lifted)) or not (found.is_result or has_classes(args, kwargs)):
+            return False
+        self._gives_classes |= found.is_result
+        if self._of_classes is None:
+            form = OfClasses(self.function)
+            dynamic, open_sizes = self._sizes.dynamic, self._sizes.open
+            options: Any = {"dynamic": dynamic, "open_sizes": open_sizes, "levels": False, "on_unsupported": "raise"}
+            self._inner_of_classes = Dispatcher(form, self.pipeline, self.config, self.name, **options)
+            self._of_classes = form
+        return True
+
+    def _called_of_classes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        assert self._of_classes is not None
+        assert self._inner_of_classes is not None
+        try:
+            return self._of_classes.called(self._inner_of_classes.entry, args, kwargs)
+        except (UnsupportedError, UnknownLeafError) as error:
+            refused = self.fallbacks.after(error)
+        return self.fallbacks.run(args, kwargs, refused)
 
     def _without_graph(self, error: Exception) -> Exception | None:
         """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""

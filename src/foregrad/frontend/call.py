@@ -10,12 +10,14 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
+from .._torch.function_classes import is_function_class
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.spelling import key_texts
 from ..subclasses.conversion import wrap
 from .arrays import are_apart, arrays_in, tensor_over
+from .function_classes import FunctionClassError
 from .lifted import GivenArray, forms_of, times_lifted
 from .tree import Tree, Wrap, check_leaves, flatten, open_arguments
 
@@ -148,6 +150,12 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             f"`{path}` has no sizes yet: the function gives it some. Call it once before it is captured."
         )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
+        if is_function_class(type(tensor)):
+            raise FunctionClassError(
+                f"`{path}` is a {type(tensor).__qualname__}, whose class has `__torch_function__` alone: such an "
+                "argument or result is compiled, and one that the function makes. Elsewhere keep a plain tensor "
+                "(`.as_subclass(torch.Tensor)`)."
+            )
         raise UnsupportedTensorError(
             f"`{path}` is a {type(tensor).__qualname__}: of tensor subclasses, those that say what they hold "
             "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds "

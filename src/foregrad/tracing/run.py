@@ -84,7 +84,7 @@ class CaptureRun:
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
-        self.inputs = Inputs(
+        self.inputs = inputs = Inputs(
             call,
             self.fake_mode,
             shared_bases=learned.shared_bases,
@@ -94,8 +94,7 @@ class CaptureRun:
             symbols=self.symbols,
         )
         self.origins = Origins(_run_function.__code__)
-        edges = self.inputs.whole_memory_needed
-        host = Host(self.inputs.adopt, self.name, learned.late, edges, self._on_resize, learned)
+        host = Host(inputs.adopt, self.name, learned.late, inputs.whole_memory_needed, self._on_resize, learned)
         self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
         self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
@@ -205,6 +204,7 @@ class CaptureRun:
             self.regions.call if self.options.runs_regions else self.regions.refuse,
             self.functions.is_region,
             Attention(self.recorder, self.lifting),
+            self.lifting.classes,
         )
 
     def _called(self, given: Given) -> tuple[list[Any], list[str], Tree] | None:
@@ -252,7 +252,7 @@ class CaptureRun:
         """How each written input and each output is given back."""
         recorder, inputs = self.recorder, self.inputs
         check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
-        check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators)
+        check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators, self.lifting.classes)
         if "Generator" in self.code.scan.names:
             check_generators(self.name, self.made_generators)
         check_reshaped(recorder)

@@ -8,12 +8,14 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..._torch.function_classes import FunctionClasses
 from ..._torch.generators import MadeGenerators
 from ..._torch.jagged import is_ragged
 from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
 from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.call import FlatCall
+from ...frontend.function_classes import check_classes
 from ...frontend.lifted import times_lifted
 from ...frontend.reads import Reads
 from ...frontend.tree import Tree, Unwrap, flatten
@@ -134,11 +136,17 @@ def check_generators(name: str, made: MadeGenerators) -> None:
 
 
 def check_results(
-    name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int], generators: Container[Any]
+    name: str,
+    results: Sequence[Any],
+    paths: Sequence[str],
+    known: Collection[int],
+    generators: Container[Any],
+    classes: FunctionClasses,
 ) -> None:
     """No result but an input (by id among those `known`) has a `.grad`, is a generator that the function made, or a
-    number that has no value.
+    number that has no value; none is a tensor that only its class knows how to handle (`classes`).
     """
+    check_classes(name, results, paths, classes)
     for result, path in zip(results, paths, strict=True):
         if is_ragged(result):
             raise UnsupportedTensorError(

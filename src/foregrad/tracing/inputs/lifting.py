@@ -21,6 +21,7 @@ from ..._torch.dispatch import (
     single_threaded_backward,
 )
 from ..._torch.fakes import FakeTensor, fake_device
+from ..._torch.function_classes import FunctionClasses
 from ..._torch.hooks import unless_cut
 from ..._torch.patches import applied_function
 from ..._torch.tensors import (
@@ -95,6 +96,7 @@ class Lifting(TorchFunctionMode):
         self.views = ViewTracking(where, overlapping)
         self.overlapping = overlapping
         self.values_asked = ValuesAsked(where)
+        self.classes = FunctionClasses(where)
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.storages = Storages()
@@ -105,6 +107,12 @@ class Lifting(TorchFunctionMode):
             deliver()
         if func in _KEEP_REAL:
             return func(*args, **(kwargs or {}))
+        if self.classes:
+            result = self.classes.by_class(self, func, types, args, kwargs)
+            return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.ask is not None:
             answer = self.ask(func, args, kwargs)
             if answer is not NotImplemented:
@@ -167,6 +175,8 @@ class Lifting(TorchFunctionMode):
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             # A fake, and what a transform inside the function wraps around one, is the capture's own.
+            if self.classes and self.classes.stand_in(value) is not None:
+                self.classes.refuse(value, "a custom Function, transform or other part of PyTorch that is handed")
             is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)
             return value if is_ours else self.adopt(value)
         cls = type(value)

@@ -1,0 +1,201 @@
+"""Tensors of classes with `__torch_function__` alone, in a capture. Checked on torch 2.13.0.
+
+What the program holds of such a tensor there is a handle: an object of that very class, with the attributes and without
+data. The mode that sees each torch function gives it to the class as eager does, and what comes out of the class is run
+on the stand-ins of the handles.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedBuffer
+
+from ..errors import UnsupportedTensorError
+from .fakes import FakeTensor
+
+__all__ = ["FunctionClasses", "as_class", "is_function_class", "plain_alias"]
+
+_C: Any = torch._C
+_TENSOR: Any = torch.Tensor
+_as_subclass, _make_subclass = _TENSOR.as_subclass, _TENSOR._make_subclass
+_NOT_THESE = (FakeTensor, torch.nn.Parameter, UninitializedBuffer)
+# What asks about, or changes, the tensor object itself rather than its values.
+_OF_THE_OBJECT: frozenset[Any] = frozenset(
+    [getattr(_TENSOR, name).__get__ for name in ("grad", "_base", "_backward_hooks", "retains_grad")]
+    + [getattr(_TENSOR, name).__set__ for name in ("grad", "data", "requires_grad")]
+    + [_TENSOR.grad.__delete__, _TENSOR._is_view, _TENSOR.requires_grad_, _TENSOR.detach_, _TENSOR.retain_grad]
+    + [_TENSOR.register_hook, _TENSOR.register_post_accumulate_grad_hook, _TENSOR.set_]
+    + [getattr(_TENSOR, f"{name}_") for name in ("resize", "resize_as", "t", "transpose", "swapaxes", "swapdims")]
+    + [getattr(_TENSOR, f"{name}_") for name in ("squeeze", "unsqueeze", "as_strided")]
+)
+_WITH_GRADIENTS: frozenset[Any] = frozenset(
+    [_TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__, _TENSOR.output_nr.__get__]
+)
+
+
+def is_function_class(cls: type) -> bool:
+    """Whether tensors of a class are data as any, and differ by what the class does with torch functions."""
+    known = _known.get(cls)
+    if known is None:
+        known = _known[cls] = _is_function_class(cls)
+    return known
+
+
+_known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def _is_function_class(cls: type) -> bool:
+    if cls is torch.Tensor or not issubclass(cls, torch.Tensor) or issubclass(cls, _NOT_THESE):
+        return False
+    own = cls.__torch_dispatch__ is _TENSOR.__torch_dispatch__
+    return own and not hasattr(cls, "__tensor_flatten__") and cls.__module__.partition(".")[0] != "torch"
+
+
+def plain_alias(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A plain tensor with the data and the history of one of a class; None where there is none that is as good."""
+    with _C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        alias = _as_subclass(tensor, torch.Tensor)
+        return alias if alias.requires_grad is tensor.requires_grad else None
+
+
+def as_class(tensor: torch.Tensor, cls: type, attributes: dict[str, Any]) -> Any:
+    """A new plain tensor, made one of a class."""
+    tensor.__class__ = cls
+    tensor.__dict__.update(attributes)
+    return tensor
+
+
+def _empty() -> torch.Tensor:
+    with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
+        return torch.empty(0, device="meta")
+
+
+class FunctionClasses:
+    """The handles of one capture. `where()` is the user's line."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self.where = where
+        self._stand_ins: dict[int, tuple[Any, torch.Tensor]] = {}  # by id of the handle, which is kept alive
+        self._handles: dict[int, Any] = {}  # by id of the stand-in
+        self._given: set[int] = set()  # ids of the handles of arguments
+
+    def __bool__(self) -> bool:
+        return bool(self._stand_ins)
+
+    def given(self, cls: type, stand_in: torch.Tensor, attributes: dict[str, Any]) -> Any:
+        """The handle of an argument, with this very table of attributes."""
+        handle = self._handles.get(id(stand_in))
+        if handle is None:
+            handle = self._handle(cls, stand_in)
+            handle.__dict__ = attributes
+            self._given.add(id(handle))
+        return handle
+
+    def _handle(self, cls: type, stand_in: torch.Tensor) -> Any:
+        with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
+            handle = _make_subclass(cls, _empty())
+        self._stand_ins[id(handle)] = handle, stand_in
+        self._handles[id(stand_in)] = handle
+        return handle
+
+    def is_given(self, handle: Any) -> bool:
+        """Whether it is that of an argument."""
+        return id(handle) in self._given
+
+    def stand_in(self, handle: Any) -> torch.Tensor | None:
+        """What stands for the tensor that a handle is; None for any other object."""
+        known = self._stand_ins.get(id(handle))
+        return None if known is None else known[1]
+
+    # ---------------------------------------------------------------- torch functions
+
+    def by_class(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What the classes of the arguments make of a torch function; `NotImplemented` where it is none of theirs."""
+        if not types or not _C._is_torch_function_enabled() or not any(map(is_function_class, types)):
+            return NotImplemented
+        given = () if kwargs is None else (kwargs,)
+        with mode:
+            for value in _overloaded(types, args, kwargs or {}):
+                result = value.__torch_function__(func, types, args, *given)
+                if result is not NotImplemented:
+                    return result
+        raise TypeError(
+            f"no implementation found for '{func}' on types that implement __torch_function__: {list(types)}"
+        )
+
+    def run(self, call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """A torch function on the stand-ins of the handles that it is given; where one is the result, its handle is."""
+        used: dict[int, Any] = {}
+        args = tuple(self._plain(arg, used) for arg in args)
+        kwargs = {key: self._plain(value, used) for key, value in (kwargs or {}).items()}
+        given = [stand_in for stand_in, handle in used.values() if id(handle) in self._given]
+        if given and (func in _OF_THE_OBJECT or (func in _WITH_GRADIENTS and _requires_grad(given[0]))):
+            self.refuse(next(iter(used.values()))[1], f"`{getattr(func, '__name__', func)}` of")
+        result = call(func, args, kwargs)
+        return self._back(result, used) if used else result
+
+    def refuse(self, handle: Any, what: str) -> None:
+        raise UnsupportedTensorError(
+            f"{what} a {type(handle).__qualname__} at {self.where()}: of tensors whose class has `__torch_function__` "
+            "alone, PyTorch's functions can be compiled. Use it as a plain tensor there (`.as_subclass(torch.Tensor)`)."
+        )
+
+    def _plain(self, value: Any, used: dict[int, Any]) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = self._stand_ins.get(id(value))
+            if known is None:
+                return value
+            used[id(known[1])] = known[1], value
+            return known[1]
+        if type(value) in (list, tuple):
+            return type(value)(self._plain(item, used) for item in value)
+        if type(value) is dict:
+            return {key: self._plain(item, used) for key, item in value.items()}
+        return value
+
+    def _back(self, result: Any, used: dict[int, Any]) -> Any:
+        if isinstance(result, torch.Tensor):
+            return used[id(result)][1] if id(result) in used else result
+        if type(result) in (list, tuple) and any(id(item) in used for item in result):
+            return type(result)(self._back(item, used) for item in result)
+        return result
+
+    # ---------------------------------------------------------------- other classes
+
+    def as_subclass(self, tensor: Any, cls: type, adopt: Callable[[Any], Any]) -> Any:
+        """`tensor.as_subclass(cls)`, which no mode is asked about."""
+        made = torch.ops.aten.alias.default(self._own(tensor, adopt))
+        return made if cls is torch.Tensor else self._handle(cls, made)
+
+    def make_subclass(self, cls: type, tensor: Any, requires_grad: bool, adopt: Callable[[Any], Any]) -> Any:
+        """`torch.Tensor._make_subclass(cls, tensor, requires_grad)`."""
+        made = self._own(tensor, adopt).detach()
+        made.requires_grad_(requires_grad)
+        return made if cls is torch.Tensor else self._handle(cls, made)
+
+    def _own(self, tensor: Any, adopt: Callable[[Any], Any]) -> Any:
+        known = self.stand_in(tensor)
+        return adopt(tensor) if known is None else known
+
+
+def _requires_grad(fake: torch.Tensor) -> bool:
+    with _C.DisableTorchFunction():
+        return fake.requires_grad
+
+
+def _overloaded(types: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of these classes, one of each, in the order in which they are asked: subclasses first."""
+    found: list[Any] = []
+    todo = [*args, *kwargs.values()]
+    for value in todo:
+        if type(value) in types:
+            if all(type(value) is not type(other) for other in found):
+                at = (i for i, other in enumerate(found) if issubclass(type(value), type(other)))
+                found.insert(next(at, len(found)), value)
+        elif type(value) in (list, tuple):
+            todo += value
+    return found
