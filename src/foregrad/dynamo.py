@@ -26,6 +26,7 @@ from ._torch import dynamo, engine
 from ._torch.data_assignments import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import restore_grad_mode
+from ._torch.function_classes import is_function_class, plain_alias
 from ._torch.jagged import is_ragged
 from ._torch.settings import changes_between_operators, set_by
 from ._torch.tensors import storage_key
@@ -135,6 +136,11 @@ def _quoted(names: Iterable[str]) -> str:
 def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipeline: Pipeline) -> Callable[..., Any]:
     """A graph of Dynamo's as a function of its inputs, one by one."""
     dynamo.skip_foregrad()
+    of_class = [i for i, value in enumerate(example_inputs) if is_function_class(type(value))]
+    if of_class:  # what the class does is in the graph
+        plain = _plain_at(of_class, example_inputs)
+        if plain is not None:
+            return _of_plain(of_class, compile_graph_module(gm, plain, pipeline), gm)
     floats = dynamo.float_symbols(gm)
     if floats:
         dynamo.restart_with_floats(floats)
@@ -188,6 +194,22 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if any(isinstance(value, FakeTensor) for value in example_inputs):
         forward = _first_on_fakes(forward, gm)
     return forward
+
+
+def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:
+    """Inputs with plain tensors for those of a class with `__torch_function__` alone; None where there are none."""
+    plain = list(inputs)
+    for index in positions:
+        plain[index] = plain_alias(plain[index])
+    return None if any(plain[index] is None for index in positions) else plain
+
+
+def _of_plain(positions: Sequence[int], forward: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        plain = _plain_at(positions, args)
+        return gm(*args) if plain is None else forward(*plain)
+
+    return call
 
 
 def _without(unused: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -255,3 +255,13 @@ def test_runs_eagerly(function: Callable[..., Any], make: Callable[[], Any]) -> 
     assert described([result, given]) == described([function(of_eager), of_eager])
     assert (result is given) is (function(of_eager) is of_eager)
     assert described(fast(make())) == described(function(make()))
+
+
+@pytest.mark.parametrize("cls", [Default, Counting])
+@pytest.mark.parametrize("function", [lambda x: x * 2, lambda x: x[0], lambda x: x, lambda x: (x + 1, x.sum())])
+def test_through_dynamo(cls: type, function: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(function, backend="foregrad", options={"backend": "eager"})
+    for _ in range(2):
+        given = values(2, 3, of=cls)
+        assert described(fast(given)) == described(function(given))
