@@ -265,3 +265,12 @@ def test_through_dynamo(cls: type, function: Callable[..., Any]) -> None:
     for _ in range(2):
         given = values(2, 3, of=cls)
         assert described(fast(given)) == described(function(given))
+
+
+def test_under_transforms() -> None:
+    """Such calls run eagerly."""
+    for transform in (torch.func.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())):
+        fast = foregrad.compile(lambda x: x * 2, backend="eager", on_unsupported="eager")
+        with pytest.warns(ForegradWarning):
+            result = transform(fast)(values(2, 3))
+        assert described(result) == described(transform(lambda x: x * 2)(values(2, 3)))

@@ -74,6 +74,7 @@ class Dispatcher:
         self._stateful: Callable[..., Any] = self._compile_and_call
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
+        self._levels = levels
         self._of_classes: OfClasses | None = None  # the form that takes tensors of classes apart, and
         self._inner_of_classes: Dispatcher | None = None  # what is compiled of it
         self._gives_classes = False  # such a tensor is a result, whatever the arguments are
@@ -304,7 +305,11 @@ class Dispatcher:
 
     def _takes_classes(self, found: FunctionClassError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether calls like this one go to a form of the function that takes tensors of classes apart."""
-        if isinstance(self.function, (OfClasses, Lifted)) or not (found.is_result or has_classes(args, kwargs)):
+        if (
+            not self._levels
+            or isinstance(self.function, (OfClasses, Lifted))
+            or not (found.is_result or has_classes(args, kwargs))
+        ):
             return False
         self._gives_classes |= found.is_result
         if self._of_classes is None:
