@@ -315,7 +315,12 @@ class Dispatcher:
         if self._of_classes is None:
             form = OfClasses(self.function)
             dynamic, open_sizes = self._sizes.dynamic, self._sizes.open
-            options: Any = {"dynamic": dynamic, "open_sizes": open_sizes, "levels": False, "on_unsupported": "raise"}
+            options: Any = {
+                "dynamic": dynamic,
+                "open_sizes": open_sizes,
+                "levels": False,
+                "on_unsupported": self.refusals.mode,
+            }
             self._inner_of_classes = Dispatcher(form, self.pipeline, self.config, self.name, **options)
             self._of_classes = form
         return True
