@@ -14,6 +14,7 @@ import torch
 
 __all__ = [
     "GROUPS",
+    "bucket_sizes",
     "data_parallel",
     "finished_work",
     "functional_collective",
@@ -43,6 +44,20 @@ def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
         if cls is not None and isinstance(module, cls) and not (in_forward and name in _BY_HOOKS):
             return _BY_HOOKS.get(name, f"`{name}`")
     return None
+
+
+def bucket_sizes() -> tuple[int, ...]:
+    """The bytes of the first bucket of gradients, and of the others, of the `DistributedDataParallel` whose forward
+    runs; none outside of that.
+    """
+    cls: Any = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    module = None if cls is None else cls._get_active_ddp_module()
+    if module is None:
+        return ()
+    size = int(module.bucket_bytes_cap)
+    is_default = size == 25 << 20  # then the first bucket is smaller
+    first: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else size  # type: ignore[attr-defined]
+    return first, size
 
 
 # ---------------------------------------------------------------------------------------------- collectives

@@ -30,6 +30,7 @@ from ..graph.slots import Grad, Updated
 from ..interrupts import is_interrupt
 from ..passes.aliasing import results_of, tensors_in, written_inputs
 from ..passes.sparse import Cut, cut_at_sparse, is_random
+from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
 
@@ -180,7 +181,9 @@ def _result_names(module: fx.GraphModule, joint: JointGraph, phase: str) -> list
     """The results of a graph as the user knows them."""
     signature = joint.signature
     if phase == "backward":
-        slots = [*(Grad(info.slot) for info in signature.inputs), *signature.in_backward.outputs]
+        stage = stage_of(module)
+        infos = signature.inputs if stage is None else [signature.inputs[i] for i in stage]
+        slots = [*(Grad(info.slot) for info in infos), *signature.in_backward.outputs]
     else:
         slots = list(signature.graph_outputs)
     saved = results_of(module)[len(slots) :]

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.distributed import bucket_sizes
 from .._torch.fakes import new_fake
 from .._torch.modules import make_graph_module
 from .._torch.symbols import same_numbers
@@ -37,9 +38,11 @@ from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside
 from ..passes.needed_gradients import only_gradients
 from ..passes.sparse import around_sparse
+from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import without_tangents
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial
 from ..runtime.donated import overwriting, owned_among
+from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import Made, call_compiler
 from .numbers import check_numbers
@@ -117,6 +120,8 @@ class Pipeline:
         joint = captured.joint
         if config.check:
             joint.check()
+        if buckets := bucket_sizes():
+            joint = with_stages(joint, buckets)
         # What runs now, what runs in the backward, and what is kept in between.
         partitioned: Partitioned = self.split(joint, lambda: _guards(call, captured))
         if config.check and not joint.signature.is_inference:
@@ -190,6 +195,8 @@ class Pipeline:
         found: list[Boxed] = []
 
         def make_backward(values: list[Any] | None = None) -> Boxed:
+            if not found and joint.signature.stages:
+                found.append(self._in_stages(backward, joint, failures, always))
             if not found:
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
                 found.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
@@ -262,6 +269,14 @@ class Pipeline:
         if joint.num_guards() > known:
             return in_operators()
         return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
+
+    def _in_stages(self, backward: fx.GraphModule, joint: JointGraph, failures: Failures | None, always: bool) -> Boxed:
+        calls, stages = [], cut_in_stages(backward, joint.signature.stages)
+        for stage in stages:
+            role = GraphRole("backward", (), tuple(range(len(stage.inputs) + len(stage.hands))))
+            calls.append(self._compile_late(stage.module, joint, role, failures, always))
+        names = [node.name for node in backward.graph.nodes if node.op == "placeholder"]
+        return in_stages(names, [info.spec for info in joint.signature.inputs], stages, calls)
 
     def _failures_of(self, config: Config | None) -> Failures | None:
         if not self.may_fail or config is None:

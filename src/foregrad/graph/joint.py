@@ -59,7 +59,8 @@ class JointGraph:
         """The inputs that autograd is to know about, in the order of the node's edges: to others no gradient flows, as
         in eager.
         """
-        leaves = {i for i, info in enumerate(self.signature.inputs) if info.is_leaf}
+        later = {i for stage in self.signature.stages[1:] for i in stage}
+        leaves = {i for i, info in enumerate(self.signature.inputs) if info.is_leaf and i not in later}
         return queued_to_arrive(self._taken(), self.signature.arrival, leaves)
 
     def _taken(self) -> list[int]:

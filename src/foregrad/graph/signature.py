@@ -270,6 +270,7 @@ class Signature:
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `arrival`: the inputs that gradients go to, in the order in which eager's arrive.
+    * `stages`: the inputs whose gradients come together, where the backward gives them out in several stages.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
@@ -321,6 +322,7 @@ class Signature:
     other_mode: tuple[int, ...] = ()
     reached_from: tuple[GradientPaths, ...] = ()
     arrival: tuple[int, ...] = ()
+    stages: tuple[tuple[int, ...], ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()

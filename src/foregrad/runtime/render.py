@@ -56,6 +56,7 @@ from .pack import build_expression, has_objects, pack_expression
 from .passed import join, join_error, marking
 from .python_effects import write_lines
 from .result_objects import result_lines
+from .stages import later_lines
 from .wrapper_lines import WrapperLines
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
@@ -273,10 +274,11 @@ class _Renderer(LineWriter):
         guards += self._settings_inside()
         if torch.is_inference_mode_enabled():
             guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
-        before, call, after = node.call_lines(apply, self.inputs, self.outputs, signature, self.names, self.saved)
+        inputs, later, followed = later_lines(self, signature, self.inputs, self.outputs)
+        before, call, after = node.call_lines(apply, inputs, self.outputs, signature, self.names, self.saved)
         self.lines += before
-        self.under(guards, [call])
-        self.lines += after
+        self.under(guards, [*later, call])
+        self.lines += [*after, *followed]
         if self.joins or self.of_wrappers.needs_node(node):
             self.made_by = self.names.fresh("node")
             self.lines.append(f"{self.made_by} = {self.outputs[signature.differentiable[0]]}.grad_fn")

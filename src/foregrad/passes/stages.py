@@ -1,0 +1,119 @@
+"""A backward cut into stages, each of which gives the gradients of some inputs: see `runtime/stages.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch import fx
+
+from .._torch.graphs import GraphCopier
+from .._torch.modules import make_graph_module
+from ..graph.arrival import queued_to_arrive
+from ..graph.effect_log import Write
+from ..graph.joint import JointGraph
+from ..graph.signature import Signature
+from ..graph.slots import Param
+from .sparse import cut_at_sparse
+
+__all__ = ["Stage", "cut_in_stages", "stage_of", "with_stages"]
+
+
+_KEY = "foregrad stage"
+
+
+def stage_of(module: fx.GraphModule) -> tuple[int, ...] | None:
+    """The inputs whose gradients are the first results of a graph that is a stage; None for any other."""
+    found: tuple[int, ...] | None = module.meta.get(_KEY)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """`module`: (values handed over, tangents) -> (gradients of `inputs`, values that later stages read).
+
+    `reads` are the names of what it takes, `hands` of what it gives besides the gradients.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[int, ...]
+    reads: tuple[str, ...]
+    hands: tuple[str, ...]
+
+
+def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
+    """The joint graph with the stages of its backward; see `_stages_of`."""
+    if joint.failing or joint.raising or joint.error is not None or cut_at_sparse(joint.module) is not None:
+        return joint
+    stages = _stages_of(joint.signature, sizes)
+    return dataclasses.replace(joint, signature=dataclasses.replace(joint.signature, stages=stages))
+
+
+def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The inputs whose gradients come together: parameters, as they arrive in eager, until they have `sizes` bytes
+    (the last of which holds for all that follow), and with the last ones all other inputs. Empty where one stage does.
+
+    What a call does to inputs with gradients is not told apart: such functions have one stage, as have those that
+    autograd is told more of than a node.
+    """
+    s = signature
+    given = [info for info, has in zip(s.inputs, s.gradients, strict=True) if has]
+    writes = [effect for effect in s.log if not isinstance(effect, Write) or s.gradients[effect.input]]
+    more = (writes, s.in_backward, s.passed, s.hooks, s.has_wrappers, s.decisions, s.checks, s.rootless)
+    if not sizes or s.is_inference or any(more) or any(not info.spec.is_static for info in given):
+        return ()
+    parameters = [i for i in s.arrival if s.gradients[i] and isinstance(s.inputs[i].slot, Param)]
+    stages: list[list[int]] = [[]]
+    left = sizes[0]
+    for index in parameters:
+        if left <= 0:
+            left = sizes[min(len(stages), len(sizes) - 1)]
+            stages.append([])
+        left -= int(s.inputs[index].spec.nbytes)
+        stages[-1].append(index)
+    known = set(parameters)
+    stages[-1] += [i for i, has in enumerate(s.gradients) if has and i not in known]
+    leaves = {i for i, info in enumerate(s.inputs) if info.is_leaf}
+    return tuple(tuple(queued_to_arrive(stage, s.arrival, leaves)) for stage in stages) if len(stages) > 1 else ()
+
+
+def cut_in_stages(backward: fx.GraphModule, stages: Sequence[tuple[int, ...]]) -> list[Stage]:
+    """The stages of a backward graph, cut where the last gradient of each is there."""
+    nodes = [node for node in backward.graph.nodes if node.op not in ("output", "get_attr")]
+    position = {node: at for at, node in enumerate(nodes)}
+    gradients = next(iter(reversed(backward.graph.nodes))).args[0]
+    ends = [0]
+    for stage in stages[:-1]:
+        ends.append(max(ends[-1], *(position[gradients[i]] + 1 for i in stage)))
+    ends.append(len(nodes))
+    later: list[set[fx.Node]] = [set()]  # what is read after each stage, the last first
+    for stage, start, end in reversed(list(zip(stages, ends, ends[1:], strict=False))):
+        reads = {n for node in nodes[start:end] for n in node.all_input_nodes} | {gradients[i] for i in stage}
+        later.insert(0, later[0] | reads)
+    found = []
+    for number, (stage, start, end) in enumerate(zip(stages, ends, ends[1:], strict=False)):
+        own = [node for node in nodes[start:end] if node.op != "placeholder"]
+        found.append(_stage(backward, own, [gradients[i] for i in stage], later[number + 1], stage))
+    return found
+
+
+def _stage(
+    backward: fx.GraphModule, own: list[fx.Node], gradients: list[fx.Node], later: set[fx.Node], inputs: tuple[int, ...]
+) -> Stage:
+    inside = set(own)
+    reads = dict.fromkeys(n for node in own for n in node.all_input_nodes if n.op != "get_attr")
+    reads |= dict.fromkeys(gradients)
+    given = sorted((n for n in reads if n not in inside), key=lambda n: n.name.startswith("tangents_"))
+    hands = [node for node in own if node in later]
+    copier = GraphCopier()
+    for node in given:
+        copier.placeholder(node)
+    for node in own:
+        for constant in node.all_input_nodes:
+            if constant.op == "get_attr" and constant not in copier.copies:
+                copier.copy(constant)
+        copier.copy(node)
+    copier.output([*gradients, *hands])
+    module = make_graph_module(backward, copier.graph, "Stage")
+    module.meta[_KEY] = inputs
+    return Stage(module, inputs, tuple(n.name for n in given), tuple(n.name for n in hands))

@@ -1,0 +1,148 @@
+"""Gradients that are given out while the backward runs, in stages, for who waits for the first ones.
+
+`DistributedDataParallel` reduces a bucket of gradients as soon as it has them, beside what is computed then. A node
+gives all that it has at once. So the inputs of later stages go through nodes of their own, which hand on what they get
+in any other backward. The backward of the function runs the first stage, gives these nodes tensors without elements,
+and leaves the rest to them. The engine accumulates the gradients that are there before it goes on to the next stage's
+node, which was made last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .._torch import engine
+from ..graph.meta import TensorSpec
+from ..graph.signature import Signature
+from ..graph.source import unpacked
+from ..passes.stages import Stage
+from .lines import LineWriter
+
+__all__ = ["in_stages", "later_lines"]
+
+_NOTHING = "_foregrad_nothing"  # an attribute of tensors that stand for gradients to come
+_entered = threading.local()
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+class _Call:
+    """One call of a function whose backward has stages; `run`: what a backward of it has left to do."""
+
+    def __init__(self) -> None:
+        self.run: _Run | None = None
+
+    def follow(self, node: Any) -> None:
+        """`node` is that of the call."""
+        node.register_prehook(self._enter)
+
+    def _enter(self, _: Any) -> None:
+        self.run = None
+        _entered.call = self
+
+    def gradients(self, stage: int) -> Sequence[Any] | None:
+        """Those of a stage that is to run; None where the node's own backward did not."""
+        return None if self.run is None else self.run.gradients(stage)
+
+
+class _Later(torch.autograd.Function):
+    """The inputs of a later stage."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, stage: int, *inputs: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.stage = call, stage
+        return tuple(tensor.detach() for tensor in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        own = ctx.call.gradients(ctx.stage)
+        if own is None:
+            return None, None, *given
+        return None, None, *map(_together, own, given)
+
+
+def _together(own: Any, given: Any) -> Any:
+    """A gradient, and what a derivative has for the same input."""
+    return own if given is None or hasattr(given, _NOTHING) else own + given
+
+
+_later: Callable[..., tuple[torch.Tensor, ...]] = engine.direct_apply(_Later)
+
+
+def later_lines(
+    writer: LineWriter, signature: Signature, inputs: list[str], outputs: Sequence[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """The inputs as a function's node gets them, the lines that make those whose gradients come in later stages, the
+    last ones first, and what follows the call of the node.
+    """
+    if not signature.stages:
+        return inputs, [], []
+    inputs, call = list(inputs), writer.names.fresh("call")
+    lines = [f"{call} = {writer.bind('Call', _Call)}()"]
+    for number, stage in reversed(list(enumerate(signature.stages))[1:]):
+        given = ", ".join([call, str(number), *(inputs[index] for index in stage)])
+        for index in stage:
+            inputs[index] = writer.names.fresh(f"later_{inputs[index]}")
+        targets = unpacked([inputs[index] for index in stage])
+        lines.append(f"{targets}{writer.bind('later', _later)}({given})")
+    return inputs, lines, [f"{call}.follow({outputs[signature.differentiable[0]]}.grad_fn)"]
+
+
+class _Run:
+    """One backward, the first stage of which has run."""
+
+    def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, Any]) -> None:
+        self.stages, self.calls, self.values = stages, calls, values
+        self.done = 0
+        self.found: dict[int, Sequence[Any]] = {}  # by stage
+
+    def gradients(self, number: int) -> Sequence[Any] | None:
+        """Those of a stage, once."""
+        while self.done <= number:
+            stage = self.stages[self.done]
+            with engine.disable_autocast():
+                out = self.calls[self.done]([self.values[name] for name in stage.reads])
+            self.found[self.done] = out[: len(stage.inputs)]
+            self.values.update(zip(stage.hands, out[len(stage.inputs) :], strict=True))
+            self.done += 1
+            needed = {name for stage in self.stages[self.done :] for name in stage.reads}
+            for name in self.values.keys() - needed:
+                del self.values[name]
+        return self.found.pop(number, None)
+
+
+def in_stages(
+    names: Sequence[str], specs: Sequence[TensorSpec], stages: Sequence[Stage], calls: Sequence[Boxed]
+) -> Boxed:
+    """A backward of values called `names`, for inputs like `specs`, that gives the gradients of the first stage, and
+    for those of each other one tensors that stand for them.
+    """
+
+    def backward(values: list[Any]) -> list[Any]:
+        call: _Call | None = getattr(_entered, "call", None)
+        _entered.call = None
+        run = _Run(stages, calls, dict(zip(names, values, strict=True)))
+        values.clear()
+        gradients: list[Any] = [None] * len(specs)
+        for number, stage in enumerate(stages):
+            if number and call is not None:
+                found: Sequence[Any] = [_nothing(specs[index]) for index in stage.inputs]
+            else:
+                found = run.gradients(number) or ()
+            for index, gradient in zip(stage.inputs, found, strict=True):
+                gradients[index] = gradient
+        if call is not None:
+            call.run = run
+        return gradients
+
+    return backward
+
+
+def _nothing(spec: TensorSpec) -> torch.Tensor:
+    made = torch.zeros((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+    setattr(made, _NOTHING, True)
+    return made
