@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import ForegradWarning
+from foregrad.errors import ForegradWarning, UnsupportedTensorError
 
 
 class Default(torch.Tensor):
@@ -274,3 +274,11 @@ def test_under_transforms() -> None:
         with pytest.warns(ForegradWarning):
             result = transform(fast)(values(2, 3))
         assert described(result) == described(transform(lambda x: x * 2)(values(2, 3)))
+
+
+def test_one_that_the_function_reaches_by_itself_is_refused_by_name():
+    """By an operator's sign too, where Python would take a `TypeError` for "not that way round"."""
+    weight = torch.randn(3, 3).as_subclass(Default)
+    for f in (lambda x: x @ weight, lambda x: torch.matmul(x, weight)):
+        with pytest.raises(UnsupportedTensorError, match="`closed-over weight` is a Default"):
+            foregrad.compile(f, backend="eager", on_unsupported="raise")(torch.randn(2, 3))

@@ -198,7 +198,11 @@ class Inputs:
         if self.sources.find(real) is None and is_number(real):  # which autograd's C++ asks about
             return real
         source = self.sources.of(real)
-        check_tensor(real, str(source.slot))
+        try:
+            check_tensor(real, str(source.slot))
+        except TypeError as error:  # Python takes one of an operator's (`x @ w`) for "not that way round"
+            self.recorder.decisions.refuse(error)
+            raise
         return self._adopt(real, source)
 
     def _adopt(self, real: torch.Tensor, source: Source | PartOf) -> torch.Tensor:

@@ -79,6 +79,10 @@ class Decisions:
             int, Any
         ] = {}  # by the id of a tensor's entry: the symbolic integer that is in it, None where it is plain
 
+    def refuse(self, error: Exception) -> None:
+        """The capture fails by this, whoever catches it meanwhile."""
+        self._prefix.failed = self._prefix.failed or error
+
     def raise_failed(self) -> None:
         """Raise for a check that failed, whoever has caught that meanwhile."""
         if self._prefix.failed is not None:

@@ -44,7 +44,7 @@ class Prefix:
         self.at = 0  # up to here, every random operator has run
         self.checks = checks
         self.checked = 0  # up to here, every check has been made
-        self.failed: CheckFailed | None = None
+        self.failed: Exception | None = None
         self.forks: dict[torch.Generator, torch.Generator] = {}
 
     def value(self, entry: Entry) -> Any:
