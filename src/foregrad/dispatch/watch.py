@@ -435,6 +435,8 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
         return False
     if isinstance(holder, (collections.OrderedDict, collections.deque)):
         return False
+    if any(isinstance(key, torch.Tensor) for key in place.items):  # a tree in C++ compares keys, from 3.12 on
+        return False
     node = tree.of(index)
     if place.keys is not None:
         tree.counts(node, holder)

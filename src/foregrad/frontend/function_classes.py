@@ -119,8 +119,12 @@ _BY_VALUE = ("tuple", "namedtuple", "structseq")
 class OfClasses(functools.partial):  # type: ignore[type-arg]
     """`function` of tensors of classes, which are given as `Taken`. It counts as a partial application of it."""
 
+    takes_classes: bool
+
     def __new__(cls, function: Callable[..., Any]) -> OfClasses:
-        return super().__new__(cls, function)
+        made = super().__new__(cls, function)
+        made.takes_classes = True  # a partial application with attributes stays itself inside another, from 3.13 on too
+        return made
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         classes = classes_of_capture()
