@@ -104,14 +104,15 @@ class _Run:
         """Those of a stage, once."""
         while self.done <= number:
             stage = self.stages[self.done]
+            read = [self.values[name] for name in stage.reads]
+            needed = {name for later in self.stages[self.done + 1 :] for name in later.reads}
+            for name in self.values.keys() - needed:  # the stage frees them after their last use
+                del self.values[name]
             with engine.disable_autocast():
-                out = self.calls[self.done]([self.values[name] for name in stage.reads])
+                out = self.calls[self.done](read)
             self.found[self.done] = out[: len(stage.inputs)]
             self.values.update(zip(stage.hands, out[len(stage.inputs) :], strict=True))
             self.done += 1
-            needed = {name for stage in self.stages[self.done :] for name in stage.reads}
-            for name in self.values.keys() - needed:
-                del self.values[name]
         return self.found.pop(number, None)
 
 
