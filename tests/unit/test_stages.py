@@ -170,7 +170,9 @@ def test_a_stage_frees_what_it_reads_last():
     peaks = []
     for compiled in (None, {"backend": "eager"}):
         torch.manual_seed(0)
-        model = DistributedDataParallel(foregrad.compile(make(), **compiled) if compiled else make(), bucket_cap_mb=0.05)
+        model = DistributedDataParallel(
+            foregrad.compile(make(), **compiled) if compiled else make(), bucket_cap_mb=0.05
+        )
         for _ in range(2):
             usual(model, x)
         peaks.append(peak_of(lambda model=model: usual(model, x)))
