@@ -76,8 +76,13 @@ def _measure(parallel: str, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for side, step in steps.items():
         kinds, sizes = traffic(step)
-        peaks = [peak_of(step, "cpu") for _ in range(7)]  # gloo's threads free their buffers when they come to it
-        found[side] = {"kinds": dict(kinds), "bytes": dict(sizes), "peak": statistics.median(peaks)}
+        found[side] = {"kinds": dict(kinds), "bytes": dict(sizes)}
+    peaks: dict[str, list[int]] = {side: [] for side in steps}
+    for _ in range(rounds):  # peaks vary by a fifth: gloo's threads free their buffers when they come to it
+        for side, step in steps.items():
+            peaks[side].append(peak_of(step, "cpu"))
+    for side, sizes_in_use in peaks.items():
+        found[side]["peak"] = statistics.median(sizes_in_use)
     for side, timing in interleaved_once(steps, rounds).items():
         found[side]["seconds"] = timing.median
     return found
@@ -149,7 +154,7 @@ def _add(section: Section, parallel: str, ranks: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the results")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
