@@ -39,6 +39,8 @@ __all__ = [
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
+# What kernels in C++ say of a symbolic size that they read as a plain number.
+_READS_PLAIN_SIZES = ("expected to contain only concrete integers", "on tensor with symbolic sizes/strides")
 _META = torch.device("meta")
 _NoDispatch: Any = torch._C._DisableTorchDispatch
 _empty_strided = torch._C._VariableFunctions.empty_strided
@@ -316,16 +318,17 @@ CORRECTED: dict[Any, Any] = {
 
 
 def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator whose kernel reads sizes as plain numbers, on fakes of symbolic sizes: by its reference in Python.
+    """An operator on fakes of symbolic sizes: in Python where its kernel in C++ reads sizes as plain numbers."""
+    if func is not torch.ops.aten.constant_pad_nd.default:  # which reads them without an error
+        try:
+            return mode.dispatch(func, (), args, kwargs)
+        except RuntimeError as error:
+            if not any(said in str(error) for said in _READS_PLAIN_SIZES):
+                raise
+    from torch._dispatch.python import enable_python_dispatcher
 
-    `NotImplemented` for every other operator.
-    """
-    if func is not torch.ops.aten.constant_pad_nd.default:
-        return NotImplemented
-    from torch import _refs
-
-    with mode:
-        return _refs.constant_pad_nd(*args, **kwargs)
+    with enable_python_dispatcher():
+        return mode.dispatch(func, (), args, kwargs)
 
 
 def meta_storage(nbytes: int) -> torch.UntypedStorage:

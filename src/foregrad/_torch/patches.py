@@ -363,7 +363,7 @@ def _install() -> None:
     checkpoints.install(_regions)
     control_flow.install(_is_capturing, region_runner, _attention)
     generators.install(_made_generators)
-    program_output.install(_teller_of_output)
+    program_output.install(_teller_of_output, _is_capturing)
     dynamo_off.install(_is_capturing, region_runner)
     transforms.install(_swapped)
     module_moves.install(_is_capturing, _swapped)

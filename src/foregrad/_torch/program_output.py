@@ -18,7 +18,7 @@ _original_print = builtins.print
 _original_handle = logging.Logger.handle
 
 
-def install(teller: Callable[[], Callable[[str], None] | None]) -> None:
+def install(teller: Callable[[], Callable[[str], None] | None], is_capturing: Callable[[], bool]) -> None:
     """`teller()` gives None, or what to call before anything is written on this thread, with what is done and where."""
 
     @runs_user_code
@@ -31,9 +31,9 @@ def install(teller: Callable[[], Callable[[str], None] | None]) -> None:
 
     @runs_user_code
     def handle(self: logging.Logger, record: logging.LogRecord) -> None:
-        tell = teller()
-        if tell is not None and record.name.startswith(_OF_FAKES):
+        if record.name.startswith(_OF_FAKES) and is_capturing():
             return  # the program is to see the error itself
+        tell = teller()
         if tell is not None and _is_written(self, record):
             tell(f"logs at {record.pathname}:{record.lineno} in {record.funcName}")
         _original_handle(self, record)

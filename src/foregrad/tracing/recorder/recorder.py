@@ -212,11 +212,9 @@ class Recorder(Trace, ThreadDispatchMode):
             check_view(*args)
         if func in CORRECTED:
             return CORRECTED[func](self.fake_mode, args, kwargs)
-        if self.is_symbolic:
-            out = symbolic_fake(self.fake_mode, func, args, kwargs)
-            if out is not NotImplemented:
-                return out
         try:
+            if self.is_symbolic:
+                return symbolic_fake(self.fake_mode, func, args, kwargs)
             return self.fake_mode.dispatch(func, (), args, kwargs)
         except Exception as error:
             said = as_kernels_say(func, args, kwargs, error)

@@ -1,0 +1,77 @@
+"""Operators whose kernels read sizes as plain numbers: one graph for many sizes all the same, equal to eager's."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from tests.dynamic.test_shapes import Compiled
+from tests.parity.oracle import check
+
+SIZES = (4, 6, 9)
+
+
+def _leaf(*shape):
+    return torch.randn(*shape).requires_grad_()
+
+
+def _triangular(n):
+    return (torch.randn(n, n).tril() + 4 * torch.eye(n)).requires_grad_()
+
+
+PROGRAMS = {
+    "baddbmm with a bias for all": (
+        lambda mask, a, b: torch.baddbmm(mask, a, b),
+        lambda n: (torch.randn(n, n), _leaf(2, n, 3), _leaf(2, 3, n)),
+    ),
+    "addbmm": (lambda x, a, b: x.addbmm(a, b), lambda n: (_leaf(3, 5), _leaf(n, 3, 2), _leaf(n, 2, 5))),
+    "addcmul": (lambda x, a, b: torch.addcmul(x, a, b, value=0.5), lambda n: (_leaf(n, 3), _leaf(3), _leaf(n, 1))),
+    "addcdiv": (lambda x, a, b: torch.addcdiv(x, a, b), lambda n: (_leaf(n, 3), _leaf(n, 3), torch.rand(3) + 1)),
+    "lerp": (lambda x, a, w: torch.lerp(x, a, w), lambda n: (_leaf(n, 3), _leaf(n, 3), _leaf(3))),
+    "solve_triangular": (
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+        lambda n: (_triangular(n), _leaf(n, 2)),
+    ),
+    "pad": (lambda x: nn.functional.pad(x, (1, 2), value=0.5).sin(), lambda n: (_leaf(2, n),)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_operators(name):
+    fn, inputs = PROGRAMS[name]
+    compile = Compiled(dynamic=True, on_unsupported="raise")
+    assert check(fn, [lambda n=n: inputs(n) for n in SIZES], calls=len(SIZES), compile=compile) == "equal"
+    assert compile.count == 1
+
+
+def test_attention_with_a_mask_and_its_weights():
+    """`nn.MultiheadAttention` adds the mask by `baddbmm`, with one mask for all heads."""
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    compiled = foregrad.compile(attention, backend="eager", dynamic=True, on_unsupported="raise")
+    for length in SIZES:
+        mask = torch.full((length, length), -torch.inf).triu(1)
+        x = torch.randn(2, length, 8)
+        results = []
+        for run in (attention, compiled):
+            attention.zero_grad()
+            leaf = x.clone().requires_grad_()
+            y, weights = run(leaf, leaf, leaf, attn_mask=mask)
+            (y.square().sum() + weights.square().sum()).backward()
+            results.append([y, weights, leaf.grad, *(p.grad for p in attention.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), length
+    assert len(compiled.foregrad.specializations) == 1
+
+
+def test_what_fakes_log_of_errors_is_not_shown(caplog):
+    """An operator without a kernel for symbols: torch logs a traceback of it, of which the program can know nothing."""
+    with caplog.at_level(logging.ERROR):
+        compiled = foregrad.compile(nn.Hardshrink(), backend="eager", dynamic=True, on_unsupported="raise")
+        for size in SIZES:
+            x = _leaf(size)
+            (grad,) = torch.autograd.grad(compiled(x).sum(), x)
+            assert torch.equal(grad, (x.detach().abs() > 0.5).float())
+    assert not [record for record in caplog.records if record.name.startswith("torch._subclasses")]
