@@ -36,6 +36,14 @@ PROGRAMS = {
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
         lambda n: (_triangular(n), _leaf(n, 2)),
     ),
+    "rfft and back": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1]), lambda n: (_leaf(3, 2 * n),)),
+    "fft2": (lambda x: torch.fft.fft2(x).abs(), lambda n: (_leaf(2, n, n),)),
+    "unfold": (lambda x: nn.functional.unfold(x, 3, padding=1), lambda n: (_leaf(2, 3, n, n),)),
+    "complex": (lambda a, b: torch.complex(a, b).abs(), lambda n: (_leaf(n, 2), _leaf(n, 2))),
+    "bilinear": (
+        lambda a, b, w: nn.functional.bilinear(a, b, w),
+        lambda n: (_leaf(n, 3), _leaf(n, 4), _leaf(2, 3, 4)),
+    ),
     "pad": (lambda x: nn.functional.pad(x, (1, 2), value=0.5).sin(), lambda n: (_leaf(2, n),)),
 }
 

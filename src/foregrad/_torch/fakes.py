@@ -39,8 +39,6 @@ __all__ = [
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
-# What kernels in C++ say of a symbolic size that they read as a plain number.
-_READS_PLAIN_SIZES = ("expected to contain only concrete integers", "on tensor with symbolic sizes/strides")
 _META = torch.device("meta")
 _NoDispatch: Any = torch._C._DisableTorchDispatch
 _empty_strided = torch._C._VariableFunctions.empty_strided
@@ -318,13 +316,10 @@ CORRECTED: dict[Any, Any] = {
 
 
 def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator on fakes of symbolic sizes: in Python where its kernel in C++ reads sizes as plain numbers."""
-    if func is not torch.ops.aten.constant_pad_nd.default:  # which reads them without an error
-        try:
-            return mode.dispatch(func, (), args, kwargs)
-        except RuntimeError as error:
-            if not any(said in str(error) for said in _READS_PLAIN_SIZES):
-                raise
+    """An operator on fakes of symbolic sizes, by its kernel in Python where there is one.
+
+    Kernels in C++ may read sizes as plain numbers: some raise, others make a graph for each size without a word.
+    """
     from torch._dispatch.python import enable_python_dispatcher
 
     with enable_python_dispatcher():
