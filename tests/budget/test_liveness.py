@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -12,21 +10,9 @@ import foregrad
 from foregrad.partitioners.default import choose_default
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.liveness import Storages
+from tests.parity.peak import peak_of
 
 MIB = 1 << 20
-
-
-def measured_peak(step):
-    """Bytes that a step has in use at once, beyond what was in use before it: the allocator's own reports."""
-    gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 def simulated(joint):
@@ -73,7 +59,7 @@ def test_the_allocator_agrees(make, shape):
     step()
     (specialization,) = compiled.foregrad.specializations
     found = simulated(specialization.product.captured.joint)
-    assert measured_peak(step) == pytest.approx(found.peak, abs=16)
+    assert peak_of(step) == pytest.approx(found.peak, abs=16)
 
 
 def test_a_second_copy_of_a_saved_result_goes_at_once():
@@ -101,4 +87,4 @@ def test_a_second_copy_of_a_saved_result_goes_at_once():
     index.policy = keeps_outputs
     found = Storages(index).liveness([index.number[node] for node in choose_default(index)])
     assert found.peak == parts.report().peak
-    assert measured_peak(step) == pytest.approx(found.peak, abs=16)
+    assert peak_of(step) == pytest.approx(found.peak, abs=16)

@@ -1,13 +1,12 @@
 """Under `DistributedDataParallel` with several buckets a compiled backward gives gradients out while it runs."""
 
-import gc
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import foregrad
+from tests.parity.peak import peak_of
 
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("no gloo", allow_module_level=True)
@@ -147,19 +146,6 @@ def test_gradients_arrive_between_the_stages():
     parts = [["stage", f"{i}.weight", f"{i}.bias"] for i in (6, 4, 2, 0)]
     runs = [i for i, event in enumerate(events) if event == "stage"]
     assert [set(events[a:b]) for a, b in zip(runs, [*runs[1:], len(events)], strict=True)] == list(map(set, parts))
-
-
-def peak_of(step):
-    """Bytes that a step has in use at once, beyond what was in use before it: the allocator's own reports."""
-    gc.collect()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 def test_a_stage_frees_what_it_reads_last():
