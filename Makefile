@@ -31,7 +31,7 @@ else
 endif
 
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off
-EXTRAS := cli,solver,test,dev
+EXTRAS := cli,solver,torchao,test,dev
 # One thread a test process: the processes share the cores. Hundreds of tests start processes of their own, which take a
 # second less where what they import was compiled before.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=

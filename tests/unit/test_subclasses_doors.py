@@ -205,30 +205,3 @@ def test_parametrizations():
                 result.sum().backward()
                 found.append((described(result), described([p.grad for p in linear.parameters()])))
             assert found[0] == found[1]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("Int8WeightOnlyConfig", {}),
-        ("Int8DynamicActivationInt8WeightConfig", {}),
-        ("Int4WeightOnlyConfig", {}),
-        ("IntxWeightOnlyConfig", {"weight_dtype": torch.int4}),
-        ("Int8DynamicActivationIntxWeightConfig", {"weight_dtype": torch.int4}),
-    ],
-)
-def test_weights_of_torchao(name, settings):
-    """Packed numbers of four bits need a library for GPUs, and are skipped without; unpacked ones do not."""
-    quantization = pytest.importorskip("torchao.quantization")
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).eval()
-    try:
-        quantization.quantize_(model, getattr(quantization, name)(**settings))
-    except ImportError as error:
-        pytest.skip(str(error))
-    fast = foregrad.compile(model, backend="eager", on_unsupported="raise")
-    for rows in (4, 5, 6):
-        x = torch.randn(rows, 64)
-        assert torch.equal(fast(x), model(x))
-    assert len(fast.foregrad.specializations) <= 2
