@@ -54,26 +54,30 @@ def ranks_own(tensor):
 MADE = around_ddp, forward_of_ddp, around_shards
 
 
+def check(make, rank):
+    expected = trained(*make()[:2], rank)
+    model, function, named = make()
+    if make is not around_shards:
+        try:
+            foregrad.compile(function, on_unsupported="raise")(torch.randn(3, 4))
+        except UnsupportedError as error:
+            assert named in str(error), error
+        else:
+            raise AssertionError(make)
+        model, function, named = make()
+    call = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = trained(model, call, rank)
+    assert all(map(torch.equal, found, expected)), make
+    assert [named in str(w.message) for w in warned if w.category is ForegradWarning] == [True], warned
+    assert foregrad.explain_recompiles(call).eager_calls == 2
+
+
 def main(rank, size, store):
     with joined(rank, size, store):
         for make in MADE:
-            expected = trained(*make()[:2], rank)
-            model, function, named = make()
-            if make is not around_shards:
-                try:
-                    foregrad.compile(function, on_unsupported="raise")(torch.randn(3, 4))
-                except UnsupportedError as error:
-                    assert named in str(error), error
-                else:
-                    raise AssertionError(make)
-                model, function, named = make()
-            call = foregrad.compile(function, backend="eager", on_unsupported="eager")
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                found = trained(model, call, rank)
-            assert all(map(torch.equal, found, expected)), make
-            assert [named in str(w.message) for w in warned if w.category is ForegradWarning] == [True], warned
-            assert foregrad.explain_recompiles(call).eager_calls == 2
+            check(make, rank)
 
 
 if __name__ == "__main__":
