@@ -21,7 +21,7 @@ from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.liveness import Storages
 from foregrad.partitioners.repeats import find_repeats
 from foregrad.partitioners.uniform import Space, measure
-from tests.budget.test_liveness import measured_peak
+from tests.parity.peak import peak_of
 
 
 class Block(nn.Module):
@@ -100,7 +100,7 @@ def stepper(module, x, **options):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_measured_peak_keeps_to_each_budget_and_falls_with_it(name):
+def test_the_peak_of_keeps_to_each_budget_and_falls_with_it(name):
     module, x = built(name)
     plans = plans_of(name)
     plain = stepper(module, x)()
@@ -120,7 +120,7 @@ def test_the_measured_peak_keeps_to_each_budget_and_falls_with_it(name):
 
         for parameter in module.parameters():
             parameter.grad = None
-        peaks.append(measured_peak(dropping_gradients))
+        peaks.append(peak_of(dropping_gradients))
         assert peaks[-1] <= budget
     assert peaks == sorted(peaks)
 
@@ -370,7 +370,7 @@ def test_layers_compiled_one_by_one_hand_their_gradients_out_one_by_one():
         x = torch.randn(4, 128)
         for _ in range(2):
             call(x).sum().backward()
-        return measured_peak(lambda: call(x).sum().backward())
+        return peak_of(lambda: call(x).sum().backward())
 
     gradient = 4 * 128 * 128
     assert accumulating(compile_parts=True) < 3 * gradient < 6 * gradient <= accumulating(compile_parts=False)

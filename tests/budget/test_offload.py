@@ -15,7 +15,7 @@ from foregrad.graph.meta import TensorSpec
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.tags import to_offload
 from tests.budget.test_budget import MODELS, built, plans_of, stepper
-from tests.budget.test_liveness import measured_peak
+from tests.parity.peak import peak_of
 
 ALL = foregrad.Policy(lambda candidate: "offload")
 
@@ -91,7 +91,7 @@ def test_the_peak_falls_and_is_the_predicted_one(name):
     assert report.saved_bytes <= 64
     assert {value.kind for value in report.saved} >= {"offloaded", "input"}
     assert "more in host memory" in str(report)
-    assert measured_peak(whole) == pytest.approx(report.peak, rel=0.03)
+    assert peak_of(whole) == pytest.approx(report.peak, rel=0.03)
 
 
 def test_only_what_is_named_goes():

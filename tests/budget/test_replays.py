@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import foregrad
-from tests.budget.test_liveness import measured_peak
+from tests.parity.peak import peak_of
 
 
 class Block(nn.Module):
@@ -87,7 +87,7 @@ def test_results_are_eagers_bit_for_bit_and_the_peak_is_the_predicted_one(name, 
 
     for parameter in module.parameters():
         parameter.grad = None
-    assert measured_peak(step) <= peak
+    assert peak_of(step) <= peak
 
 
 def test_the_masks_of_dropout_need_not_be_kept():
@@ -141,7 +141,7 @@ def test_backwards_of_some_outputs_or_inputs_draw_the_same(wanted):
     assert random_again(parts)
     assert all(map(torch.equal, gradients(module), gradients(compiled)))
     if wanted == "all":  # states too are given up when what draws from them runs
-        assert measured_peak(lambda: gradients(compiled)) <= parts.report().peak
+        assert peak_of(lambda: gradients(compiled)) <= parts.report().peak
 
 
 def test_a_second_derivative_wants_random_results_saved():

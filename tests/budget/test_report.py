@@ -15,7 +15,7 @@ from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.merge import merge_equal
 from foregrad.partitioners.replays import can_replay
 from tests.budget.test_budget import MODELS, built, stepper
-from tests.budget.test_liveness import measured_peak
+from tests.parity.peak import peak_of
 
 
 def joint_of(name):
@@ -58,7 +58,7 @@ def test_a_report_of_any_partition_is_what_an_allocator_measures(partition):
     whole()
     for parameter in module.parameters():
         parameter.grad = None
-    assert measured_peak(whole) == pytest.approx(report.peak, rel=0.02)
+    assert peak_of(whole) == pytest.approx(report.peak, rel=0.02)
 
 
 def test_a_report_names_the_users_lines_and_names():

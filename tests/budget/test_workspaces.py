@@ -11,7 +11,8 @@ import foregrad
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.liveness import Storages
 from foregrad.partitioners.workspaces import workspace
-from tests.budget.test_liveness import measured_peak, simulated
+from tests.budget.test_liveness import simulated
+from tests.parity.peak import peak_of
 
 CONVOLUTIONS = {
     "plain": (nn.Conv2d(8, 16, 3, padding=1), (4, 8, 28, 28)),
@@ -59,7 +60,7 @@ def peaks(f, *args):
 
     step()
     step()
-    return simulated(foregrad.capture(f, *args)).peak, measured_peak(step)
+    return simulated(foregrad.capture(f, *args)).peak, peak_of(step)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.4, 0.0])
@@ -79,7 +80,7 @@ def test_what_recurrent_layers_keep_for_their_backward_counts(fraction):
     compiled = foregrad.compile(f, backend="eager", memory_budget=fraction)
     assert all(map(torch.equal, gradients(f), gradients(compiled)))
     parts = foregrad.partition(foregrad.capture(f, x), memory_budget=fraction)
-    assert 0.9 * parts.report().peak <= measured_peak(lambda: gradients(compiled)) <= parts.report().peak
+    assert 0.9 * parts.report().peak <= peak_of(lambda: gradients(compiled)) <= parts.report().peak
     again = [one.op for one in parts.report().recomputed]
     assert any("rnn" in op for op in again) == (fraction < 1.0)
 
