@@ -49,8 +49,9 @@ def run(program, size, folder, *arguments, seconds=240):
 def joined(rank, size, store, seconds=120):
     """Context: this process is a rank of the default group.
 
-    What is left of modules is collected before the group is given up: where one of `fully_shard` outlives it, a thread
-    of gloo's may drop what it holds of Python's while the interpreter ends, and the process aborts, in eager too.
+    What is left of modules is collected before the group is given up: where one of `fully_shard` or of
+    `DistributedDataParallel` outlives it, a thread of gloo's may drop what it holds of Python's while the interpreter
+    ends, and the process aborts, in eager too.
     """
     torch.set_num_threads(1)
     timeout = dt.timedelta(seconds=seconds)

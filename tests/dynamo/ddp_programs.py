@@ -4,11 +4,11 @@ import copy
 import sys
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import foregrad
+from tests.distributed.ranks import joined
 
 
 class Net(nn.Module):
@@ -74,13 +74,10 @@ def differences(rank):
                 yield variant, side
 
 
-def main(rank, size, path):
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
-    try:
-        sys.exit("".join(map(str, differences(rank))) or None)
-    finally:
-        dist.destroy_process_group()
+def main(rank, size, store):
+    with joined(rank, size, store):
+        return "".join(map(str, differences(rank))) or None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
