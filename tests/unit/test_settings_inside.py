@@ -196,11 +196,12 @@ def views_are_not_replayed():
     torch._C._set_view_replay_enabled(before)
 
 
+@pytest.mark.filterwarnings("ignore:.*and does not put it back")
 @pytest.mark.usefixtures("views_are_not_replayed")
 def test_the_replay_of_views_is_the_calls_and_outlasts_it():
-    g = foregrad.compile(replays_views, backend="eager")
+    g = foregrad.compile(replays_views, backend="eager", on_unsupported="eager")
     for _ in range(3):
-        assert called(g, torch.ones(3))[1] == called(replays_views, torch.ones(3))[1] == {"view replay": True}
+        assert called(g, torch.ones(3))[1] == called(replays_views, torch.ones(3))[1] == {"view_replay_enabled": True}
     h = foregrad.compile(replays_views_for_a_while, backend="eager")
     for _ in range(2):
         assert h(torch.ones(3))[2:] == (False, True, False)

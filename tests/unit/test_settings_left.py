@@ -36,11 +36,6 @@ def a_context_not_left(x):
     return (x.sin(),)
 
 
-def anomaly_mode(x):
-    torch.autograd.set_detect_anomaly(True, check_nan=False)
-    return (x * 2,)
-
-
 def deterministic(x):
     torch.use_deterministic_algorithms(True, warn_only=True)
     return (x * 2,)
@@ -76,25 +71,14 @@ def precision(x):
     return (x * 2,)
 
 
-def attention(x):
-    torch.backends.cuda.enable_flash_sdp(False)
-    return (x * 2,)
-
-
-def warnings_always(x):
-    torch.set_warn_always(True)
-    return (x * 2,)
-
-
 def memory(x):
     torch.utils.deterministic.fill_uninitialized_memory = False
     return (x * 2,)
 
 
-EVERYWHERE = [grad_mode, grad_mode_in_a_helper, there_and_back, deterministic, precision, attention, warnings_always]
+EVERYWHERE = [grad_mode, grad_mode_in_a_helper, there_and_back, deterministic, precision]
 ALL = [
-    *EVERYWHERE, a_context_not_left, anomaly_mode, autocast, dtype_of_autocast, cache_of_autocast, threads, device,
-    memory,
+    *EVERYWHERE, a_context_not_left, autocast, dtype_of_autocast, cache_of_autocast, threads, device, memory,
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Settings of the thread and of the library that code turns on or off for what comes after it.
 
-A table: how each is read, and how it is written. Checked on torch 2.13.0; what another version lacks is left out.
+Two tables. A compiled call sets again what changes numbers or gradients; a function that leaves another setting changed
+runs eagerly. Checked on torch 2.13.0; a setting that another version lacks is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from . import guards
 
 __all__ = [
     "ARITHMETIC",
+    "REPLAYED",
     "apply_settings",
     "arithmetic",
     "changes_between_operators",
@@ -29,28 +31,17 @@ __all__ = [
 ]
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
-_C = torch._C
-_functorch: Any = _C._functorch
+_C: Any = torch._C
 
 
-def _by_name(read: str, write: str) -> list[_Setting]:
-    """Both functions of `torch._C`, where it has them."""
-    return [(getattr(_C, read), getattr(_C, write))] if hasattr(_C, read) and hasattr(_C, write) else []
-
-
-def _variable(holder: Any, name: str) -> list[_Setting]:
+def _variable(holder: Any, name: str) -> _Setting:
     """A setting that is a variable of a module, a class or an object."""
-    setting = (lambda: getattr(holder, name)), (lambda value: setattr(holder, name, value))
-    return [setting] if hasattr(holder, name) else []
 
+    def write(value: Any) -> None:
+        if getattr(holder, name) != value:  # of a library that is missing none can be written to
+            setattr(holder, name, value)
 
-def _parts(read: str) -> list[_Setting]:
-    """Of `torch._C`: what it reads as a tuple is written as several arguments."""
-    found = _by_name(read, read.replace("_get", "_set"))
-    if not found:
-        return []
-    ((get, put),) = found
-    return [(get, lambda value: put(*value) if isinstance(value, tuple) else put(value))]
+    return (lambda: getattr(holder, name)), write
 
 
 # --------------------------------------------------------------------------------------- those of several parts
@@ -86,7 +77,7 @@ def _set_matmul_precision(value: str | None) -> None:
 
 def _cudnn_tf32() -> bool | None:
     try:
-        return _C._get_cudnn_allow_tf32()
+        return bool(_C._get_cudnn_allow_tf32())
     except RuntimeError:
         return None
 
@@ -114,38 +105,13 @@ def _flushes_denormals() -> bool:
     return _TINY[0] * _ONE[0] == 0.0
 
 
-def _print_options() -> dict[str, Any]:
-    return dict(vars(torch._tensor_str.PRINT_OPTS))
+# --------------------------------------------------------------------------------------- the tables
 
-
-def _set_print_options(values: dict[str, Any]) -> None:
-    vars(torch._tensor_str.PRINT_OPTS).update(values)
-
-
-def _optimized_einsum() -> tuple[Any, ...]:
-    chosen = torch.backends.opt_einsum
-    return chosen.enabled, chosen.strategy
-
-
-def _set_optimized_einsum(values: tuple[Any, ...]) -> None:
-    chosen: Any = torch.backends.opt_einsum
-    for name, value in zip(("enabled", "strategy"), values, strict=True):
-        if getattr(chosen, name) != value:  # where the library is missing it can't be written to
-            setattr(chosen, name, value)
-
-
-# --------------------------------------------------------------------------------------- the table
-
+# Settings that a compiled call leaves as the function does.
 _SETTINGS: dict[str, _Setting] = {
     "grad mode": (torch.is_grad_enabled, _C._set_grad_enabled),
-    "forward gradients": (_C._is_fwd_grad_enabled, _C._set_fwd_grad_enabled),
-    "view replay": (_C._is_view_replay_enabled, _C._set_view_replay_enabled),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the default device": (guards.current_device, torch.set_default_device),
-    "anomaly mode": (
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.set_anomaly_enabled(*value),
-    ),
     "deterministic algorithms": (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
@@ -161,79 +127,74 @@ _SETTINGS: dict[str, _Setting] = {
     "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
     "TF32 in cuDNN": (_cudnn_tf32, _set_cudnn_tf32),
     "float32 precisions": (_precisions, _set_precisions),  # after the two, which write to some of them
-    "flash attention": (_C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
-    "memory-efficient attention": (_C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
-    "plain attention": (_C._get_math_sdp_enabled, _C._set_sdp_use_math),
-    "attention's fast path": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-    "cuDNN's benchmarks": (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
-    "deterministic cuDNN": (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
-    "cuDNN": (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
-    "oneDNN": (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
-    "repeated warnings": (torch.is_warn_always_enabled, torch.set_warn_always),
-    "print options": (_print_options, _set_print_options),
-    "einsum's order": (_optimized_einsum, _set_optimized_einsum),
-    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
-    "NumPy's handling of errors": (_numpy_errors, _set_numpy_errors),
 }
-
-# By name: what some versions lack is no setting there.
-_MORE: dict[str, list[_Setting]] = {
-    "cuDNN's attention": _by_name("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    "flash attention 3": _by_name("_get_fa3_sdp_enabled", "_set_sdp_use_fa3"),
-    "attention of other devices": _by_name("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
-    "the order of attention kernels": _by_name("_get_sdp_priority_order", "_set_sdp_priority_order"),
-    "half precision sums in attention": _by_name(
-        "_get_math_sdp_allow_fp16_bf16_reduction", "_set_math_sdp_allow_fp16_bf16_reduction"
-    ),
-    "half precision sums on the CPU": _by_name(
-        "_get_cpu_allow_fp16_reduced_precision_reduction", "_set_cpu_allow_fp16_reduced_precision_reduction"
-    ),
-    "float16 sums in cuBLAS": _parts("_get_cublas_allow_fp16_reduced_precision_reduction"),
-    "bfloat16 sums in cuBLAS": _parts("_get_cublas_allow_bf16_reduced_precision_reduction"),
-    "half precision accumulation": _by_name(
-        "_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"
-    ),
-    "the limit of cuDNN's benchmarks": _by_name("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit")
-    or _variable(torch.backends.cudnn, "benchmark_limit"),
-    "cuDNN's depthwise kernel": _by_name("_get_cudnn_depthwise_kernel", "_set_cudnn_depthwise_kernel"),
-    "MIOpen's immediate mode": _by_name("_get_miopen_immediate", "_set_miopen_immediate"),
-    "deterministic oneDNN": _by_name("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
-    "NNPACK": _by_name("_get_nnpack_enabled", "_set_nnpack_enabled"),
-    "the engine of quantized operators": _by_name("_get_qengine", "_set_qengine"),
-    "the library for linear algebra": _by_name("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
-    "the library for matrix products": _by_name("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
-    "the library for attention": _by_name("_get_rocm_fa_preferred_backend", "_set_rocm_fa_preferred_backend"),
-    "multiprocessors left to others": _by_name("_get_sm_carveout_experimental", "_set_sm_carveout_experimental"),
-    "checks of sparse tensors": _by_name("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
-    "kernels without derivatives": _by_name("_get_autograd_fallback_mode", "_set_autograd_fallback_mode"),
-    "parameters overwritten in conversions": _variable(torch.__future__, "_overwrite_module_params_on_conversion"),
-    "parameters swapped in conversions": _variable(torch.__future__, "_swap_module_params_on_conversion"),
-    "checks of distributions": _variable(torch.distributions.Distribution, "_validate_args"),
-    "debugging of checkpoints": _variable(torch.utils.checkpoint, "_checkpoint_debug_enabled"),
-    "early stops of checkpoints": _variable(torch.utils.checkpoint, "_enable_checkpoint_early_stop"),
-    "how processes share tensors": [
-        (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy)
-    ],
-    "fallbacks of vmap": [(_functorch._is_vmap_fallback_enabled, _functorch._set_vmap_fallback_enabled)],
-}
-
-
-def _autocast_of(device: str) -> dict[str, _Setting]:
-    return {
-        f"autocast of {device}": (
-            lambda: torch.is_autocast_enabled(device),
-            lambda value: torch.set_autocast_enabled(device, value),
-        ),
-        f"autocast's dtype of {device}": (
-            lambda: torch.get_autocast_dtype(device),
-            lambda value: torch.set_autocast_dtype(device, value),
-        ),
-    }
-
-
 for _device in torch._C._autocast_supported_devices():
-    _SETTINGS |= _autocast_of(_device)
-_SETTINGS |= {name: found[0] for name, found in _MORE.items() if found}
+    _SETTINGS[f"autocast of {_device}"] = (
+        functools.partial(torch.is_autocast_enabled, _device),
+        functools.partial(torch.set_autocast_enabled, _device),
+    )
+    _SETTINGS[f"autocast's dtype of {_device}"] = (
+        functools.partial(torch.get_autocast_dtype, _device),
+        functools.partial(torch.set_autocast_dtype, _device),
+    )
+REPLAYED = frozenset(_SETTINGS)
+
+# Settings that no compiled call changes, by PyTorch's names for them: `_get_NAME` and `_set_NAME` of `torch._C`, ...
+_FLAGS = (
+    "cudnn_benchmark cudnn_deterministic cudnn_enabled cudnn_depthwise_kernel miopen_immediate mkldnn_enabled "
+    "mkldnn_deterministic nnpack_enabled qengine linalg_preferred_backend blas_preferred_backend "
+    "rocm_fa_preferred_backend sdp_priority_order math_sdp_allow_fp16_bf16_reduction sm_carveout_experimental "
+    "cpu_allow_fp16_reduced_precision_reduction cublas_allow_fp16_accumulation warnAlways autograd_fallback_mode"
+).split()
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
+_REDUCTIONS = ("cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction")
+_PAIRS = {name: (f"_get_{name}", f"_set_{name}") for name in (*_FLAGS, *_REDUCTIONS)}
+_PAIRS |= {f"{name}_sdp_enabled": (f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in _ATTENTION}
+_PAIRS |= {
+    "cudnn_benchmark_limit": ("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit"),
+    "fwd_grad_enabled": ("_is_fwd_grad_enabled", "_set_fwd_grad_enabled"),
+    "view_replay_enabled": ("_is_view_replay_enabled", "_set_view_replay_enabled"),
+    "check_sparse_tensor_invariants": ("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
+}
+# ... or a variable of Python's.
+_VARIABLES: list[tuple[Any, str]] = [
+    (torch.backends.cudnn, "benchmark_limit"),
+    (torch.backends.opt_einsum, "enabled"),
+    (torch.backends.opt_einsum, "strategy"),
+    (torch.__future__, "_overwrite_module_params_on_conversion"),
+    (torch.__future__, "_swap_module_params_on_conversion"),
+    (torch.distributions.Distribution, "_validate_args"),
+    (torch.utils.checkpoint, "_checkpoint_debug_enabled"),
+    (torch.utils.checkpoint, "_enable_checkpoint_early_stop"),
+    *((torch._tensor_str.PRINT_OPTS, name) for name in vars(torch._tensor_str.PRINT_OPTS)),
+]
+
+
+def _pair(name: str, read: str, write: str) -> _Setting:
+    get, put = getattr(_C, read), getattr(_C, write)
+    return get, (
+        (lambda value: put(*value) if isinstance(value, tuple) else put(value)) if name in _REDUCTIONS else put
+    )
+
+
+_SETTINGS |= {
+    name: _pair(name, read, write) for name, (read, write) in _PAIRS.items() if hasattr(_C, read) and hasattr(_C, write)
+}
+_SETTINGS |= {
+    f"{getattr(holder, '__name__', type(holder).__name__)}.{name}": _variable(holder, name)
+    for holder, name in _VARIABLES
+    if hasattr(holder, name)
+}
+_SETTINGS |= {
+    "anomaly mode": (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    ),
+    "mha fastpath": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    "sharing strategy": (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
+    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "numpy.seterr": (_numpy_errors, _set_numpy_errors),
+}
 
 
 # What kernels on the CPU compute by, read before each operator of a capture; cuDNN and cuBLAS where there is a device.
@@ -243,15 +204,15 @@ _CHEAP: dict[str, Callable[[], Any]] = {
     "filling of uninitialized memory": guards.fills_uninitialized,
     "flushing of denormal numbers": _flushes_denormals,
     "the number of threads": torch.get_num_threads,
-    "oneDNN": _C._get_mkldnn_enabled,
+    "mkldnn_enabled": _C._get_mkldnn_enabled,
     "float32 precisions": functools.partial(_C._get_fp32_precision_getter, "mkldnn", "matmul"),
 }
-_FLAGS = ["deterministic oneDNN", "NNPACK", "half precision sums on the CPU"]
+_BY_FLAGS = ["mkldnn_deterministic", "nnpack_enabled", "cpu_allow_fp16_reduced_precision_reduction"]
 if torch.cuda.is_available():
     _CHEAP["float32 matmul precision"] = functools.partial(_C._get_fp32_precision_getter, "cuda", "matmul")
     _CHEAP["TF32 in cuDNN"] = functools.partial(_C._get_fp32_precision_getter, "cuda", "conv")
-    _FLAGS += ["cuDNN", "deterministic cuDNN", "cuDNN's benchmarks", "half precision accumulation"]
-_CHEAP.update((name, _SETTINGS[name][0]) for name in _FLAGS if name in _SETTINGS)
+    _BY_FLAGS += ["cudnn_enabled", "cudnn_deterministic", "cudnn_benchmark", "cublas_allow_fp16_accumulation"]
+_CHEAP.update((name, _SETTINGS[name][0]) for name in _BY_FLAGS if name in _SETTINGS)
 ARITHMETIC = tuple(_CHEAP)
 _READ = tuple(_CHEAP.values())
 
@@ -290,46 +251,37 @@ def arithmetic() -> tuple[Any, ...]:
     return tuple([read() for read in _READ])
 
 
-# Functions that graphs of Dynamo's call to change settings, which Dynamo has changed already when they are compiled:
-# the table's own by their names, and those that call them.
+# Functions that graphs of Dynamo's call to change settings, which Dynamo has changed already when they are compiled.
 _MATMUL = ("float32 matmul precision", "float32 precisions")
+_DETERMINISM = ("deterministic algorithms",)
 _SETTERS: dict[str, tuple[str, ...]] = {
-    **{write.__name__: (name,) for name, (_, write) in _SETTINGS.items() if write.__name__ != "<lambda>"},
-    "_set_deterministic_algorithms": ("deterministic algorithms",),
-    "use_deterministic_algorithms": ("deterministic algorithms",),
-    "set_deterministic_debug_mode": ("deterministic algorithms",),
+    **{_SETTINGS[name][1].__name__: (name,) for name in REPLAYED if hasattr(_SETTINGS[name][1], "__name__")},
+    "_set_deterministic_algorithms": _DETERMINISM,
+    "use_deterministic_algorithms": _DETERMINISM,
+    "set_deterministic_debug_mode": _DETERMINISM,
     "_set_default_dtype": ("the default dtype",),
     "_set_float32_matmul_precision": _MATMUL,
     "set_float32_matmul_precision": _MATMUL,
     "_set_cublas_allow_tf32": _MATMUL,
     "_set_cudnn_allow_tf32": ("TF32 in cuDNN", "float32 precisions"),
     "_set_fp32_precision_setter": ("float32 precisions",),
-    "enable_flash_sdp": ("flash attention",),
-    "enable_mem_efficient_sdp": ("memory-efficient attention",),
-    "enable_math_sdp": ("plain attention",),
-    "enable_cudnn_sdp": ("cuDNN's attention",),
-    "allow_fp16_bf16_reduction_math_sdp": ("half precision sums in attention",),
-    "_set_cublas_allow_fp16_reduced_precision_reduction": ("float16 sums in cuBLAS",),
-    "_set_cublas_allow_bf16_reduced_precision_reduction": ("bfloat16 sums in cuBLAS",),
-    "preferred_linalg_library": ("the library for linear algebra",),
-    "preferred_blas_library": ("the library for matrix products",),
-    "preferred_rocm_fa_library": ("the library for attention",),
-    "set_overwrite_module_params_on_conversion": ("parameters overwritten in conversions",),
-    "set_swap_module_params_on_conversion": ("parameters swapped in conversions",),
-    "set_default_validate_args": ("checks of distributions",),
-    "_set_warnAlways": ("repeated warnings",),
-    "set_anomaly_enabled": ("anomaly mode",),
     "set_autocast_enabled": tuple(name for name in _SETTINGS if name.startswith("autocast of")),
     "set_autocast_dtype": tuple(name for name in _SETTINGS if name.startswith("autocast's dtype")),
-    "set_printoptions": ("print options",),
 }
+# Functions that change settings which no compiled call changes. Transforms set forward gradients and put them back.
+_OTHERS = frozenset(
+    "enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp allow_fp16_bf16_reduction_math_sdp "
+    "preferred_linalg_library preferred_blas_library preferred_rocm_fa_library set_anomaly_enabled set_printoptions "
+    "set_overwrite_module_params_on_conversion set_swap_module_params_on_conversion set_default_validate_args".split()
+) | {write.__name__ for name, (_, write) in _SETTINGS.items() if name not in REPLAYED and hasattr(write, "__name__")}
+_OTHERS -= {"<lambda>", "write", "_set_fwd_grad_enabled"}
 
 
 def set_by(graph: torch.fx.Graph) -> frozenset[str]:
-    """The settings that a graph of Dynamo's changes."""
-    calls = (node.target for node in graph.nodes if node.op == "call_function")
-    names = (getattr(target, "__name__", "") for target in calls)
-    return frozenset(setting for name in names for setting in _SETTERS.get(name, ()) if setting in _SETTINGS)
+    """The settings that a graph of Dynamo's changes, and the functions by which it changes others."""
+    names = {getattr(node.target, "__name__", "") for node in graph.nodes if node.op == "call_function"}
+    found = {setting for name in names for setting in _SETTERS.get(name, ()) if setting in _SETTINGS}
+    return frozenset(found | names & _OTHERS)
 
 
 def changes_between_operators(graph: torch.fx.Graph) -> frozenset[str]:

@@ -16,7 +16,7 @@ from .._torch.settings import settings
 
 __all__ = ["devices", "process", "settings_that_matter"]
 
-_OF_NO_MATTER = {"print options", "repeated warnings", "the recursion limit", "NumPy's handling of errors"}
+_OF_NO_MATTER = ("PrinterOptions.", "warnAlways", "recursion limit", "numpy.seterr")
 
 
 @functools.cache
@@ -59,4 +59,4 @@ def devices(used: Iterable[torch.device]) -> list[Any]:
 
 def settings_that_matter() -> dict[str, Any]:
     """The settings of the thread and of PyTorch that what is captured, split and compiled depends on."""
-    return {name: value for name, value in settings().items() if name not in _OF_NO_MATTER}
+    return {name: value for name, value in settings().items() if not name.startswith(_OF_NO_MATTER)}

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from ..._torch.asked import ViewReplay
-from ..._torch.settings import apply_settings, settings
-from ...errors import ForegradError
+from ..._torch.settings import REPLAYED, apply_settings, settings
+from ...errors import ForegradError, UnsupportedSideEffectError
 from ..recorder.arithmetic import ArithmeticSettings
 from ..tape.again import CaptureAgain
 from .side_effects import check_finished
 
 __all__ = ["SettingsLeft"]
 
-_REPLAY = "view replay"  # a setting of which a capture has its own
+_REPLAY = "view_replay_enabled"  # a setting of which a capture has its own
 
 
 class SettingsLeft:
@@ -41,11 +41,17 @@ class SettingsLeft:
             raise
         finally:
             self.arithmetic.end()
-        now, known = settings() | {_REPLAY: self.view_replay.now}, getattr(self.function, "settings", ())
-        before |= {_REPLAY: self.view_replay.before}
+        known = getattr(self.function, "settings", ())
+        now, before = settings() | {_REPLAY: self.view_replay.now}, before | {_REPLAY: self.view_replay.before}
         self.after = {name: value for name, value in now.items() if value != before[name] or name in known}
         self.inside = self.arithmetic.inside(before, known)
         apply_settings({name: before[name] for name in self.after if name != _REPLAY})
+        others = sorted({*self.after, *known} - REPLAYED)
+        if others:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` changes {', '.join(others)} and does not put it back, which a compiled call would not "
+                "repeat. Set it outside."
+            )
         check_finished(self.name, was_inference)
         if "the default dtype" in self.after:
             self.arithmetic.refuse_dtype()  # of operators before it nothing is known
