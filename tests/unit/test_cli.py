@@ -22,7 +22,11 @@ from torch import fx, nn
 
 import foregrad
 from foregrad import cli, errors
-from foregrad.cli import demo, measure, race, screen, text
+from foregrad.cli import screen
+from foregrad.cli.demo import demo_package
+
+demo = demo_package()
+measure, race, text = demo.measure, demo.race, demo.text
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,9 +67,7 @@ def run(monkeypatch, capsys):
 
 
 def small_config():
-    from foregrad.cli.gpt import GPTConfig
-
-    return GPTConfig(context=16, layers=1, heads=2, width=16)
+    return demo.gpt.GPTConfig(context=16, layers=1, heads=2, width=16)
 
 
 # ------------------------------------------------------------------------------------------------ the command

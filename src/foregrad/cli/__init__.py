@@ -24,7 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_inspect(commands)
     add_cache(commands)
     add_build_native(commands)
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(options, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
