@@ -31,12 +31,12 @@ else
 endif
 
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off
-EXTRAS := cli,solver,torchao,test,dev
+EXTRAS := cli,solver,torchao,test,dev,docs
 # One thread a test process: the processes share the cores. Hundreds of tests start processes of their own, which take a
 # second less where what they import was compiled before.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test matrix setup lint format sweep hops fuzz fresh bench clients coverage docs sizes clean help
+.PHONY: demo test matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -86,6 +86,9 @@ coverage: $(READY)  ## the lines that no test runs
 
 docs: $(READY)  ## run the documentation's examples and insert what they print
 	@$(RUN) docs/generate.py
+
+site: $(READY)  ## the documentation as a site that opens without a network: build/site/index.html
+	@DISABLE_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
 
 sizes:  ## lines of Python in each folder
 	@find src tests benchmarks docs examples -name '*.py' -not -path '*/.*' | sort | xargs wc -l | awk ' \

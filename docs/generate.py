@@ -21,6 +21,10 @@ from foregrad import config, errors
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.resolve().parent))  # a page may import from examples/
 PAGES = (
+    "index.md",
+    "tutorial.md",
+    "coming_from.md",
+    "debugging.md",
     "pipeline.md",
     "dynamic.md",
     "higher_order.md",

@@ -103,6 +103,18 @@ def aot_function(
         keep_inference_input_mutations: without gradients, leave the writes to inputs in the graph as `copy_`.
         inference_compiler: for calls without gradients; by default `fw_compiler`.
         dynamic: whether the sizes of arguments are symbolic from the beginning.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> def compiler(gm, example_inputs):
+        ...     print(len(example_inputs), "inputs")
+        ...     return gm
+        >>> sine = foregrad.aot_function(lambda x: x.sin(), fw_compiler=compiler)
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> out = sine(x)
+        1 inputs
+        >>> out.sum().backward()
+        2 inputs
     """
     del num_params_buffers
     pipeline = make_pipeline(
@@ -123,6 +135,14 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
     The result is a module of the same class over the same state, as from `foregrad.compile`; a copy has a state of its
     own. The original is `.orig_module` of the result.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> linear = torch.nn.Linear(3, 2)
+        >>> compiled = foregrad.aot_module(linear, fw_compiler=foregrad.nop)
+        >>> compiled(torch.ones(1, 3)).sum().backward()
+        >>> linear.bias.grad
+        tensor([1., 1.])
     """
     return compile_aot_module(mod, args, kwargs, functools.partial(_aot_module, args, kwargs))
 
@@ -174,6 +194,15 @@ def aot_module_simplified(
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
     buffers are read from the module on each call.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> class Double(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return (x * 2,)
+        >>> run = foregrad.aot_module_simplified(Double(), (torch.ones(2),), fw_compiler=foregrad.nop)
+        >>> run(torch.ones(2))
+        (tensor([2., 2.]),)
     """
     pipeline = make_pipeline(
         fw_compiler,

@@ -44,10 +44,16 @@ class BackwardSignature:
 
 @dataclasses.dataclass
 class GraphSignature:
-    """What the inputs and outputs of an exported graph are, by the names of their nodes.
+    """The inputs and outputs of an exported graph, by the names of their nodes.
 
     Inputs: parameters, buffers, then those of the user. Outputs: new values of what is written to, the user's, then
     gradients.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> graph, signature = foregrad.aot_export_module(torch.nn.ReLU(), [torch.ones(3)], trace_joint=False)
+        >>> signature.user_inputs, signature.parameters
+        (['arg0_1'], [])
     """
 
     parameters: list[str]
@@ -83,6 +89,12 @@ def aot_export_module(
     parameters, and by arguments that require grad, are outputs too. Results other than the loss must require no
     gradients then. `dynamic_shapes`: sizes of arguments are symbolic. Raises `RuntimeError` for what the module does
     that such a graph can't say, as PyTorch's function does. `pre_dispatch` graphs are not made (`UnsupportedError`).
+
+    Examples:
+        >>> import torch, foregrad
+        >>> graph, signature = foregrad.aot_export_module(torch.nn.Linear(3, 2), [torch.ones(1, 3)], trace_joint=False)
+        >>> signature.parameters
+        ['weight', 'bias']
     """
     if pre_dispatch:
         raise UnsupportedError("graphs of operators above autograd are not made: pass pre_dispatch=False")
@@ -110,6 +122,13 @@ def aot_export_joint_simple(
     With `trace_joint` the result takes a list of arguments and a list of tangents, and returns results, then a gradient
     for each argument that requires grad; else it is called as the function is. Raises `RuntimeError` for functions that
     write to their arguments, or return them or views of them.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> graph = foregrad.aot_export_joint_simple(lambda x: (x.sin(),), [x], trace_joint=True)
+        >>> [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+        ['primals_1', 'tangents_1']
     """
     del num_params_buffers
     call = flatten_call(func, tuple(args), {})

@@ -145,6 +145,16 @@ def compile(
 
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> @foregrad.compile(backend="eager")
+        ... def loss_of(w, x):
+        ...     return (x @ w).sin().sum()
+        >>> w = torch.ones(3, 2, requires_grad=True)
+        >>> loss_of(w, torch.ones(4, 3)).backward()
+        >>> w.grad.shape
+        torch.Size([3, 2])
     """
     check_arguments(fn_or_module, dynamic, on_unsupported, others)
     if fn_or_module is None:
@@ -280,6 +290,17 @@ def explain_recompiles(fn: Any) -> Recompiles:
 
     The same is logged as it happens, by the logger "foregrad.recompiles": at level INFO how a call differs from the
     graph made last, at DEBUG how it differs from each. `TypeError` for what foregrad did not compile.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> double = foregrad.compile(lambda x: x * 2, backend="eager", dynamic=False)
+        >>> double(torch.ones(2)), double(torch.ones(3))
+        (tensor([2., 2.]), tensor([2., 2., 2.]))
+        >>> print(foregrad.explain_recompiles(double))
+        <lambda>: compiled 2 times
+        graph 1: the first call
+        graph 2:
+          not graph 1: x.shape was (2,), is (3,)
     """
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
@@ -291,6 +312,12 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     """The joint graph of `fn` called with these arguments; nothing runs for real. `str()` of it is Python.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever `fn` raises.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin().sum(), torch.ones(3, requires_grad=True))
+        >>> [node.name for node in joint.module.graph.nodes if node.op == "call_function"]
+        ['sin', 'sum_1', 'cos', 'expand', 'mul']
     """
     from .tracing.capture import capture_call  # late, as in the pipeline
 
@@ -311,7 +338,16 @@ def partition(
     *,
     memory_budget: int | float | str | Budget | None = None,
 ) -> Parts:
-    """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` says what the halves take."""
+    """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` says what the halves take.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin().exp().sum(), torch.ones(3, requires_grad=True))
+        >>> foregrad.partition(joint).saved_bytes  # the result of `exp`: three numbers of four bytes
+        12
+        >>> foregrad.partition(joint, "min_cut").saved_bytes  # the argument is there anyway
+        0
+    """
     none = get_backend("nop")
     pipeline = Pipeline(
         none.fw_compiler,
@@ -326,6 +362,12 @@ def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
     """The memory budgets of `fn` called with these arguments, and the cost of each: a table, or `data()` to plot.
 
     Nothing runs. Raises as `capture` does, and `PartitionError` for a function without gradients.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> curve = foregrad.pareto(lambda x: x.sin().exp().sum(), torch.ones(256, requires_grad=True))
+        >>> sorted(curve.data())[:2]
+        ['budget', 'cost']
     """
     joint = capture(fn, *args, **kwargs)
     if joint.signature.is_inference or joint.backward_error is not None:

@@ -45,6 +45,12 @@ def value_and_grad(
         parameters; it is zero where the value does not depend on an input.
 
     Raises `TypeError` for an argument that has no gradient, `ValueError` for a value of more than one element.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> square = foregrad.value_and_grad(lambda x: (x * x).sum(), backend="eager")
+        >>> square(torch.tensor([1.0, 2.0]))
+        (tensor(5.), tensor([2., 4.]))
     """
     variables = _Variables(fn, argnums)
 
@@ -81,6 +87,12 @@ def hessian_vector_product(
     Returns:
         A function of the arguments of `fn` and, last, a vector of the structure that the gradient has; its result has
         that structure too.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> product = foregrad.hessian_vector_product(lambda x: (x**3).sum(), backend="eager")
+        >>> product(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))  # the Hessian is diag(6 x)
+        tensor([6., 0.])
     """
     variables = _Variables(fn, argnums)
 

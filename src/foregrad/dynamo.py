@@ -303,6 +303,12 @@ class AotAutograd:
 
     Takes the arguments of `aot_module_simplified`; `decompositions` may also be a function that gives the table. With
     `nop` for a forward compiler, every stage is checked. Inputs in containers are flattened.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> backend = foregrad.AotAutograd(fw_compiler=foregrad.nop)
+        >>> torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
+        tensor([2., 2.])
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -348,7 +354,14 @@ class AotAutograd:
 
 
 def aot_autograd(**kwargs: Any) -> AotAutograd:
-    """A backend for `torch.compile` from `fw_compiler=`, `bw_compiler=`, ...; see `AotAutograd`."""
+    """A backend for `torch.compile` from `fw_compiler=`, `bw_compiler=`, ...; see `AotAutograd`.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> backend = foregrad.aot_autograd(fw_compiler=foregrad.nop)
+        >>> torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        tensor([2., 2.])
+    """
     return AotAutograd(**kwargs)
 
 
@@ -356,7 +369,18 @@ def aot_autograd(**kwargs: Any) -> AotAutograd:
 
 
 def fake_tensor_unsupported(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator for a backend `(gm, inputs, **kwargs)` that needs real tensors: fakes become zeros of their layout."""
+    """Decorator for a backend `(gm, inputs, **kwargs)` that needs real tensors: fakes become zeros of their layout.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> @foregrad.fake_tensor_unsupported
+        ... def backend(gm, inputs):
+        ...     print(type(inputs[0]).__name__)
+        ...     return gm.forward
+        >>> torch.compile(lambda x: x - 1, backend=backend)(torch.ones(2))
+        Tensor
+        tensor([0., 0.])
+    """
 
     @functools.wraps(fn)
     def backend(model: Any, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -367,10 +391,22 @@ def fake_tensor_unsupported(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_from_inputs(example_inputs: Iterable[Any]) -> torch.device:
-    """The device of the first input that has one; the CPU if none has."""
+    """The device of the first input that has one; the CPU if none has.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> foregrad.device_from_inputs([3, torch.ones(2)])
+        device(type='cpu')
+    """
     return next((value.device for value in example_inputs if hasattr(value, "device")), torch.device("cpu"))
 
 
 def dtype_from_inputs(example_inputs: Iterable[Any]) -> torch.dtype:
-    """The dtype of the first input that has one; float32 if none has."""
+    """The dtype of the first input that has one; float32 if none has.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> foregrad.dtype_from_inputs([3, torch.ones(2, dtype=torch.float64)])
+        torch.float64
+    """
     return next((value.dtype for value in example_inputs if hasattr(value, "dtype")), torch.float32)

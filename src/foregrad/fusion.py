@@ -46,7 +46,15 @@ def default_decompositions() -> dict[Any, Callable[..., Any]]:
 
 @make_boxed_compiler
 def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
-    """Compile a graph with TorchScript. Raises what TorchScript raises for operators that it can't compile."""
+    """Compile a graph with TorchScript. Raises what TorchScript raises for operators that it can't compile.
+
+    Examples:
+        >>> import torch, warnings, foregrad
+        >>> with warnings.catch_warnings():  # PyTorch deprecates TorchScript
+        ...     warnings.simplefilter("ignore")
+        ...     foregrad.aot_function(lambda x: x * 2, fw_compiler=foregrad.ts_compile)(torch.ones(2))
+        tensor([2., 2.])
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(fx_g.graph, {}))
     for node in graph.nodes:
@@ -65,7 +73,13 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
 
 
 def mem_efficient_fusion_kwargs(use_decomps: bool) -> dict[str, Any]:
-    """The arguments for `aot_function` or `aot_autograd` that make it `memory_efficient_fusion`."""
+    """The arguments for `aot_function` or `aot_autograd` that make it `memory_efficient_fusion`.
+
+    Examples:
+        >>> import foregrad
+        >>> sorted(foregrad.mem_efficient_fusion_kwargs(use_decomps=True))
+        ['bw_compiler', 'decompositions', 'fw_compiler', 'partition_fn']
+    """
     kwargs: dict[str, Any] = {
         "fw_compiler": ts_compile,
         "bw_compiler": ts_compile,
@@ -80,6 +94,13 @@ def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -
     """Compile a function or module: TorchScript for both halves, split so that least is saved.
 
     `kwargs` are for `aot_function` (`aot_module` for a module) and come before the ones chosen here.
+
+    Examples:
+        >>> import torch, warnings, foregrad
+        >>> with warnings.catch_warnings():  # PyTorch deprecates TorchScript
+        ...     warnings.simplefilter("ignore")
+        ...     foregrad.memory_efficient_fusion(lambda x: x * 2)(torch.ones(2))
+        tensor([2., 2.])
     """
     settings = {**mem_efficient_fusion_kwargs(use_decomps=True), **kwargs}
     if isinstance(fn, nn.Module):

@@ -303,25 +303,6 @@ def test_every_error_is_documented_as_its_docstring_says():
     assert page == load_generator().errors_page(), "run `make docs`"
 
 
-def test_the_documentations_examples_run():
-    """Each block of Python in README.md and docs/pipeline.md runs; output blocks are filled."""
-    generate = load_generator()
-    generate.fill((ROOT / "README.md").read_text(encoding="utf-8"))
-    filled = generate.fill((ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8"))
-    assert "def joint(" in filled
-    assert "def call(args, kwargs)" in filled
-
-
-def test_the_page_on_backends_is_up_to_date(monkeypatch):
-    from foregrad.backends import registry
-
-    # Those of other tests and examples in this process apart.
-    own = {name: b for name, b in registry._backends.items() if name not in ("toy", "mine")}
-    monkeypatch.setattr(registry, "_backends", own)
-    page = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
-    assert load_generator().fill(page) == page, "run `make docs`"
-
-
 # ----------------------------------------------------------------------------------------------- for real
 @pytest.mark.parametrize("stage", ["joint", "forward", "backward", "runtime"])
 def test_each_stage_prints_a_program(run, stage):

@@ -28,6 +28,12 @@ class Artifact:
 
     `specializations` are those kinds, each with its `joint`, `forward` and `backward` graphs, which print as Python.
     `entries` are the tensors that it holds.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> artifact = foregrad.export(torch.nn.ReLU(), (torch.ones(3),))
+        >>> len(artifact.specializations)
+        1
     """
 
     def __init__(
@@ -205,6 +211,12 @@ def export(
 
     Raises `AttributeAssignedError` where it assigns tensors to attributes of modules that are no buffers,
     `ArtifactError` for what no file can hold, and what `foregrad.capture` raises.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> artifact = foregrad.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),))
+        >>> artifact.module()(torch.ones(1, 3)).shape
+        torch.Size([1, 2])
     """
     exporter = Exporter(fn_or_module, closed_over=closed_over, decompositions=decompositions)
     made = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
@@ -222,6 +234,15 @@ def load(path: str | os.PathLike[str], *, backend: Any = "eager", **settings: An
     Nothing in the file is executed, and its graphs may only name operators that are registered here. `backend` and
     `settings` (`partition`, `memory_budget`) are those of `foregrad.compile`. Raises `ArtifactError` for a file that
     is no artifact, is damaged, or comes from another version.
+
+    Examples:
+        >>> import tempfile, torch, foregrad
+        >>> artifact = foregrad.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),))
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     artifact.save(file.name)
+        ...     module = foregrad.load(file.name)
+        >>> module(torch.ones(1, 3)).shape
+        torch.Size([1, 2])
     """
     path = os.fspath(path)
     with open(path, "rb") as file:

@@ -41,6 +41,20 @@ def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
     modules in it, that are no registered buffers. Gives a list, which then holds their paths.
 
     What the attributes held before is put back either way. Where the code in it raises, that error is passed on.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> class Cached(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         self.last = x
+        ...         return x * 2
+        >>> module = Cached()
+        >>> try:
+        ...     with foregrad.check_attribute_assignment(module):
+        ...         out = module(torch.ones(2))
+        ... except foregrad.errors.AttributeAssignedError as error:
+        ...     print("refused")
+        refused
     """
     with assigned_attributes(module, puts_back=True) as found:
         yield found

@@ -29,7 +29,13 @@ Boxed = Callable[[list[Any]], Any]
 
 
 def nop(fx_g: torch.fx.GraphModule, inps: Sequence[Any]) -> torch.fx.GraphModule:
-    """The compiler that compiles nothing: returns the graph module."""
+    """The compiler that compiles nothing: returns the graph module.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> foregrad.aot_function(lambda x: x * 2, fw_compiler=foregrad.nop)(torch.ones(2))
+        tensor([2., 2.])
+    """
     return fx_g
 
 
@@ -38,6 +44,13 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
 
     No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
     runs as the code that the eager backend writes for it, as the graph is now.
+
+    Examples:
+        >>> import foregrad
+        >>> add = foregrad.make_boxed_func(lambda a, b: [a + b])
+        >>> numbers = [1, 2]
+        >>> add(numbers), numbers
+        ([3], [])
     """
     module = _plain_module(f)
     if module is not None:
@@ -51,7 +64,15 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
 
 
 def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
-    """A compiler whose result takes separate arguments, as one whose result takes a list."""
+    """A compiler whose result takes separate arguments, as one whose result takes a list.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> compiler = foregrad.make_boxed_compiler(lambda gm, inputs: gm.forward)
+        >>> double = foregrad.aot_function(lambda x: x * 2, fw_compiler=compiler)
+        >>> double(torch.ones(2))
+        tensor([2., 2.])
+    """
 
     @functools.wraps(compiler)
     def f(fx_g: torch.fx.GraphModule, inps: Sequence[Any]) -> Boxed:

@@ -101,6 +101,12 @@ def register_backend(
     """Make a backend known by `name`. A compiler that is not given is `fw_compiler`.
 
     Raises `BackendError` when the name is taken, unless `replace`.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> backend = foregrad.register_backend("as-it-is", foregrad.nop, description="the graph", replace=True)
+        >>> foregrad.compile(lambda x: x * 2, backend="as-it-is")(torch.ones(2))
+        tensor([2., 2.])
     """
     backend = Backend(
         name,
@@ -130,7 +136,13 @@ def register_family(name: str, make: Callable[..., Backend], *, argument: str | 
 
 
 def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backend:
-    """The backend meant by a name, by a `(forward, backward[, inference])` tuple of compilers, or by one compiler."""
+    """The backend meant by a name, by a `(forward, backward[, inference])` tuple of compilers, or by one compiler.
+
+    Examples:
+        >>> import foregrad
+        >>> foregrad.get_backend("eager").name
+        'eager'
+    """
     if isinstance(spec, Backend):
         return spec
     if isinstance(spec, str):
@@ -160,7 +172,13 @@ def _by_name(name: str) -> Backend:
 
 
 def list_backends() -> list[str]:
-    """The names of all backends, sorted: registered ones, entry points, and families as `torch:<name>`."""
+    """The names of all backends, sorted: registered ones, entry points, and families as `torch:<name>`.
+
+    Examples:
+        >>> import foregrad
+        >>> {"auto", "eager", "inductor"} <= set(foregrad.list_backends())
+        True
+    """
     families = {name if f.argument is None else f"{name}:<{f.argument}>" for name, f in _families.items()}
     return sorted({*_backends, *families, *_entry_points()})
 

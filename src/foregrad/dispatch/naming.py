@@ -28,18 +28,42 @@ _now = _OfThread()
 
 
 def set_model_name(name: str) -> None:
-    """The name that graph names start with from now on."""
+    """The name that graph names start with from now on.
+
+    Examples:
+        >>> import foregrad
+        >>> foregrad.set_model_name("gpt")
+        >>> foregrad.get_aot_compilation_context()[1]
+        'gpt'
+        >>> foregrad.set_model_name("model")
+    """
     global _model_name
     _model_name = name
 
 
 def get_aot_compilation_context() -> tuple[list[str], str, int]:
-    """(labels of the graph being compiled, model name, how many graphs were compiled before)."""
+    """(labels of the graph being compiled, model name, how many graphs were compiled before).
+
+    Examples:
+        >>> import foregrad
+        >>> labels, model, number = foregrad.get_aot_compilation_context()
+        >>> labels, model  # no graph is being compiled now
+        ([], 'model')
+    """
     return list(_now.graphs), _model_name, _nth_graph
 
 
 def get_aot_graph_name() -> str:
-    """The name of the graph being compiled: `model__0_forward_1`."""
+    """The name of the graph being compiled: `model__0_forward_1`.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> def compiler(gm, example_inputs):
+        ...     print(foregrad.get_aot_graph_name().split("__")[0])
+        ...     return gm
+        >>> out = foregrad.compile(lambda x: x * 2, backend=compiler)(torch.ones(2))
+        model
+    """
     return f"{_model_name}__{'_'.join(_now.graphs)}_{_nth_graph}"
 
 

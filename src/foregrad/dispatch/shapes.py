@@ -39,6 +39,16 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
     The first graph then already serves every size, instead of the second. Sizes 0 and 1 always get graphs of their
     own. Raises `IndexError` for a dimension that the tensor does not have, `ValueError` when its size is out of
     the range given. A program that only works for one size raises `UnsupportedError` when it is compiled.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> double = foregrad.compile(lambda x: x * 2, backend="eager")
+        >>> x = torch.ones(2)
+        >>> foregrad.mark_dynamic(x, 0)
+        >>> double(x).shape, double(torch.ones(5)).shape
+        (torch.Size([2]), torch.Size([5]))
+        >>> len(double.foregrad.specializations)
+        1
     """
     rank = tensor.dim()
     if not -rank <= dim < rank:

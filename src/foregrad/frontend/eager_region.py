@@ -27,6 +27,17 @@ def eager_region(fn: F) -> F:
 
     Returns:
         The marked function; of a module, that module.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> @foregrad.eager_region
+        ... def log(x):
+        ...     print("mean", float(x.mean()))
+        ...     return x
+        >>> f = foregrad.compile(lambda x: log(x * 2) + 1, backend="eager")
+        >>> f(torch.ones(2))
+        mean 2.0
+        tensor([3., 3.])
     """
     if isinstance(fn, torch.nn.Module):
         fn.__dict__[MARK] = True

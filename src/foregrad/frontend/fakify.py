@@ -43,7 +43,15 @@ class FakifiedFlatArgs(list[Any]):
 
 
 def construct_fake_mode(flat_args: Sequence[Any], aot_config: Any) -> tuple[FakeTensorMode, Any]:
-    """(fake mode, its `ShapeEnv` or None): that of the fakes given or of the trace going on, else a new one."""
+    """(fake mode, its `ShapeEnv` or None): that of the fakes given or of the trace going on, else a new one.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> from foregrad.frontend.fakify import AOTConfig
+        >>> mode, symbols = foregrad.construct_fake_mode([torch.ones(2)], AOTConfig())
+        >>> symbols is None
+        True
+    """
     mode = fake_mode_of(list(flat_args))
     if mode is None:
         mode = NewFakeMode(shape_env=shape_env() if aot_config.dynamic_shapes else None)
@@ -62,6 +70,15 @@ def process_inputs(
     Fakes stay as they are, and so does everything else. A tensor that the trace going on made a fake of gets the same
     sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a fake of
     another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> from foregrad.frontend.fakify import AOTConfig
+        >>> inputs = [torch.ones(2), 3]
+        >>> mode, symbols = foregrad.construct_fake_mode(inputs, AOTConfig())
+        >>> fakes = foregrad.process_inputs(inputs, AOTConfig(), mode, symbols)
+        >>> fakes[0].shape, fakes[1]
+        (torch.Size([2]), 3)
     """
     env = None if ignore_shape_env else shape_env
     with fake_mode:

@@ -26,6 +26,12 @@ class JointGraph:
     eager's backward raises, when the forward is fine but it can't be differentiated; `failing`, where that is so for
     some of the outputs only: by their position among those that are differentiable; `raising`, for graph outputs by
     number, what their backward raises on a way to no input. `str()` gives Python source.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin(), torch.ones(2, requires_grad=True))
+        >>> [str(info.slot) for info in joint.signature.inputs]
+        ['args[0]']
     """
 
     name: str

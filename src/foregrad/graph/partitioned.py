@@ -22,6 +22,13 @@ class Partitioned:
 
     `forward`: primals -> [forward outputs, saved tensors, saved symbolic sizes].
     `backward`: (saved symbolic sizes, saved tensors, tangents) -> gradients, then effects.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin(), torch.ones(2, requires_grad=True))
+        >>> parts = foregrad.partition(joint)
+        >>> [node.name for node in parts.saved_nodes]
+        ['primals_1']
     """
 
     joint: JointGraph

@@ -60,6 +60,13 @@ class Budget:
     in host memory; a number is the cost of a byte moved there and back, in the cost model's operations. `cost_model`:
     the time of computing a node again. `replay`: whether random operators may run again from a saved state of their
     generator, with backends that keep a graph's order; a second derivative can't be taken through those that do.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> budget = foregrad.Budget("1 MiB", replay=False)
+        >>> f = foregrad.compile(lambda x: x.sin().exp().sum(), backend="eager", memory_budget=budget)
+        >>> f(torch.zeros(2, requires_grad=True)).item()
+        2.0
     """
 
     limit: int | float | str
@@ -138,6 +145,15 @@ def budget_partition(
 
     Raises `BudgetError`, with the least feasible budget, when none of the plans keeps to it; `ValueError` for what is
     no budget.
+
+    Examples:
+        >>> import functools, torch, foregrad
+        >>> split = functools.partial(foregrad.budget_partition, memory_budget=0.5)
+        >>> f = foregrad.aot_function(lambda x: x.sin().exp().sum(), foregrad.nop, partition_fn=split)
+        >>> x = torch.zeros(2, requires_grad=True)
+        >>> f(x).backward()
+        >>> x.grad
+        tensor([1., 1.])
     """
     given = memory_budget if isinstance(memory_budget, Budget) else Budget(memory_budget, cost_model=cost_model)
     limit: Any = read_budget(given.limit)

@@ -33,6 +33,13 @@ def default_partition(
 
     The arguments are those of PyTorch's partitioner of that name; `num_fwd_outputs` is how many of the joint
     graph's outputs are the forward's. Values tagged by `torch.utils.checkpoint` are recomputed as asked.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin(), torch.ones(2, requires_grad=True))
+        >>> forward, backward = foregrad.default_partition(joint.module, None, num_fwd_outputs=1)
+        >>> [node.name for node in backward.graph.nodes if node.op == "placeholder"]
+        ['primals_1', 'tangents_1']
     """
     return _divided(JointIndex(joint_module, num_fwd_outputs))
 

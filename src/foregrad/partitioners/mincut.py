@@ -44,6 +44,13 @@ def min_cut_rematerialization_partition(
     that live on anyway, as parameters do; when given, keeping another input alive has its price in bytes, otherwise
     inputs are free. `compiler` is accepted and not used. Values tagged by `torch.utils.checkpoint` are saved and
     recomputed as asked.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin().sin(), torch.ones(2, requires_grad=True))
+        >>> forward, backward = foregrad.min_cut_rematerialization_partition(joint.module, None, num_fwd_outputs=1)
+        >>> [node.name for node in backward.graph.nodes if node.op == "placeholder"]
+        ['primals_1', 'tangents_1']
     """
     index = JointIndex(joint_module, num_fwd_outputs)
     merge_equal(index)

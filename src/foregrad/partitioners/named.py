@@ -18,6 +18,16 @@ def checkpoint_name(x: T, name: str) -> T:
 
     Graphs show the name beside the operator that made the value (for a view: the memory that it looks at). It is no
     operator: nothing runs for it.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> def attend(x):
+        ...     scores = foregrad.checkpoint_name(x @ x.T, "scores")
+        ...     return scores.sin().sum()
+        >>> joint = foregrad.capture(attend, torch.ones(2, 2, requires_grad=True))
+        >>> parts = foregrad.partition(joint, foregrad.save_only_these_names("scores"))
+        >>> "mm" in [node.name for node in parts.saved_nodes]
+        True
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"checkpoint_name names tensors, and this is a {type(x).__name__}")

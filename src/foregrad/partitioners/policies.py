@@ -52,7 +52,17 @@ _MEANING: dict[Any, str | None] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A value that a policy is asked about. `names`: what `checkpoint_name` called it."""
+    """A value that a policy is asked about. `names`: what `checkpoint_name` called it.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> seen = []
+        >>> policy = foregrad.Policy(lambda candidate: seen.append(candidate.nbytes))
+        >>> joint = foregrad.capture(lambda x: x.sin().exp().sum(), torch.ones(4, requires_grad=True))
+        >>> parts = foregrad.partition(joint, policy)
+        >>> seen[:2]  # `sin` and `exp`: four numbers of four bytes each
+        [16, 16]
+    """
 
     node: fx.Node
     names: tuple[str, ...]
@@ -94,6 +104,13 @@ class Policy:
     True and False mean the first two, and a `CheckpointPolicy` of PyTorch's what its name says. What no matter is made
     of is left to the partition: to the solver where there is a memory budget, and else saved where the backward reads
     it.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> large = foregrad.Policy(lambda candidate: "recompute" if candidate.nbytes > 2**20 else None)
+        >>> f = foregrad.compile(lambda x: x.sin().exp().sum(), backend="eager", partition=large)
+        >>> f(torch.zeros(2, requires_grad=True)).item()
+        2.0
     """
 
     function: Callable[[Candidate], Any]
@@ -164,12 +181,27 @@ dots_with_no_batch_dims_saveable = Policy(_Operators(_UNBATCHED))
 
 
 def save_only_these_names(*names: str) -> Policy:
-    """Save what `checkpoint_name` called one of `names`; compute all else again."""
+    """Save what `checkpoint_name` called one of `names`; compute all else again.
+
+    Examples:
+        >>> import foregrad
+        >>> foregrad.save_only_these_names("scores") == foregrad.save_only_these_names("scores")
+        True
+    """
     return Policy(_Names(frozenset(names)))
 
 
 def offload_names(*names: str, saved: Collection[str] = ()) -> Policy:
-    """Keep in host memory what `checkpoint_name` called one of `names`, save `saved`; compute all else again."""
+    """Keep in host memory what `checkpoint_name` called one of `names`, save `saved`; compute all else again.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> def f(x):
+        ...     return foregrad.checkpoint_name(x.exp(), "large").sin().sum()
+        >>> joint = foregrad.capture(f, torch.ones(2, requires_grad=True))
+        >>> foregrad.partition(joint, foregrad.offload_names("large")).report().summary().count("host memory")
+        1
+    """
     return Policy(_Names(frozenset(saved), frozenset(names)))
 
 
