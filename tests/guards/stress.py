@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -143,15 +144,7 @@ def forks(count: int, seed: int = 0) -> dict[str, int]:
     threads = [threading.Thread(target=capture, args=(i,), daemon=True) for i in range(2)]
     for thread in threads:
         thread.start()
-    hangs = bad = 0
-    for number in range(count):
-        time.sleep(chance.uniform(0.0, 0.02))
-        child = os.fork()
-        if child == 0:
-            _in_child(before, number, shared)
-        status = _wait_for(child)
-        hangs += status is None
-        bad += status not in (None, 0)
+    hangs, bad = _forked(count, chance, lambda number: _capture_in_child(before, number, shared))
     ended.set()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -159,21 +152,84 @@ def forks(count: int, seed: int = 0) -> dict[str, int]:
     return {"forks": count, "hangs": hangs, "failures": bad + len(failures), "leftovers": len(leftovers(before))}
 
 
-def _in_child(before: dict[str, object], number: int, shared: dict[int, tuple]) -> None:
+class Number:
+    value = 0
+
+
+def function_with_state(number: int):
+    """A function whose guards look at the attributes of eight objects, which are often written to."""
+    numbers = [Number() for _ in range(8)]
+
+    def function(x):
+        for each in numbers:
+            x = x + each.value
+        return x + number
+
+    return function, numbers
+
+
+def forked_calls(count: int, seed: int = 0) -> dict[str, int]:
+    """Children forked at random moments while threads call compiled functions; each calls these functions, too."""
+    ended, x = threading.Event(), torch.ones(3)
+    made = [function_with_state(number) for number in range(6)]
+    pairs = [(function, foregrad.compile(function, backend="eager")) for function, _ in made]
+    for (_, numbers), (_, compiled) in zip(made, pairs, strict=True):
+        for turn in range(5):
+            for each in numbers:
+                setattr(each, f"other_{turn}", turn)
+            compiled(x)
+
+    def call(compiled) -> None:
+        while not ended.is_set():
+            compiled(x)
+
+    def in_child(_: int) -> None:
+        for function, compiled in pairs:
+            assert torch.equal(compiled(x), function(x))
+
+    threads = [threading.Thread(target=call, args=(compiled,), daemon=True) for _, compiled in pairs]
+    for thread in threads:
+        thread.start()
+    hangs, bad = _forked(count, random.Random(seed), in_child)
+    ended.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return {"forks": count, "hangs": hangs, "failures": bad}
+
+
+def _forked(count: int, chance: random.Random, in_child: Callable[[int], None]) -> tuple[int, int]:
+    """How many of so many children hang, and in how many an error is raised."""
+    hangs = bad = 0
+    for number in range(count):
+        time.sleep(chance.uniform(0.0, 0.02))
+        child = os.fork()
+        if child == 0:
+            _end_with(in_child, number)
+        status = _wait_for(child)
+        hangs += status is None
+        bad += status not in (None, 0)
+    return hangs, bad
+
+
+def _end_with(in_child: Callable[[int], None], number: int) -> None:
     faulthandler.dump_traceback_later(PATIENCE_S / 2)
     try:
-        found = leftovers(before)
-        assert not found, found
-        function, x = program(number)
-        check(function, foregrad.compile(function, backend="eager"), x)
-        for function, compiled, _ in list(shared.values()):  # whose turn another thread may have held
-            check(function, compiled, torch.randn(7, 4, requires_grad=True))
-        assert not leftovers(before)
+        in_child(number)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def _capture_in_child(before: dict[str, object], number: int, shared: dict[int, tuple]) -> None:
+    found = leftovers(before)
+    assert not found, found
+    function, x = program(number)
+    check(function, foregrad.compile(function, backend="eager"), x)
+    for function, compiled, _ in list(shared.values()):  # whose turn another thread may have held
+        check(function, compiled, torch.randn(7, 4, requires_grad=True))
+    assert not leftovers(before)
 
 
 def _wait_for(child: int) -> int | None:
@@ -225,7 +281,7 @@ def interrupts(count: int, seed: int = 0, backend: str = "eager") -> dict[str, i
     return {"interrupts": count, "delivered": delivered, "leftovers": left, "failures": wrong}
 
 
-KINDS = {"draws": (draws, 25), "forks": (forks, 200), "interrupts": (interrupts, 200)}
+KINDS = {"draws": (draws, 25), "forks": (forks, 200), "calls": (forked_calls, 200), "interrupts": (interrupts, 200)}
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(("kind", "count"), [("draws", 2), ("forks", 8), ("interrupts", 12)])
+@pytest.mark.parametrize(("kind", "count"), [("draws", 2), ("forks", 8), ("calls", 25), ("interrupts", 12)])
 def test_a_few(kind, count):
     """In a process of its own: it may hang, and is interrupted."""
     command = [sys.executable, "-m", "tests.guards.stress", kind, "--count", str(count)]

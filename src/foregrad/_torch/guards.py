@@ -201,9 +201,3 @@ class Tree:
         node = self.of(index).weakref_call_manager("", value, self._kind)
         self.type_is(node, cls)
         self.is_(node.get_generic_dict_manager("", table, self._kind), table)
-
-    @staticmethod
-    def tensor(node: Any, tensor: torch.Tensor) -> None:
-        """A tensor of the same class, keys, dtype, device, shape, strides and `requires_grad`."""
-        keys = torch._C._dispatch_keys(tensor)
-        node.add_tensor_match_guard(tensor, list(tensor.shape), list(tensor.stride()), "", [], None, type(tensor), keys)

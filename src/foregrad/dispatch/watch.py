@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._torch.guards import GLOBAL_HOOKS, SWITCHES, Tree, dict_version, versions_tell
+from .._torch.guards import GLOBAL_HOOKS, SWITCHES, TensorGuards, Tree, dict_version, versions_tell
 from .._torch.native import make_cell_check, make_tensor_check, make_version_check
 from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.opaque import is_cached_function
@@ -40,6 +41,7 @@ __all__ = ["Watch"]
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # places, up to which their versions are looked at from Python
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
+_alive: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 def _never(objects: tuple[Any, ...]) -> bool:
@@ -61,6 +63,7 @@ class Watch:
         *,
         native: bool = False,
     ) -> None:
+        _alive.add(self)
         self.native = native
         self.now: tuple[Check, tuple[Any, ...], tuple[torch.Tensor, ...]]
         self.dead = False
@@ -165,6 +168,12 @@ class Watch:
         """Drop the tensors; the next call reads them again."""
         if not self.dead:
             self.now = (_never, self.now[1], ())
+
+    def forget_trees(self) -> None:
+        """In a forked child: a tree locks a mutex while it checks, which a thread of the parent may hold for ever."""
+        if not self.dead:
+            self._of_modules = None
+            self.forget()
 
     def difference(self) -> tuple[str, str, str] | None:
         """(path, what was there, what is there now) of something that differs."""
@@ -275,12 +284,23 @@ class Watch:
 
     def _check_of(self, tensors: tuple[Any, ...]) -> Check:
         """Whether a tuple of tensors has the metadata of these."""
-        if self.native and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            shapes, strides = [t.shape for t in tensors], [t.stride() for t in tensors]
-            check = make_tensor_check(tensors, shapes, strides, distinct=False)
-            if check is not None:
-                return check.all  # type: ignore[no-any-return]
-        return _tensor_tree(tensors).check
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            return _never
+        shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+        check = make_tensor_check(tensors, shapes, strides, distinct=False) if self.native else None
+        if check is not None:
+            return check.all  # type: ignore[no-any-return]
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+        return lambda values: guards.check(*values)
+
+
+def _in_child() -> None:
+    for watch in list(_alive):
+        watch.forget_trees()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:
@@ -351,13 +371,6 @@ _KEYS = collections.OrderedDict.keys
 def _has_none(holder: threading.local, names: frozenset[str]) -> bool:
     """Whether this thread has none of these attributes there."""
     return names.isdisjoint(vars(holder))
-
-
-def _tensor_tree(tensors: tuple[torch.Tensor, ...]) -> Tree:
-    tree = Tree(tensors)
-    for index, tensor in enumerate(tensors):
-        tree.tensor(tree.of(index), tensor)
-    return tree
 
 
 def _by_version(place: ReadSite) -> bool:

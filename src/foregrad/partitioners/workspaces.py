@@ -11,7 +11,6 @@ What a recurrent layer keeps for its backward is a result whose size its library
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from .._torch.allocations import peak_bytes
 from .._torch.graphs import size_hint
 from .._torch.ops import mkldnn_rnn_layer_for_training
 from ..graph.meta import TensorSpec
+from ..locks import make_lock
 from .index import value_of
 
 __all__ = ["bytes_of_results", "nbytes", "workspace"]
@@ -43,7 +43,7 @@ _MEASURED = frozenset(
 _RECURRENT = (mkldnn_rnn_layer_for_training, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 
 _known: dict[Any, tuple[int, tuple[int, ...]]] = {}
-_known_lock = threading.Lock()
+_known_lock = make_lock()
 
 
 def workspace(node: fx.Node) -> int:
