@@ -41,7 +41,6 @@ __all__ = [
     "shielded",
     "skip_foregrad",
     "source_lines",
-    "tracing_fake_mode",
     "unused_inputs",
     "without_modes",
 ]
@@ -166,14 +165,6 @@ def _origin_of(node: fx.Node) -> dict[str, Any]:
         key: node.meta[key] for key in ("nn_module_stack", "source_fn_stack", "custom") if key in node.meta
     }
     return {**found, "from_node": [NodeSource(node, "foregrad", NodeSourceAction.CREATE)]}
-
-
-def tracing_fake_mode() -> FakeTensorMode | None:
-    """The fake mode of the trace that is going on, if one is."""
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    return None if context is None else context.fake_mode
 
 
 @contextlib.contextmanager

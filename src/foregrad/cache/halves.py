@@ -18,7 +18,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, spec_of
 from ..graph.role import PREPARED
 from ..partitioners.budget import Outcome
-from ..partitioners.exact import Proof
+from ..partitioners.uniform import Proof
 from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .describe import UndescribedError

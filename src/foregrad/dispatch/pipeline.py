@@ -91,9 +91,6 @@ class Pipeline:
     may_fail: bool = False  # a compiler's failure is dealt with as `on_unsupported` says; else it is the caller's
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
-    def with_lifted(self, lifted: Sequence[Source]) -> Pipeline:
-        return dataclasses.replace(self, lifted=lifted)
-
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
         with held, paused_collection(), told_when_slow(name):

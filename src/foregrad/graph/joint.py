@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,7 +147,3 @@ class JointGraph:
     def num_guards(self) -> int:
         """How much was found out about symbolic sizes so far: the graph is right only where all of it is true."""
         return len(self.symbols.guards()) if self.symbols is not None else 0
-
-    def num_ops(self) -> int:
-        """Operators in the graph (inputs, constants and unpacking apart)."""
-        return sum(1 for n in self.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)

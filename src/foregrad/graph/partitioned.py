@@ -68,11 +68,6 @@ class Partitioned:
         """Bytes kept for the backward beyond the inputs themselves."""
         return sum(nbytes_of(node) for node in self.saved_nodes if node.op != "placeholder")
 
-    @property
-    def saved_input_bytes(self) -> int:
-        """Bytes of inputs kept alive for the backward."""
-        return sum(nbytes_of(node) for node in self.saved_nodes if node.op == "placeholder")
-
     def check(self) -> None:
         """Raise `PartitionError` unless the two halves fit each other and the joint graph's signature.
 

@@ -23,7 +23,6 @@ from torch import fx
 from ..errors import BudgetError
 from .blocks import find_blocks
 from .costs import CostModel, analytic_cost, costs
-from .exact import Proof, improved
 from .hosts import can_offload
 from .index import JointIndex
 from .liveness import Storages
@@ -34,7 +33,7 @@ from .replays import can_replay
 from .search import Search
 from .split import split
 from .tables import in_bytes
-from .uniform import Measured, Segment, Space, measure
+from .uniform import Measured, Proof, Segment, Space, measure
 
 __all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "read_budget"]
 
@@ -168,6 +167,8 @@ def budget_partition(
     is_proved = not plan.costs or (plans.is_complete and not given.price)
     proof = Proof(budget, plan.costs, plan.costs) if is_proved else None
     if given.solver_seconds and proof is None and not given.price:
+        from .exact import improved  # an extra's
+
         plan, proof = improved(plans.space, plan, budget, given.solver_seconds)
     halves = split(index, [index.nodes[i] for i in plan.residuals], plan.away)
     halves.forward.meta["memory_budget"] = Outcome(budget, plans.least, plans.most, proof)

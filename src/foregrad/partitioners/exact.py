@@ -18,9 +18,9 @@ from typing import Any
 
 from .classify import Kind
 from .cut import NEVER
-from .uniform import Measured, Space, measure
+from .uniform import Measured, Proof, Space, measure
 
-__all__ = ["Proof", "has_solver", "improved"]
+__all__ = ["has_solver", "improved"]
 
 _MOST = 12_000  # values times times: beyond that nothing is tried
 _GAP = 0.002  # at which the solver stops
@@ -28,27 +28,6 @@ _ROUNDS = 4  # with a little less budget each, where the program's plan turned o
 
 _GIVEN = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER)
 _NO_OPERATOR = (*_GIVEN, Kind.ITEM, Kind.VIEW)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Proof:
-    """What is known of a plan for a budget: it costs `cost`, and none costs less than `bound`."""
-
-    budget: int
-    cost: int
-    bound: int
-
-    @property
-    def gap(self) -> float:
-        """How much dearer than the optimum it is at most, as a fraction of the bound."""
-        if self.cost <= self.bound:
-            return 0.0
-        return self.cost / self.bound - 1 if self.bound else float("inf")
-
-    def __str__(self) -> str:
-        if not self.gap:
-            return "proved to be the optimum"
-        return f"at most {self.gap:.1%} above the optimum" if self.bound else "no bound was found"
 
 
 def has_solver() -> bool:

@@ -23,7 +23,7 @@ from .repeats import find_repeats
 from .split import Excerpt, backward_needs
 from .tags import Wish, to_offload, wishes
 
-__all__ = ["Measured", "Segment", "Space", "measure"]
+__all__ = ["Measured", "Proof", "Segment", "Space", "measure"]
 
 # Operations that a saved byte is worth, from one that keeps all but the cheapest to one that keeps nothing.
 _PRICES = tuple(4 << k for k in range(16))
@@ -347,6 +347,27 @@ def _peaks(space: Space, liveness: Liveness) -> tuple[list[int], list[int]]:
     backward[0] = max(backward[0], waiting, liveness.backward.after)
     forward[-1] = max(forward[-1], liveness.forward.after)
     return forward, backward
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of a plan for a budget: it costs `cost`, and none costs less than `bound`."""
+
+    budget: int
+    cost: int
+    bound: int
+
+    @property
+    def gap(self) -> float:
+        """How much dearer than the optimum it is at most, as a fraction of the bound."""
+        if self.cost <= self.bound:
+            return 0.0
+        return self.cost / self.bound - 1 if self.bound else float("inf")
+
+    def __str__(self) -> str:
+        if not self.gap:
+            return "proved to be the optimum"
+        return f"at most {self.gap:.1%} above the optimum" if self.bound else "no bound was found"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
