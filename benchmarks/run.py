@@ -19,6 +19,7 @@ import torch
 from benchmarks import (
     budget,
     capture,
+    comparison,
     composite,
     distributed,
     graph_code,
@@ -44,6 +45,7 @@ def main() -> None:
     quick = options.quick
     models = ["gpt2-6", "mlp-200"] if quick else options.models
     benchmarks: dict[str, Callable[[], list[Section]]] = {
+        "comparison": lambda: [comparison.collect()],
         "import": lambda: [startup.collect(3 if quick else 7)],
         "overhead": lambda: [overhead.collect([], 20 if quick else 60)],
         "code": lambda: [graph_code.collect(20 if quick else 60)],
