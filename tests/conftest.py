@@ -81,7 +81,7 @@ def fixed_seed():
 
 # Dynamo and Inductor set the first two for good when they are first used; `set_float32_matmul_precision("highest")`
 # leaves the last another way than it was at first.
-NOT_PUT_BACK = {"Distribution._validate_args", "recursion limit", "float32 precisions"}
+NOT_PUT_BACK = {"checks of distributions", "recursion limit", "float32 precisions"}
 
 
 @pytest.fixture(autouse=True)

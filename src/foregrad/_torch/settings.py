@@ -137,6 +137,9 @@ for _device in torch._C._autocast_supported_devices():
         functools.partial(torch.get_autocast_dtype, _device),
         functools.partial(torch.set_autocast_dtype, _device),
     )
+# What Dynamo and Inductor change for good when they are first used, in a function or outside.
+_SETTINGS["recursion limit"] = sys.getrecursionlimit, sys.setrecursionlimit
+_SETTINGS["checks of distributions"] = _variable(torch.distributions.Distribution, "_validate_args")
 REPLAYED = frozenset(_SETTINGS)
 
 # Settings that no compiled call changes, by PyTorch's names for them: `_get_NAME` and `_set_NAME` of `torch._C`, ...
@@ -163,7 +166,6 @@ _VARIABLES: list[tuple[Any, str]] = [
     (torch.backends.opt_einsum, "strategy"),
     (torch.__future__, "_overwrite_module_params_on_conversion"),
     (torch.__future__, "_swap_module_params_on_conversion"),
-    (torch.distributions.Distribution, "_validate_args"),
     (torch.utils.checkpoint, "_checkpoint_debug_enabled"),
     (torch.utils.checkpoint, "_enable_checkpoint_early_stop"),
     *((torch._tensor_str.PRINT_OPTS, name) for name in vars(torch._tensor_str.PRINT_OPTS)),
@@ -192,7 +194,6 @@ _SETTINGS |= {
     ),
     "mha fastpath": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
     "sharing strategy": (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
-    "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "numpy.seterr": (_numpy_errors, _set_numpy_errors),
 }
 
@@ -255,7 +256,7 @@ def arithmetic() -> tuple[Any, ...]:
 _MATMUL = ("float32 matmul precision", "float32 precisions")
 _DETERMINISM = ("deterministic algorithms",)
 _SETTERS: dict[str, tuple[str, ...]] = {
-    **{_SETTINGS[name][1].__name__: (name,) for name in REPLAYED if hasattr(_SETTINGS[name][1], "__name__")},
+    **{getattr(_SETTINGS[name][1], "__name__", ""): (name,) for name in REPLAYED},
     "_set_deterministic_algorithms": _DETERMINISM,
     "use_deterministic_algorithms": _DETERMINISM,
     "set_deterministic_debug_mode": _DETERMINISM,
@@ -265,6 +266,7 @@ _SETTERS: dict[str, tuple[str, ...]] = {
     "_set_cublas_allow_tf32": _MATMUL,
     "_set_cudnn_allow_tf32": ("TF32 in cuDNN", "float32 precisions"),
     "_set_fp32_precision_setter": ("float32 precisions",),
+    "set_default_validate_args": ("checks of distributions",),
     "set_autocast_enabled": tuple(name for name in _SETTINGS if name.startswith("autocast of")),
     "set_autocast_dtype": tuple(name for name in _SETTINGS if name.startswith("autocast's dtype")),
 }
@@ -272,9 +274,11 @@ _SETTERS: dict[str, tuple[str, ...]] = {
 _OTHERS = frozenset(
     "enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp allow_fp16_bf16_reduction_math_sdp "
     "preferred_linalg_library preferred_blas_library preferred_rocm_fa_library set_anomaly_enabled set_printoptions "
-    "set_overwrite_module_params_on_conversion set_swap_module_params_on_conversion set_default_validate_args".split()
+    "set_overwrite_module_params_on_conversion set_swap_module_params_on_conversion".split()
 ) | {write.__name__ for name, (_, write) in _SETTINGS.items() if name not in REPLAYED and hasattr(write, "__name__")}
 _OTHERS -= {"<lambda>", "write", "_set_fwd_grad_enabled"}
+for _name in ("", "<lambda>", "write"):
+    _SETTERS.pop(_name, None)
 
 
 def set_by(graph: torch.fx.Graph) -> frozenset[str]:
