@@ -12,14 +12,16 @@ import contextlib
 import inspect
 import io
 import linecache
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from foregrad import config, errors
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.resolve().parent))  # a page may import from examples/
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))  # a page may import from examples/
 PAGES = (
     "index.md",
     "tutorial.md",
@@ -30,6 +32,7 @@ PAGES = (
     "higher_order.md",
     "backends.md",
     "guards.md",
+    "explain.md",
     "memory.md",
     "regions.md",
     "subclasses.md",
@@ -159,6 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a page is out of date")
     options = parser.parse_args()
+    os.chdir(tempfile.mkdtemp())  # where a page's examples write
     pages = {"errors.md": errors_page()}
     pages |= {name: fill((DOCS / name).read_text(encoding="utf-8")) for name in PAGES}
     stale = [name for name, text in pages.items() if read(name) != text]

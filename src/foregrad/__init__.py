@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         dtype_from_inputs,
         fake_tensor_unsupported,
     )
+    from .explanation.collect import explain
+    from .explanation.tree import Explanation
     from .frontend.eager_region import eager_region
     from .frontend.fakify import construct_fake_mode, process_inputs
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
@@ -57,6 +59,7 @@ __all__ = [
     "Artifact",
     "Budget",
     "Candidate",
+    "Explanation",
     "GraphSignature",
     "JointGraph",
     "Partitioned",
@@ -85,6 +88,7 @@ __all__ = [
     "eager_region",
     "errors",
     "everything_saveable",
+    "explain",
     "explain_recompiles",
     "export",
     "fake_tensor_unsupported",
@@ -128,6 +132,8 @@ _HOMES = {
     "dispatch.naming": "get_aot_compilation_context get_aot_graph_name get_graph_being_compiled set_model_name",
     "dispatch.shapes": "mark_dynamic",
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
+    "explanation.collect": "explain",
+    "explanation.tree": "Explanation",
     "frontend.eager_region": "eager_region",
     "frontend.fakify": "construct_fake_mode process_inputs",
     "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",

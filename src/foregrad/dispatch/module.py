@@ -19,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from .dispatcher import Dispatcher
 
-__all__ = ["Recipe", "forward_of", "make_compiled_module", "make_wrapper"]
+__all__ = ["Recipe", "behind", "forward_of", "make_compiled_module", "make_wrapper"]
 
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
 _NONE = object()
@@ -113,7 +113,7 @@ def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], reci
 
     body = {
         **attributes,
-        "__eq__": lambda self, other: self is other or module is other or _stands_for(other) is module,
+        "__eq__": lambda self, other: self is other or module is other or behind(other) is module,
         "__hash__": lambda self: hash(module),
         _STANDS_FOR: property(lambda self: module),
         "__copy__": lambda self: recipe(copy.copy(module)),
@@ -126,8 +126,8 @@ def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], reci
     return compiled
 
 
-def _stands_for(value: Any) -> torch.nn.Module | None:
-    """The module that a compiled one is over."""
+def behind(value: Any) -> torch.nn.Module | None:
+    """The module that a compiled one is over; None for any other value."""
     own: Any = getattr(type(value), _STANDS_FOR, None)
     return own.__get__(value) if isinstance(own, property) else None
 

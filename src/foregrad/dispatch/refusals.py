@@ -22,7 +22,7 @@ import torch
 from ..errors import ForegradError, ForegradWarning, UnsupportedError
 from .explain import EagerCalls
 
-__all__ = ["Refusals", "warn_user"]
+__all__ = ["Refusals", "reason_of", "warn_user"]
 
 _MOST_KINDS = 8
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
@@ -81,7 +81,7 @@ class Refusals:
 
     def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
         """A call is refused for `error`: it runs eagerly, and so do others of its kind."""
-        reason = _reason(self.function, self.name, error)
+        reason = reason_of(self.function, self.name, error)
         entry = next((known for known in self.entries if known.reason == reason), None)
         if entry is None:
             entry = EagerCalls(reason)
@@ -105,7 +105,7 @@ class Refusals:
     def stumbled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
         """A capture raised `error`, and the call has run eagerly since. Raises where no call is to run eagerly."""
         if self.mode == "raise":
-            raise UnsupportedError(_reason(self.function, self.name, error)) from error
+            raise UnsupportedError(reason_of(self.function, self.name, error)) from error
         self.note(args, kwargs, error)
 
     def count_only(self, reason: str) -> None:
@@ -131,7 +131,7 @@ def _kind_of(value: Any) -> Any:
     return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _MOST_KINDS else cls
 
 
-def _reason(function: Callable[..., Any], name: str, error: BaseException) -> str:
+def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> str:
     """What is wrong, for people: the message, and the user's line where the message has none."""
     text = str(error).strip() or type(error).__name__
     if not isinstance(error, ForegradError):

@@ -6,7 +6,7 @@ A report reads the two halves alone, so whoever made them, it is about what runs
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import fx
@@ -31,7 +31,8 @@ _WIDTH = 60  # of a printed timeline
 @dataclasses.dataclass(frozen=True, slots=True)
 class SavedValue:
     """A value that the forward keeps for the backward. `kind`: "saved", "output" (the caller has it),
-    "input" (there before), "offloaded" (to host memory), "number".
+    "input" (there before), "offloaded" (to host memory), "number". `span`: the operators, by their places in the
+    report's `forward` and `backward`, that make its memory and that read it last.
     """
 
     name: str
@@ -40,6 +41,7 @@ class SavedValue:
     nbytes: int
     kind: str
     names: tuple[str, ...]  # what `checkpoint_name` called it
+    span: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def make_report(parts: Partitioned) -> Report:
     place = "the end" if at.peak_node is None else half.describe(at.peak_node)
     return Report(
         parts.joint.name,
-        tuple(_saved_values(forward, saved, roots)),
+        tuple(_saved_values(forward, saved, roots, _spans(forward, backward, first, second))),
         again,
         forward.named(first),
         backward.named(second),
@@ -226,7 +228,22 @@ class _Half:
         return f"{node.name}, {line}" if line else str(node.name)
 
 
-def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str]) -> Iterable[SavedValue]:
+Span = Callable[[fx.Node], tuple[int, int]]
+
+
+def _spans(forward: _Half, backward: _Half, first: Timeline, second: Timeline) -> Span:
+    """For a saved value, where its memory is made and where it is read last."""
+    made = {root: at for at, i in reversed(list(enumerate(first.order))) for root in (forward.storages.root[i], i)}
+    last = {root: at for at, i in enumerate(second.order) for root in backward.storages.touched[i]}
+    takes = {node.name: i for i, node in enumerate(backward.index.nodes) if node.op == "placeholder"}
+
+    def span(node: fx.Node) -> tuple[int, int]:
+        return made.get(forward.root(node), 0), last.get(takes.get(node.name, -1), 0)
+
+    return span
+
+
+def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str], span: Span) -> Iterable[SavedValue]:
     for node in saved:
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec):
@@ -240,7 +257,7 @@ def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str
             kind = "saved" if root in roots else "output"
             size = forward.size(node) if kind == "output" or roots[root] == node.name else 0
         names = dict.get(node.meta, "checkpoint_names", ())
-        yield SavedValue(node.name, user_line(node), spec if kind != "number" else None, size, kind, names)
+        yield SavedValue(node.name, user_line(node), spec if kind != "number" else None, size, kind, names, span(node))
 
 
 def _recomputed(forward: _Half, backward: _Half) -> Iterable[Recomputed]:

@@ -1,0 +1,153 @@
+"""Advice, each piece of it tried on the graphs at hand: nothing is said that was not computed for this function."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from ..dispatch.explain import Recompiles
+from ..errors import PartitionError
+from ..graph.joint import JointGraph
+from ..partitioners.report import Report
+from ..partitioners.tables import in_bytes
+from .stumbles import Stumbles
+from .tree import Advice, Explanation, Saved
+
+__all__ = ["advice_on", "groups"]
+
+Split = Callable[[str], Report]
+_WORTH = 0.05  # of what is saved or of the peak: less is not worth a word
+_LARGE = 0.25  # of what is saved: a group that is told of
+_LEAST = 4 << 10  # bytes saved: of less there is nothing to say
+_MOST_NODES = 6_000  # of graphs that other partitions are tried on
+
+
+def advice_on(found: Explanation, joint: JointGraph, split: Split, recompiles: Recompiles) -> Iterator[Advice]:
+    """Changes that would lower the figures, the largest first."""
+    memory = found.memory
+    assert memory is not None
+    if memory.predicted_saved >= _LEAST:
+        for group in groups(memory.saved)[:3]:
+            share = group.nbytes / memory.predicted_saved
+            if share >= _LARGE:
+                yield Advice(f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is saved for the "
+                             f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}.")  # fmt: skip
+        if len(list(joint.graph.nodes)) <= _MOST_NODES:
+            yield from _partitions(found, split)
+    if found.program is not None and found.program.unused:
+        names = found.program.unused
+        shown = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
+        yield Advice(f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
+                     f"{shown}. Freeze what is not trained, or check that it is used.")  # fmt: skip
+    yield from _recompilations(recompiles)
+
+
+def _partitions(found: Explanation, split: Split) -> Iterator[Advice]:
+    """Other partitions, made and simulated for this graph."""
+    memory, work = found.memory, found.work
+    assert memory is not None
+    assert work is not None
+    tried: list[tuple[str, Report]] = []
+    for policy in ("min_cut", "0.5", "0.0"):
+        if policy == found.partition:
+            continue
+        try:
+            tried.append((policy, split(policy)))
+        except (PartitionError, ValueError):
+            continue
+    best_peak = memory.predicted_peak
+    for policy, report in tried:
+        saves, lower = memory.predicted_saved - report.saved_bytes, best_peak - report.peak
+        if lower < _WORTH * best_peak and (saves < _WORTH * memory.predicted_saved or policy != "min_cut"):
+            continue
+        change = f'partition="{policy}"' if policy == "min_cut" else f"memory_budget={policy}"
+        more = report.cost / (report.work or 1)
+        count = len(report.recomputed)
+        again = f"{count} operator{'s run' if count > 1 else ' runs'} twice, {more:.1%} more work"
+        peak = f"the peak goes from {in_bytes(memory.predicted_peak)} to {in_bytes(report.peak)}"
+        if report.peak >= memory.predicted_peak:
+            peak = f"the peak stays at {in_bytes(report.peak)}"
+        yield Advice(f"`{change}` would save {in_bytes(report.saved_bytes)} for the backward, not "
+                     f"{in_bytes(memory.predicted_saved)}; {peak}; {again}.", change)  # fmt: skip
+        best_peak = min(best_peak, report.peak)
+
+
+def _recompilations(recompiles: Recompiles) -> Iterator[Advice]:
+    """Sizes and numbers that a graph was compiled again for."""
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for entry in recompiles.entries:
+        for reason in entry.reasons[-1:]:
+            by_name.setdefault(reason.name, []).append((reason.before, reason.now))
+    for name, changes in by_name.items():
+        values = ", ".join(dict.fromkeys(value for pair in changes for value in pair))
+        text = f"It was compiled {len(changes)} more time{'s' if len(changes) > 1 else ''} for `{name}`: {values}."
+        if name.endswith(".shape"):
+            dim = _varying(changes[-1])
+            tensor = name.removesuffix(".shape")
+            change = f"foregrad.mark_dynamic({tensor}, {dim})" if dim is not None else "dynamic=True"
+            yield Advice(f"{text} `{change}` makes one graph for all of these sizes.", change)
+        elif len(changes) > 1:
+            yield Advice(f"{text} Hand it over as a tensor, and one graph serves all values.")
+
+
+def _varying(change: tuple[str, str]) -> int | None:
+    one, two = ([int(n) for n in re.findall(r"\d+", shape)] for shape in change)
+    dims = [at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b]
+    return dims[0] if len(one) == len(two) and len(dims) == 1 else None
+
+
+def stumbling(stumbles: Stumbles) -> Iterator[Advice]:
+    """The result of making eager regions of the parts that can't be compiled."""
+    if stumbles.operators is not None and stumbles.parts:
+        names = ", ".join(f"`{part.name}`" for part in stumbles.parts[:6])
+        one = len(stumbles.parts) == 1
+        yield Advice(
+            f"With {names} marked as {'an eager region' if one else 'eager regions'}, the rest compiles: "
+            f"{stumbles.operators} operators in one graph. Mark each with `foregrad.eager_region`.",
+            f"foregrad.eager_region(model.{stumbles.parts[0].name})",
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """Saved values that one line of the user's makes in several modules, or in one."""
+
+    what: str
+    place: str
+    modules: tuple[str, ...]
+    nbytes: int
+    count: int
+
+    def __str__(self) -> str:
+        where = f" of `{_span(self.modules)}`" if any(self.modules) else ""
+        number = "" if self.count == 1 else f"{self.count} values "
+        return f"{number}`{self.what}`{where} ({self.place})" if self.place else f"{number}`{self.what}`{where}"
+
+
+def groups(saved: Sequence[Saved]) -> list[Group]:
+    """Saved values by the line that makes them, largest first."""
+    found: dict[str, list[Saved]] = {}
+    for one in saved:
+        if one.kind == "saved" and one.nbytes:
+            found.setdefault(one.line or one.name, []).append(one)
+    made = []
+    for line, members in found.items():
+        names = dict.fromkeys(one.variable or one.op for one in sorted(members, key=lambda one: -one.nbytes))
+        what = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
+        place = line.partition(" in ")[0] if " in " in line else ""
+        modules = tuple(dict.fromkeys(member.module for member in members))
+        made.append(Group(what, place, modules, sum(member.nbytes for member in members), len(members)))
+    return sorted(made, key=lambda group: -group.nbytes)
+
+
+def _span(modules: Sequence[str]) -> str:
+    """`h.3.attn`, `h.4.attn` ... as `h.3` to `h.12.attn`: the first and the last of modules that differ in a number."""
+    depth = min(module.count(".") for module in modules) + 1
+    modules = list(dict.fromkeys(".".join(module.split(".")[:depth]) for module in modules))
+    if len(modules) == 1:
+        return modules[0]
+    kinds = dict.fromkeys(re.sub(r"\d+", "*", module) for module in modules)
+    if len(kinds) > 1:
+        return f"{modules[0]}` and {len(modules) - 1} more modules, like `{modules[-1]}"
+    return f"{modules[0]}` to `{modules[-1]}"

@@ -1,0 +1,336 @@
+"""`foregrad.explain`: one call that finds everything out, on copies, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from .._torch.graph_breaks import graph_breaks
+from ..api import partition as split_graph
+from ..api import pipeline_for
+from ..config import config
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.explain import Recompiles
+from ..dispatch.module import forward_of
+from ..dispatch.pipeline import Pipeline
+from ..dispatch.refusals import reason_of
+from ..dispatch.specialization import Specialization
+from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
+from ..graph.eager_regions import give_up
+from ..partitioners import policies
+from ..partitioners.policies import Policy
+from ..partitioners.report import make_report
+from .advice import advice_on, stumbling
+from .graphs import rows_of, sources_of, work_of
+from .kept import memory_of
+from .measure import held_by, packed_by, peak_of, step_of, times_of
+from .program import program_of, written_outside
+from .stumbles import parts_of_function, parts_of_module, refusal
+from .subject import Subject, random_state_kept, subject_of
+from .tree import EagerPart, Explanation, Memory, Time
+
+__all__ = ["explain"]
+
+
+def explain(
+    fn: Any,
+    /,
+    *args: Any,
+    backend: Any = None,
+    partition: Any = None,
+    memory_budget: Any = None,
+    measure: bool = True,
+    **kwargs: Any,
+) -> Explanation:
+    """Say how a function or module is compiled for a call with these arguments, and what the call costs.
+
+    The explanation prints (as tables where rich is installed, as HTML in notebooks), and `save("report.html")` writes
+    a report to look at. It has what was captured, written, shared, read and guarded; what is saved for the backward and
+    why; what runs twice; the peak of memory, operations and bytes, foreseen and measured; a step's time, eager and
+    compiled; compilations and why; what runs eagerly and what would change that; and advice that was tried.
+
+    Everything runs on copies of the module and the arguments, so memory for these is needed once more. Parameters,
+    buffers, `.grad`, the training mode and the state of random generators are as before afterwards. A call that would
+    write to something that can't be copied is not run, and the explanation says so under `not_measured`.
+
+    Args:
+        fn: a function or module, also one that `foregrad.compile` or `torch.compile` made. Of the first the report has
+            the compilations so far, and its backend and partition unless others are given; of the second, where Dynamo
+            breaks the graph.
+        *args: what it is called with.
+        backend: as in `compile`; None is what `fn` was compiled with, or "auto".
+        partition: as in `compile`.
+        memory_budget: as in `compile`.
+        measure: run steps to measure memory and time. Without it nothing runs for real.
+        **kwargs: what it is called with, but for the names above.
+
+    Raises:
+        Whatever the function raises when it is called with these arguments.
+
+    Example:
+        >>> import torch, foregrad
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 1))
+        >>> found = foregrad.explain(model, torch.randn(64, 8), backend="eager")
+        >>> found.memory.predicted_saved == found.memory.measured_saved
+        True
+    """
+    chosen = None
+    if backend is not None or partition is not None or memory_budget is not None:
+        chosen = _Choice("auto" if backend is None else backend, partition, memory_budget)
+    with warnings.catch_warnings(), random_state_kept():
+        warnings.simplefilter("ignore", ForegradWarning)
+        return _Explainer(subject_of(fn, args, kwargs), chosen, measure=measure).run()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """The backend and partition that the caller asks for."""
+
+    backend: Any
+    partition: Any
+    memory_budget: Any
+
+    def pipeline(self) -> Pipeline:
+        return pipeline_for(backend=self.backend, partition=self.partition, memory_budget=self.memory_budget)
+
+
+class _Explainer:
+    """Finds out about one call. Used once."""
+
+    def __init__(self, subject: Subject, chosen: _Choice | None, *, measure: bool) -> None:
+        self.subject, self.measure = subject, measure
+        user = subject.compiled
+        if chosen is None and user is not None:
+            self.pipeline, settings = user.pipeline, user.config
+            self.backend = _called(user.pipeline.fw_compiler).removesuffix("_compiler")
+            self.partition = _called(user.pipeline.partition)
+        else:
+            chosen = chosen or _Choice("auto", None, None)
+            self.pipeline, settings = chosen.pipeline(), config.value
+            self.backend = _called(chosen.backend)
+            self.partition = f"budget {chosen.memory_budget}" if chosen.memory_budget is not None else (
+                _called(chosen.partition or self.pipeline.partition)
+            )  # fmt: skip
+        self.config = dataclasses.replace(settings, on_unsupported="eager")
+        module = subject.module
+        function = subject.function if module is None else forward_of(module)
+        self.call = functools.partial(subject.function, *subject.args, **subject.kwargs)
+        self.dispatcher = Dispatcher(function, self.pipeline, self.config, subject.name)
+
+    def run(self) -> Explanation:
+        start = time.perf_counter()
+        made = refusal(self.dispatcher, self.subject.args, self.subject.kwargs)
+        if isinstance(made, Specialization):
+            self.dispatcher.graphs.add(made)
+        else:
+            made = self._through_a_call(made)
+        if isinstance(made, Exception):
+            return self._of_eager(made)
+        return self._of_graph(made, time.perf_counter() - start)
+
+    def _through_a_call(self, error: Exception) -> Specialization | Exception:
+        """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
+        if self.subject.why_not_copied is None and self.measure:
+            with _quiet():
+                self.dispatcher.entry(*self.subject.args, **self.subject.kwargs)
+            return next(_specializations(self.dispatcher), error)
+        if not isinstance(error, (UnsupportedError, UnknownLeafError)):
+            raise error
+        return error
+
+    # ---------------------------------------------------------------- a function with a graph
+
+    def _of_graph(self, made: Specialization, compile_s: float) -> Explanation:
+        joint, parts = made.product.captured.joint, made.product.compiled.partitioned
+        report = make_report(parts)
+        rows = rows_of(parts, report)
+        memory = memory_of(parts, report, rows)
+        outside = written_outside(made, self.subject)
+        why_not = self._why_not_measured(outside, joint.error)
+        seconds = None
+        if not why_not:
+            with _quiet():
+                memory, seconds = self._measured(made, memory, compile_s)
+        found = Explanation(
+            name=self.subject.name,
+            backend=self.backend,
+            partition=self.partition,
+            program=program_of(made),
+            memory=memory,
+            work=work_of(rows),
+            time=seconds,
+            compilations=self._compilations(),
+            eager=(*self._regions(joint), *self._breaks(why_not)),
+            advice=(),
+            not_measured=why_not,
+            modules=rows.modules,
+            lines=rows.lines,
+            operators=rows.operators,
+            sources=sources_of(parts, made.source()),
+            versions=_versions(),
+        )
+        advice = advice_on(found, joint, lambda policy: self._split(joint, policy), self._recompiles())
+        return dataclasses.replace(found, advice=tuple(advice))
+
+    def _split(self, joint: Any, policy: str) -> Any:
+        if policy[0].isdigit():
+            return split_graph(joint, memory_budget=float(policy)).report()
+        return split_graph(joint, policy).report()
+
+    def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
+        if not self.measure:
+            return "measure=False"
+        if self.subject.why_not_copied is not None:
+            return self.subject.why_not_copied
+        if outside is not None:
+            return f"a call writes to {outside}, which is not copied"
+        return "" if error is None else f"its backward raises: {error}"
+
+    def _measured(self, made: Specialization, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:
+        subject, device = self.subject, self._device()
+        compiled = functools.partial(self.dispatcher.entry, *subject.args, **subject.kwargs)
+        given = self._given(made)
+        start = time.perf_counter()
+        held = held_by(compiled(), given)
+        compile_s += time.perf_counter() - start
+        packed = packed_by(self.call, given)
+        steps = {name: step_of(call, subject.forget_gradients) for name, call in
+                 (("eager", self.call), ("compiled", compiled))}  # fmt: skip
+        seconds, rounds = times_of(steps, device)
+        return dataclasses.replace(
+            memory,
+            measured_peak=peak_of(steps["compiled"], device),
+            measured_saved=held,
+            eager_peak=peak_of(steps["eager"], device),
+            eager_saved=packed,
+        ), Time(seconds["eager"], seconds["compiled"], compile_s, rounds)
+
+    def _given(self, made: Specialization) -> list[Any]:
+        """The tensors that are there before a call."""
+        given = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
+        for info in made.product.captured.joint.signature.inputs:
+            if info.argument is None and hasattr(info.source, "get"):
+                given.append(info.source.get())
+        return given
+
+    def _device(self) -> torch.device | None:
+        tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
+        return next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+
+    # ---------------------------------------------------------------- what runs eagerly
+
+    def _of_eager(self, error: Exception) -> Explanation:
+        """A function without a graph. Its own errors are for the caller."""
+        subject = self.subject
+        text = reason_of(self.dispatcher.function, subject.name, error)
+        seconds, why_not = None, self._why_not_measured(None, None)
+        if not why_not:
+            with give_up(), _quiet():
+                step = step_of(self.call, subject.forget_gradients)
+                seconds = times_of({"eager": step}, self._device())[0]["eager"]
+        stumbles = parts_of_function(text, subject.name, seconds, 1)
+        if subject.module is not None and not why_not:
+            with _quiet():
+                found = parts_of_module(subject.module, subject.args, subject.kwargs, self.dispatcher)
+            stumbles = found if found.parts else stumbles
+        return Explanation(
+            name=subject.name,
+            backend=self.backend,
+            partition=self.partition,
+            program=None,
+            memory=None,
+            work=None,
+            time=None,
+            compilations=self._compilations(),
+            eager=(*stumbles.parts, *self._breaks(why_not)),
+            advice=tuple(stumbling(stumbles)),
+            not_measured=why_not,
+            modules=(),
+            lines=(),
+            operators=(),
+            sources=(),
+            versions=_versions(),
+        )
+
+    def _regions(self, joint: Any) -> Iterator[EagerPart]:
+        """Eager regions in the graph."""
+        for region in joint.signature.eager_regions:
+            function = getattr(region, "function", region)
+            name = str(getattr(function, "__qualname__", type(function).__name__))
+            yield EagerPart(name, "It is marked as an eager region.", "", "", 1, None, "region")
+
+    def _breaks(self, why_not: str) -> Iterator[EagerPart]:
+        """Where Dynamo breaks the graph of a function that `torch.compile` made."""
+        if not self.subject.is_dynamo or why_not:
+            return
+        try:
+            with _quiet():
+                _, breaks = graph_breaks(self.subject.function, self.subject.args, self.subject.kwargs)
+        except Exception as error:
+            yield EagerPart("Dynamo", f"It fails: {str(error).splitlines()[0]}", "", "", 1, None, "graph break")
+            return
+        for found in breaks:
+            lines = [line.strip() for line in found.reason.splitlines() if line.strip()]
+            hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
+            why = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+            yield EagerPart(
+                "graph break", " ".join([lines[0], *why]), hints[0] if hints else "", found.line, 1, None, "graph break"
+            )
+
+    # ---------------------------------------------------------------- compilations
+
+    def _recompiles(self) -> Recompiles:
+        user = self.subject.compiled
+        return Recompiles(self.subject.name, ()) if user is None else user.recompiles()
+
+    def _compilations(self) -> tuple[str, ...]:
+        """The compilations of the user's compiled function so far, and calls of it that ran eagerly."""
+        recompiles = self._recompiles()
+        return tuple(map(str, (*recompiles.entries, *recompiles.eager)))
+
+
+def _quiet() -> AbstractContextManager[Any]:
+    """Context: what the function prints is dropped, as it runs more often than anybody asked for."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+def _specializations(dispatcher: Dispatcher | None) -> Iterator[Specialization]:
+    if dispatcher is not None:
+        yield from dispatcher.specializations
+        yield from _specializations(dispatcher.inner)
+
+
+def _called(value: Any) -> str:
+    """A backend or partition by its name."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, functools.partial):
+        return _called(value.keywords.get("policy", value.func))
+    if isinstance(value, Policy):
+        return next((name for name, one in vars(policies).items() if one is value), "a policy")
+    name = str(getattr(value, "__name__", None) or value)
+    return _POLICIES.get(name, name)
+
+
+_POLICIES: Mapping[str, str] = {
+    "default_partition": "default",
+    "min_cut_rematerialization_partition": "min_cut",
+    "fused_partition": "fused",
+    "budget_partition": "budget",
+}
+
+
+def _versions() -> str:
+    from .. import __version__
+
+    return f"foregrad {__version__}, PyTorch {torch.__version__}, Python {sys.version.split()[0]}"

@@ -1,0 +1,185 @@
+"""The report: one HTML file with its data, style and script inside, which needs no network."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..partitioners.tables import amount, in_bytes
+from .advice import groups
+from .chart import FAMILIES, chart, family
+from .text import seconds
+from .tree import Explanation, Operator
+
+__all__ = ["page"]
+
+_FOLDER = pathlib.Path(__file__).parent / "page"
+_ROLES = ("operator", "saved", "again", "view", "input", "tangent")
+
+
+def page(found: Explanation) -> str:
+    """The whole file as text."""
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
+
+    environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("report.html").render(
+        found=found,
+        cards=list(_cards(found)),
+        chart=Markup(chart(found.memory)) if found.memory is not None else "",  # noqa: S704 - names in it are escaped
+        families=list(enumerate(FAMILIES)),
+        style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
+        script=Markup((_FOLDER / "report.js").read_text(encoding="utf-8")),  # noqa: S704
+        data=Markup(_script_safe(_data(found))),  # noqa: S704
+    )
+
+
+def _script_safe(data: Any) -> str:
+    """JSON that can't end the element that it stands in."""
+    text = json.dumps(data, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _cards(found: Explanation) -> Iterator[tuple[str, str, str]]:
+    """The figures on top: what it is, the figure, what to compare it with."""
+    memory, work, time = found.memory, found.work, found.time
+    if memory is not None:
+        yield "peak of memory", in_bytes(memory.predicted_peak), _compared(memory.measured_peak, memory.eager_peak)
+        if found.program is None or found.program.has_backward:
+            saved = _compared(memory.measured_saved, memory.eager_saved)
+            yield "saved for the backward", in_bytes(memory.predicted_saved), saved
+    if time is not None:
+        ratio = time.eager_s / time.compiled_s if time.compiled_s else 0
+        yield "a step", seconds(time.compiled_s), f"eager {seconds(time.eager_s)}, {ratio:.2f} times"
+        yield "to compile", seconds(time.compile_s), f"worth {_steps(found)}"
+    if work is not None:
+        again = f", {amount(work.again_flops)}FLOP run twice" if work.again_flops else ""
+        yield "operations", f"{amount(work.flops)}FLOP", f"{in_bytes(work.moved)} moved{again}"
+        both = f"{work.forward_operators} forward, {work.backward_operators} backward"
+        yield "operators", str(work.forward_operators + work.backward_operators), both
+
+
+def _compared(measured: int | None, eager: int | None) -> str:
+    if measured is None:
+        return "foreseen, not measured"
+    return f"measured {in_bytes(measured)}" + (f", eager {in_bytes(eager)}" if eager is not None else "")
+
+
+def _steps(found: Explanation) -> str:
+    assert found.time is not None
+    steps = found.time.compile_s / found.time.eager_s if found.time.eager_s else 0
+    return f"{steps:,.0f} eager steps"
+
+
+def _data(found: Explanation) -> dict[str, Any]:
+    number = {one.key: at for at, one in enumerate(found.operators)}
+    return {
+        "ops": _columns(found.operators, number),
+        "modules": found.modules,
+        "lines": found.lines,
+        "roles": _ROLES,
+        "sources": [
+            {"title": source.title, "lines": source.lines, "ops": [number.get(key, -1) for key in source.keys]}
+            for source in found.sources
+        ],
+        "tables": [table for table in _tables(found, number) if table["rows"]],
+    }
+
+
+def _columns(operators: Sequence[Operator], number: dict[str, int]) -> dict[str, list[Any]]:
+    get: dict[str, Callable[[Operator], Any]] = {
+        "name": lambda one: one.key[2:],
+        "half": lambda one: int(one.half == "backward"),
+        "op": lambda one: one.op,
+        "role": lambda one: _ROLES.index(one.role),
+        "family": lambda one: FAMILIES.index(family(one.op)),
+        "module": lambda one: one.module,
+        "line": lambda one: one.line,
+        "type": lambda one: one.type,
+        "bytes": lambda one: one.nbytes,
+        "flops": lambda one: one.flops,
+        "moved": lambda one: one.moved,
+        "alive": lambda one: one.alive,
+        "seq": lambda one: one.sequence,
+        "reads": lambda one: [number[key] for key in one.reads if key in number],
+    }
+    return {name: [read(one) for one in operators] for name, read in get.items()}
+
+
+def _tables(found: Explanation, number: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Tables: columns (title, kind), rows, and for each row the operator that it is about. Kinds: "text", "bytes",
+    "flops", "count", "share", "seconds".
+    """
+    memory, program = found.memory, found.program
+    if memory is not None:
+        saved = sorted(memory.saved, key=lambda one: (one.kind != "saved", -one.nbytes))
+        yield _table(
+            "Saved",
+            "What the forward keeps for the backward, and why.",
+            [("value", "text"), ("bytes", "bytes"), ("kind", "text"), ("called", "text"), ("operator", "text"),
+             ("type", "text"), ("module", "text"), ("line", "text"), ("why", "text")],
+            [[s.name, s.nbytes, s.kind, s.variable, s.op, s.type, s.module, s.line, s.why] for s in saved],
+            [number.get(f"f:{s.name}", -1) for s in saved],
+        )  # fmt: skip
+        total = memory.predicted_saved or 1
+        made = groups(memory.saved)
+        yield _table(
+            "By line",
+            "What is saved, by the line that makes it.",
+            [("line", "text"), ("bytes", "bytes"), ("share", "share"), ("values", "count"), ("what", "text"),
+             ("modules", "text")],
+            [[g.place, g.nbytes, g.nbytes / total, g.count, g.what, ", ".join(g.modules)] for g in made],
+        )  # fmt: skip
+        yield _table(
+            "Run twice",
+            "Operators of the forward that the backward runs once more.",
+            [("value", "text"), ("of the work", "share"), ("FLOP", "flops"), ("operator", "text"), ("module", "text"),
+             ("line", "text")],
+            [[a.name, a.cost, a.flops, a.op, a.module, a.line] for a in memory.again],
+            [number.get(f"b:{a.name}", -1) for a in memory.again],
+        )  # fmt: skip
+    if found.operators:
+        operators = [one for one in found.operators if one.role not in ("input", "tangent")]
+        yield _table(
+            "Operators",
+            "Every operator in the order they run; `alive` is the memory while it does.",
+            [("value", "text"), ("half", "text"), ("operator", "text"), ("type", "text"), ("bytes", "bytes"),
+             ("FLOP", "flops"), ("moved", "bytes"), ("alive", "bytes"), ("module", "text"), ("line", "text")],
+            [[o.key[2:], o.half, o.op, o.type, o.nbytes, o.flops, o.moved, o.alive, found.modules[o.module][0],
+              found.lines[o.line]] for o in operators],
+            [number[o.key] for o in operators],
+        )  # fmt: skip
+    if found.eager:
+        yield _table(
+            "Runs eagerly",
+            "What does not compile, what it costs, and what would compile it.",
+            [("part", "text"), ("a call", "seconds"), ("calls", "count"), ("why", "text"), ("change", "text"),
+             ("line", "text")],
+            [[e.name, e.seconds, e.calls, e.reason, e.change, e.line] for e in found.eager],
+        )  # fmt: skip
+    if program is not None:
+        places = [*program.inputs, *program.outputs, *program.outside]
+        columns = [("name", "text"), ("kind", "text"), ("type", "text"), ("bytes", "bytes"), ("note", "text")]
+        title = "Arguments, results, and tensors that the function reaches by itself."
+        yield _table("Inputs", title, columns, [[p.name, p.kind, p.type, p.nbytes, p.note] for p in places])
+        facts = [*program.mutated, *program.aliased]
+        columns = [("what", "text"), ("how", "text")]
+        yield _table("Effects", "What a call writes to, and which results share memory.", columns,
+                     [[fact.name, fact.what] for fact in facts])  # fmt: skip
+        columns = [("what", "text"), ("expected", "text"), ("kind", "text")]
+        yield _table("Guards", "What each call is checked for.", columns,
+                     [[g.name, g.expected, g.kind] for g in program.guards])  # fmt: skip
+    yield _table("Compilations", "Compilations so far, and why.", [("compilation", "text")],
+                 [[line] for line in found.compilations])  # fmt: skip
+
+
+def _table(
+    title: str,
+    about: str,
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Sequence[Any]],
+    ops: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    return {"title": title, "about": about, "columns": columns, "rows": rows, "ops": ops}

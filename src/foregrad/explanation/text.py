@@ -1,0 +1,187 @@
+"""An explanation as text, for rich, and for notebooks: all from one list of sections."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Iterator
+from typing import Any
+
+from ..partitioners.tables import Table, amount, in_bytes
+from .advice import groups
+from .tree import Explanation
+
+__all__ = ["figures", "notebook", "rich", "seconds", "sections", "text"]
+
+_MOST_ROWS = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """A title, lines of text and tables."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def seconds(value: float | None) -> str:
+    """A time with a unit."""
+    if value is None:
+        return "not measured"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def _measured(count: int | None) -> str:
+    return "-" if count is None else in_bytes(count)
+
+
+def figures(found: Explanation) -> Table:
+    """The costs of a step: foreseen, measured, and in eager mode."""
+    memory, work, time = found.memory, found.work, found.time
+    rows = []
+    if memory is not None:
+        rows += [
+            ["peak of memory", in_bytes(memory.predicted_peak), _measured(memory.measured_peak),
+             _measured(memory.eager_peak)],
+            ["saved for the backward", in_bytes(memory.predicted_saved), _measured(memory.measured_saved),
+             _measured(memory.eager_saved)],
+        ]  # fmt: skip
+    if time is not None:
+        rows.append(["time of a step", "", seconds(time.compiled_s), seconds(time.eager_s)])
+    if work is not None:
+        rows.append(["operations", f"{amount(work.flops)}FLOP", "", f"{amount(work.flops - work.again_flops)}FLOP"])
+        rows.append(["bytes moved", in_bytes(work.moved), "", ""])
+    return Table("what a step takes", ("", "foreseen", "measured", "eager"), rows, right=0)
+
+
+def sections(found: Explanation) -> Iterator[Section]:
+    """The explanation, most important first."""
+    head = f"backend {found.backend}, partition {found.partition}"
+    if found.program is not None and found.work is not None:
+        kind = "forward and backward" if found.program.has_backward else "forward alone"
+        operators = found.work.forward_operators + found.work.backward_operators
+        head += f"; captured as one graph, {kind}, of {operators} operators"
+    elif found.eager:
+        head += "; it runs eagerly"
+    lines = [head]
+    if found.not_measured:
+        lines.append(f"nothing was measured: {found.not_measured}")
+    if found.time is not None:
+        lines.append(f"compiled in {seconds(found.time.compile_s)}")
+    table = figures(found)
+    yield Section(found.name, tuple(lines), (table,) if table.rows else ())
+    if found.advice:
+        yield Section("advice", tuple(f"- {one.text}" for one in found.advice))
+    if found.eager:
+        yield Section("what runs eagerly", tuple(_eager(found)))
+    if found.compilations:
+        yield Section("compilations", found.compilations)
+    yield from _memory(found)
+    yield from _program(found)
+
+
+def _eager(found: Explanation) -> Iterator[str]:
+    for one in found.eager:
+        cost = f" ({seconds(one.seconds)} a call)" if one.seconds is not None else ""
+        yield f"- {one.name}{cost}: {one.reason}"
+        if one.line and one.line.partition(" in ")[0] not in one.reason:
+            yield f"  at {one.line}"
+        if one.change:
+            yield f"  to compile it: {one.change}"
+
+
+def _memory(found: Explanation) -> Iterator[Section]:
+    memory = found.memory
+    if memory is None or not memory.saved:
+        return
+    total = memory.predicted_saved or 1
+    rows = [[in_bytes(g.nbytes), f"{g.nbytes / total:.0%}", str(g.count), g.what, ", ".join(dict.fromkeys(
+        (g.modules[0], g.modules[-1]))), g.place] for g in groups(memory.saved)]  # fmt: skip
+    columns = ("bytes", "share", "values", "what", "modules", "line")
+    tables = [_cut("by line", columns, rows, right=3)]
+    kept = sorted((one for one in memory.saved if one.kind == "saved" and one.nbytes), key=lambda one: -one.nbytes)
+    rows = [[in_bytes(one.nbytes), one.name, one.type, one.variable, one.why] for one in kept]
+    tables.append(_cut("largest", ("bytes", "value", "type", "called", "why"), rows, right=1))
+    if memory.again:
+        again = sorted(memory.again, key=lambda one: -one.cost)
+        rows = [[f"{one.cost:.2%}", f"{amount(one.flops)}FLOP", one.name, one.op, one.line] for one in again]
+        tables.append(_cut("runs twice", ("of the work", "FLOP", "value", "operator", "line"), rows, right=2))
+    yield Section("saved for the backward", (f"peak at {memory.peak_at}",), tuple(tables))
+
+
+def _program(found: Explanation) -> Iterator[Section]:
+    program = found.program
+    if program is None:
+        return
+    places = (*program.inputs, *program.outputs)
+    rows = [[one.name, one.kind, one.type, one.note] for one in places]
+    outside: dict[str, list[int]] = {}
+    for one in program.outside:
+        outside.setdefault(one.kind, []).append(one.nbytes)
+    lines = [f"{len(sizes)} of kind {kind}: {in_bytes(sum(sizes))}" for kind, sizes in outside.items()]
+    tables = [_cut("arguments and results", ("name", "kind", "type", ""), rows, right=0)]
+    if program.mutated:
+        tables.append(_cut("written", ("what", "how"), [[one.name, one.what] for one in program.mutated], right=0))
+    if program.aliased:
+        tables.append(_cut("shared", ("result", "what it is"), [[o.name, o.what] for o in program.aliased], right=0))
+    kinds: dict[str, int] = {}
+    for guard in program.guards:
+        kinds[guard.kind] = kinds.get(guard.kind, 0) + 1
+    guarded = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.items())
+    yield Section("the program", (*lines, f"guards: {guarded}"), tuple(tables))
+
+
+def _cut(title: str, columns: tuple[str, ...], rows: list[list[str]], *, right: int) -> Table:
+    return Table(title, columns, rows[:_MOST_ROWS], len(rows) - _MOST_ROWS, right=right)
+
+
+def text(found: Explanation) -> str:
+    """Plain text."""
+    parts = []
+    for section in sections(found):
+        tables = [str(table).lstrip("\n") for table in section.tables if table.rows]
+        parts.append("\n".join([section.title, "=" * len(section.title), *section.lines, *tables]))
+    return "\n\n".join(parts)
+
+
+def rich(found: Explanation) -> Any:
+    """Panels and tables for rich."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = []
+    for section in sections(found):
+        parts.append(Text(f"\n{section.title}", style="bold"))
+        parts += [Text(line) for line in section.lines]
+        parts += [table.rich() for table in section.tables if table.rows]
+    return Group(*parts)
+
+
+def notebook(found: Explanation) -> str:
+    """HTML for a notebook's cell."""
+    parts = []
+    for section in sections(found):
+        parts.append(f"<h4>{html.escape(section.title)}</h4>")
+        parts += [f"<div>{html.escape(line)}</div>" for line in section.lines]
+        parts += [_table(table) for table in section.tables if table.rows]
+    return f'<div class="foregrad">{"".join(parts)}</div>'
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td style="text-align:{"right" if at < table.right else "left"}">{html.escape(cell)}</td>'
+            for at, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in table.rows
+    )
+    more = f"<div>and {table.left_out} more</div>" if table.left_out > 0 else ""
+    title = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
+    return f"<table>{title}<tr>{head}</tr>{body}</table>{more}"

@@ -1,0 +1,295 @@
+"""`Explanation`: what `foregrad.explain` found out, as one tree of frozen values.
+
+Sizes are in bytes and times in seconds; None is what was not measured. `to_json()` has the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+__all__ = [
+    "Advice",
+    "EagerPart",
+    "Explanation",
+    "Fact",
+    "Guard",
+    "Memory",
+    "Operator",
+    "Place",
+    "Program",
+    "Saved",
+    "Source",
+    "Time",
+    "Work",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor at the edge of the graph: an input, an output, a parameter. `note`: what else there is to say."""
+
+    name: str
+    kind: str
+    type: str
+    nbytes: int
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that a call does besides computing results: `what` happens to `name`."""
+
+    name: str
+    what: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on a call, for the graph to be used: `name` is `expected`. `kind` says where it is looked at."""
+
+    kind: str
+    name: str
+    expected: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A captured program.
+
+    `mutated`: tensors and Python objects that a call writes to; `aliased`: results that share memory with inputs or
+    with one another; `outside`: tensors that the function reaches by itself; `unused`: parameters without a gradient.
+    """
+
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+    outside: tuple[Place, ...]
+    mutated: tuple[Fact, ...]
+    aliased: tuple[Fact, ...]
+    unused: tuple[str, ...]
+    guards: tuple[Guard, ...]
+    has_backward: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operator:
+    """A node of the forward or the backward graph, in the order they run.
+
+    `key`: its name, after "f:" or "b:". `role`: "input", "tangent", "view", "operator", "saved" (kept for the
+    backward) or "again" (of the forward, run once more in the backward). `module`: the number of the module that ran
+    it, `line` that of the user's line, `sequence` that of the autograd node. `nbytes` is the size of its result,
+    `moved` what it reads and writes, `alive` the memory in use while it runs. `reads`: keys of its operands;
+    `view_of`: that whose memory its result shares, or "".
+    """
+
+    key: str
+    op: str
+    half: str
+    role: str
+    module: int
+    line: int
+    type: str
+    nbytes: int
+    moved: int
+    flops: int
+    alive: int
+    sequence: int
+    view_of: str
+    reads: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saved:
+    """A value that the forward keeps for the backward.
+
+    `variable`: what the user's line calls it. `kind`: "saved", "output" (the caller has it), "input" (there before),
+    "offloaded" or "number"; `nbytes` counts memory that several share once. `readers`: the backward's operators that
+    read it; `why`: the same in words. `born` and `dies`: the steps of `Memory.alive` from which to which it is there.
+    """
+
+    name: str
+    variable: str
+    op: str
+    type: str
+    nbytes: int
+    kind: str
+    module: str
+    line: str
+    why: str
+    readers: tuple[str, ...]
+    born: int
+    dies: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Again:
+    """An operator of the forward that the backward runs once more; `cost` is a share of the step's work."""
+
+    name: str
+    op: str
+    module: str
+    line: str
+    flops: int
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes beyond what was alive before the call.
+
+    `alive`: while each operator runs, the forward's first, of which there are `forward_steps`. `predicted_*` come from
+    the graphs, `measured_*` from the allocator and from what autograd holds between forward and backward; `eager_*`
+    are the same without foregrad.
+    """
+
+    predicted_peak: int
+    peak_at: str
+    predicted_saved: int
+    saved: tuple[Saved, ...]
+    again: tuple[Again, ...]
+    alive: tuple[int, ...]
+    forward_steps: int
+    measured_peak: int | None = None
+    measured_saved: int | None = None
+    eager_peak: int | None = None
+    eager_saved: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """Floating-point operations and bytes moved by one call, if each operator reads and writes memory.
+
+    `known_flops`: of the operators that `torch.utils.flop_counter` knows, which is what it counts in eager mode.
+    `again_flops` are those of operators that run twice.
+    """
+
+    forward_flops: int
+    backward_flops: int
+    known_flops: int
+    again_flops: int
+    forward_moved: int
+    backward_moved: int
+    forward_operators: int
+    backward_operators: int
+
+    @property
+    def flops(self) -> int:
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def moved(self) -> int:
+        return self.forward_moved + self.backward_moved
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Time:
+    """Seconds of a step, forward and backward, in the median of `rounds` that ran in turns; `compile_s`: until the
+    first call's result.
+    """
+
+    eager_s: float
+    compiled_s: float
+    compile_s: float
+    rounds: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EagerPart:
+    """Something that runs eagerly: a module or function, or a graph break of Dynamo's.
+
+    `reason`: why it can't be compiled; `change`: the one change that would compile it. `seconds`: what a call of it
+    costs. `around`: what was found of the rest by compiling the model with this part as an eager region.
+    """
+
+    name: str
+    reason: str
+    change: str
+    line: str
+    calls: int
+    seconds: float | None
+    kind: str = "eager"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """A change that was tried, and what it came to. `change`: as Python, where it is an argument."""
+
+    text: str
+    change: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """A printed graph; `keys`: the operator that each line computes, or ""."""
+
+    title: str
+    lines: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """The findings of `foregrad.explain`: how a function was compiled, and the costs of a call.
+
+    `str()` is a report in plain text, rich and notebooks show it as tables. `not_measured`: why nothing was run, or "".
+    `modules`: the (path, class) of each module that ran, by the numbers in `operators`; `lines`: the user's lines.
+
+    Example:
+        >>> import torch, foregrad
+        >>> found = foregrad.explain(lambda x: x.sin().sum(), torch.ones(3, requires_grad=True), backend="eager")
+        >>> [(one.name, one.kind, one.nbytes) for one in found.memory.saved]
+        [('primals_1', 'input', 12)]
+    """
+
+    name: str
+    backend: str
+    partition: str
+    program: Program | None
+    memory: Memory | None
+    work: Work | None
+    time: Time | None
+    compilations: tuple[str, ...]
+    eager: tuple[EagerPart, ...]
+    advice: tuple[Advice, ...]
+    not_measured: str
+    modules: tuple[tuple[str, str], ...]
+    lines: tuple[str, ...]
+    operators: tuple[Operator, ...]
+    sources: tuple[Source, ...]
+    versions: str
+
+    def save(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Write the report as one HTML file, which needs nothing else; gives its path.
+
+        Example:
+            >>> import torch, foregrad
+            >>> found = foregrad.explain(lambda x: x.sin().sum(), torch.ones(3, requires_grad=True), backend="eager")
+            >>> found.save("report.html").name
+            'report.html'
+        """
+        from .html import page  # late: jinja2 is needed for this alone
+
+        target = pathlib.Path(path)
+        target.write_text(page(self), encoding="utf-8")
+        return target
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """All of it as JSON: an object with the fields of this class."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    def __str__(self) -> str:
+        from .text import text
+
+        return text(self)
+
+    def __rich__(self) -> Any:
+        from .text import rich
+
+        return rich(self)
+
+    def _repr_html_(self) -> str:
+        from .text import notebook
+
+        return notebook(self)

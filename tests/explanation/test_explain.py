@@ -1,0 +1,323 @@
+"""`foregrad.explain`: what it finds, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad.partitioners.tables import in_bytes
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.linear = 0, nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) * self.calls
+
+
+class Spread(nn.Module):
+    def forward(self, x):
+        return x * float(x.detach().numpy().std())
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.spread = nn.Linear(4, 4), Spread()
+
+    def forward(self, x):
+        return self.spread(self.linear(x).relu())
+
+
+class Printing(nn.Module):
+    def forward(self, x):
+        print("printed")
+        return x * 2
+
+
+KEPT = {"sum": torch.zeros(3)}
+
+
+def adds_to_global(x):
+    KEPT["sum"].add_(x.detach())
+    return (x * KEPT["sum"]).sum()
+
+
+def norms():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+
+
+def explain(fn, *args, **kwargs):
+    return foregrad.explain(fn, *args, backend="eager", **kwargs)
+
+
+def state_of(module):
+    tensors = [*module.parameters(), *module.buffers()]
+    versions = [tensor._version for tensor in tensors]
+    modes = [part.training for part in module.modules()]
+    return [t.detach().clone() for t in tensors], versions, [t.grad for t in tensors], modes
+
+
+@pytest.mark.parametrize("closed_over", [False, True])
+def test_explaining_leaves_nothing_behind(closed_over):
+    model, x = norms(), torch.randn(2, 3, 8, 8, requires_grad=True)
+    model[3].eval()
+    values, versions, gradients, modes = state_of(model)
+    numbers, pythons = torch.get_rng_state(), random.getstate()
+    found = explain((lambda x: model(x).square().mean()) if closed_over else model, x)
+    assert found.not_measured == ""
+    assert found.memory.predicted_saved == found.memory.measured_saved
+    now = state_of(model)
+    assert all(torch.equal(a, b) for a, b in zip(values, now[0], strict=True))
+    assert (versions, gradients, modes) == now[1:]
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert pythons == random.getstate()
+    assert x.grad is None
+    assert [fact.name.rpartition(".")[2] for fact in found.program.mutated] == [
+        "num_batches_tracked",
+        "running_mean",
+        "running_var",
+    ]
+
+
+def test_python_state_is_written_on_the_copy():
+    model = Counting()
+    found = explain(model, torch.ones(2, 3))
+    assert model.calls == 0
+    assert [fact.name for fact in found.program.mutated] == ["self.calls"]
+
+
+def test_a_call_that_writes_to_what_is_not_copied_is_not_run():
+    kept = {"sum": torch.zeros(3)}
+
+    def of_closure(x):
+        kept["sum"].add_(x.detach())
+        return (x * kept["sum"]).sum()
+
+    found = explain(adds_to_global, torch.ones(3, requires_grad=True))
+    assert "KEPT['sum']" in found.not_measured
+    assert found.memory.measured_saved is None
+    assert torch.equal(KEPT["sum"], torch.zeros(3))
+    assert explain(of_closure, torch.ones(3, requires_grad=True)).not_measured == ""  # what a closure holds is copied
+    assert torch.equal(kept["sum"], torch.zeros(3))
+
+
+def test_what_cannot_be_copied_is_explained_and_not_run():
+    model = nn.Linear(3, 3)
+    model.generator = (i for i in range(3))
+    found = explain(model, torch.ones(2, 3))
+    assert "generator" in found.not_measured
+    assert found.memory.predicted_peak > 0
+    assert found.time is None
+
+
+def test_without_measuring_nothing_runs():
+    ran = []
+
+    def f(x):
+        ran.append(type(x))
+        return x.sin().sum()
+
+    found = explain(f, torch.ones(3, requires_grad=True), measure=False)
+    assert found.not_measured == "measure=False"
+    assert found.work.forward_operators == 2
+    assert ran == []
+
+
+def test_aliases_and_results_are_named():
+    def f(x, y):
+        y.mul_(2)
+        return x, y.view(-1), {"sum": x + y}
+
+    found = explain(f, torch.ones(2, 2, requires_grad=True), torch.ones(2, 2))
+    assert [(fact.name, fact.what) for fact in found.program.aliased] == [
+        ("out[0]", "is args[0]"),
+        ("out[1]", "is a view of args[1]"),
+    ]
+    assert [place.name for place in found.program.outputs] == ["out[0]", "out[1]", "out[2]['sum']"]
+    assert [fact.what for fact in found.program.mutated] == ["written"]
+
+
+def test_a_saved_value_has_its_name_line_and_reason():
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def f(x):
+        hidden = (x @ weight).sin()
+        return (hidden @ weight).exp().sum()
+
+    saved = {one.name: one for one in explain(f, torch.randn(128, 64)).memory.saved if one.kind == "saved"}
+    assert set(saved) == {"mm", "sin", "exp"}
+    assert saved["sin"].variable == "hidden"
+    assert saved["mm"].variable == ""  # a part of what the line computes
+    assert "hidden = (x @ weight).sin()" in saved["mm"].line
+    assert saved["mm"].why.startswith("aten.cos reads it")
+    assert saved["sin"].nbytes == 128 * 64 * 4
+    assert saved["mm"].born < saved["sin"].born < saved["exp"].born
+    assert saved["exp"].dies < saved["mm"].dies
+
+
+def test_layers_never_exceed_what_is_alive():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    memory = explain(model, torch.randn(2, 8, 32)).memory
+    for step, alive in enumerate(memory.alive):
+        there = [s.nbytes for s in memory.saved if s.kind == "saved" and s.born <= step <= s.dies]
+        assert sum(there) <= alive, step
+    middle = [s.nbytes for s in memory.saved if s.kind == "saved" and s.born < memory.forward_steps <= s.dies]
+    assert sum(middle) == memory.predicted_saved
+
+
+def test_advice_on_partitions_is_what_they_come_to():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(4)])
+    found = explain(model, torch.randn(256, 32))
+    (said,) = [one for one in found.advice if one.change == "memory_budget=0.0"]
+    again = foregrad.explain(model, torch.randn(256, 32), backend="eager", memory_budget=0.0)
+    assert again.memory.predicted_saved == again.memory.measured_saved < found.memory.predicted_saved
+    assert again.memory.measured_peak < found.memory.measured_peak
+    assert f"would save {in_bytes(again.memory.predicted_saved)} for the backward" in said.text
+    assert f"{len(again.memory.again)} operators run twice" in said.text
+
+
+def test_parameters_without_gradients_are_named():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x) + self.idle.weight.detach().sum()
+
+    (said,) = explain(Idle(), torch.ones(2, 3)).advice
+    assert said.text.startswith("1 parameter gets no gradient from this call: `idle.weight`.")
+
+
+def test_compilations_of_the_users_function_are_told_and_not_added_to():
+    compiled = foregrad.compile(lambda x: (x * 2).sin().sum(), backend="eager", dynamic=False)
+    for size in (2, 3, 4):
+        compiled(torch.ones(size, requires_grad=True))
+    found = foregrad.explain(compiled, torch.ones(5, requires_grad=True))
+    assert (found.backend, len(found.compilations)) == ("eager", 3)
+    assert [one.change for one in found.advice] == ["foregrad.mark_dynamic(x, 0)"]
+    assert len(foregrad.explain_recompiles(compiled)) == 3
+
+
+def test_a_compiled_module_is_explained_as_compiled():
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    compiled = foregrad.compile(model, backend="eager", partition="min_cut")
+    found = foregrad.explain(compiled, torch.randn(64, 16))
+    assert (found.name, found.partition, found.compilations) == ("Sequential", "min_cut", ())
+    assert found.memory.predicted_saved == found.memory.measured_saved
+
+
+def test_all_parts_that_run_eagerly_are_found_at_once(capsys):
+    model = nn.Sequential(nn.Linear(4, 4), Block(), Block(), Printing())
+    found = explain(model, torch.randn(5, 4))
+    assert [part.name for part in found.eager] == ["1.spread", "2.spread", "3"]
+    assert all(part.seconds > 0 for part in found.eager)
+    assert "NumPy" in found.eager[0].reason
+    assert found.eager[0].change.startswith("Use PyTorch's own functions there")
+    assert "prints" in found.eager[2].reason
+    (said,) = found.advice
+    assert "`1.spread`, `2.spread`, `3`" in said.text
+    assert capsys.readouterr().out == ""
+    marked = copy.deepcopy(model)
+    for part in (marked[1].spread, marked[2].spread, marked[3]):
+        foregrad.eager_region(part)
+    again = explain(marked, torch.randn(5, 4))
+    assert again.program is not None
+    assert [part.kind for part in again.eager] == ["region"] * 3
+
+
+def test_a_function_that_runs_eagerly_says_why():
+    def f(x):
+        print(x.shape)
+        return x * 2
+
+    found = explain(f, torch.ones(3, requires_grad=True))
+    assert found.memory is None
+    (part,) = found.eager
+    assert "prints" in part.reason
+    assert part.seconds > 0
+
+
+def test_graph_breaks_of_a_function_of_dynamos_are_told():
+    def f(x):
+        y = x.sin()
+        print("between")
+        return y.cos().sum()
+
+    found = explain(torch.compile(f, backend="eager"), torch.ones(3, requires_grad=True))
+    breaks = [part for part in found.eager if part.kind == "graph break"]
+    assert len(breaks) == 1
+    assert 'print("between")' in breaks[0].line
+    assert explain(torch.compile(torch.sin, backend="eager"), torch.ones(3)).eager == ()
+
+
+def test_a_function_that_draws_in_python_is_explained_by_the_form_that_runs():
+    def f(x):
+        return x * random.random()
+
+    before = random.getstate()
+    found = explain(f, torch.ones(3, requires_grad=True))
+    assert found.program is not None
+    assert random.getstate() == before
+
+
+def test_tensors_with_a_history_can_be_arguments():
+    weight = torch.ones(3, requires_grad=True)
+    found = explain(lambda x: (x * x).sum(), weight * 2)
+    assert found.not_measured == ""
+    assert weight.grad is None
+
+
+def test_the_functions_own_error_is_the_callers():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        explain(lambda x: x @ x, torch.ones(2, 3))
+
+
+def test_inference_has_no_backward():
+    with torch.no_grad():
+        found = explain(norms(), torch.randn(2, 3, 8, 8))
+    assert not found.program.has_backward
+    assert found.memory.saved == ()
+    assert found.memory.measured_peak == pytest.approx(found.memory.predicted_peak, rel=0.02)
+    assert "forward alone" in str(found)
+
+
+def test_autocast_is_measured_as_it_is_captured():
+    with torch.autocast("cpu", torch.bfloat16):
+        found = explain(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)), torch.randn(64, 16))
+    assert found.memory.predicted_saved == found.memory.measured_saved
+    assert found.memory.measured_peak == pytest.approx(found.memory.predicted_peak, rel=0.05)
+
+
+def test_it_prints_as_text_for_rich_and_for_notebooks():
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    found = explain(model, torch.randn(64, 16))
+    text = str(found)
+    assert "peak of memory" in text
+    assert "saved for the backward" in text
+    assert found._repr_html_().count("<table>") >= 3
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=160, file=io.StringIO())
+    console.print(found)
+    assert "what a step takes" in console.file.getvalue()
+
+
+def test_json_has_the_fields():
+    found = explain(nn.Linear(3, 3), torch.ones(2, 3))
+    data = json.loads(found.to_json())
+    assert data["memory"]["predicted_peak"] == found.memory.predicted_peak
+    assert [one["key"] for one in data["operators"]] == [one.key for one in found.operators]
+    keys = {one.key for one in found.operators}
+    assert all(set(one.reads) <= keys for one in found.operators)

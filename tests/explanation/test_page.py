@@ -1,0 +1,140 @@
+"""The HTML report: one file that needs nothing else, whole and quick in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=8000""".split()
+
+
+def in_browser(path, folder, size="1400,1000", fragment="", flags=()):
+    """(the page as it is once its script has run, what the console said)."""
+    command = [BROWSER, *FLAGS, *flags, f"--window-size={size}", f"--user-data-dir={folder}", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"file://{path}{fragment}"], capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "HOME": str(folder)},
+    )  # fmt: skip
+    return re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL), [
+        line for line in done.stderr.splitlines() if "CONSOLE" in line
+    ]
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    pytest.importorskip("transformers")
+    from benchmarks.models import build
+
+    module, args, kwargs = build("gpt2-24")
+    found = foregrad.explain(module, *args, backend="eager", measure=False, **kwargs)
+    return found, found.save(tmp_path_factory.mktemp("report") / "gpt2.html")
+
+
+def small():
+    torch.manual_seed(0)
+    return foregrad.explain(
+        nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), torch.randn(64, 16), backend="eager",
+        partition=foregrad.nothing_saveable,
+    )  # fmt: skip
+
+
+def test_the_page_needs_nothing_else(gpt2):
+    _, path = gpt2
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 5e6
+    outside = re.findall(r"""(?:src|href)=["']?([^"'> ]+)|url\(([^)]+)\)|@import""", text)
+    assert {found for pair in outside for found in pair if found and not found.startswith(("#", "data:"))} == set()
+    assert "fetch(" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_what_the_user_wrote_cannot_end_the_script():
+    def f(x):
+        y = x * 2  # </script><script>alert(1)</script>
+        return {"</script><b>": y.sin()}
+
+    torch.manual_seed(0)
+    from foregrad.explanation.html import page
+
+    text = page(foregrad.explain(f, torch.ones(3, requires_grad=True), backend="eager"))
+    assert text.count("</script>") == 2
+    assert "<b>'" not in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+@pytest.mark.parametrize("size", ["1400,1000", "720,1200"])
+def test_a_report_of_24_layers_is_whole_and_quick(gpt2, tmp_path, size):
+    found, path = gpt2
+    page, said = in_browser(path, tmp_path, size, "#select=f:tanh_3")
+    assert said == []
+    ready = int(re.search(r'data-ready="(\d+)"', page)[1])
+    assert ready < 2_000
+    layers = len(re.findall(r'class="layer [^"]*"', page))
+    assert layers == sum(one.kind == "saved" and one.nbytes > 0 for one in found.memory.saved)
+    for block in range(24):
+        assert f'aria-label="transformer.h.{block}, GPT2Block"' in page
+    lines = len(found.sources[0].lines)
+    assert len(re.findall(r'<div class="ln', page)) == lines
+    # What the address selects is marked in the chart, the graph, the source, and told.
+    assert re.search(r'class="layer [^"]*\bon\b[^"]*" data-key="f:tanh_3"', page)
+    assert re.search(r'class="row on"[^>]*aria-label="tanh_3, aten.tanh, saved"', page)
+    assert re.search(r'<div class="ln saved on"', page)
+    assert "kept because aten.tanh_backward reads it" in page
+    assert "<caption" not in page
+    assert re.search(r">Operators <small>\d{4}</small>", page)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_five_thousand_nodes_are_drawn(tmp_path):
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+
+        def forward(self, x):
+            for _ in range(850):
+                x = (x * self.scale).sin()
+            return x
+
+    found = foregrad.explain(Deep(), torch.randn(4, 8), backend="eager", measure=False)
+    assert len(found.operators) >= 5_000
+    page, said = in_browser(found.save(tmp_path / "deep.html"), tmp_path / "browser")
+    assert said == []
+    assert int(re.search(r'data-ready="(\d+)"', page)[1]) < 4_000
+    assert page.count('role="treeitem"') >= 4_000
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_a_small_report_has_everything(tmp_path):
+    found = small()
+    page, said = in_browser(found.save(tmp_path / "small.html"), tmp_path / "browser")
+    assert said == []
+    assert page.count('class="pill b again"') == len(found.memory.again) > 0
+    for title in ("Saved", "Run twice", "Operators", "Inputs", "Guards"):
+        assert f">{title} <small>" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert len(data["ops"]["name"]) == len(found.operators)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_a_report_of_a_function_that_runs_eagerly_opens(tmp_path):
+    def f(x):
+        print("printed")
+        return x * 2
+
+    found = foregrad.explain(f, torch.ones(3, requires_grad=True), backend="eager")
+    page, said = in_browser(found.save(tmp_path / "eager.html"), tmp_path / "browser")
+    assert said == []
+    assert "Do it outside the compiled function" in page
+    assert "data-ready" in page
