@@ -37,6 +37,7 @@ PAGES = (
     "regions.md",
     "subclasses.md",
     "toy.md",
+    "verify.md",
 )
 
 REMEDIES = {

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         offload_names,
         save_only_these_names,
     )
+    from .verification import Verification, VerificationError, verify
 
 __version__ = "0.1.0.dev0"
 
@@ -64,6 +65,8 @@ __all__ = [
     "JointGraph",
     "Partitioned",
     "Policy",
+    "Verification",
+    "VerificationError",
     "aot_autograd",
     "aot_export_joint_simple",
     "aot_export_module",
@@ -116,6 +119,7 @@ __all__ = [
     "set_model_name",
     "ts_compile",
     "value_and_grad",
+    "verify",
 ]
 
 
@@ -144,6 +148,7 @@ _HOMES = {
     "partitioners.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
     "nothing_saveable offload_names save_only_these_names",
+    "verification": "Verification VerificationError verify",
 }
 _PARTS = {"backends", "dynamo", "graph", "partitioners", "passes"}  # as `foregrad.graph`, without an import of it
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-__all__ = ["refuse_flattening", "registered_functions", "spec_of_structure"]
+__all__ = ["leaves_of", "named_leaves", "refuse_flattening", "registered_functions", "spec_of_structure"]
 
 
 def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any, Any], Any]] | None:
@@ -24,3 +24,13 @@ def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
 def spec_of_structure(value: Any) -> Any:
     """The structure of a container as PyTorch has it."""
     return pytree.tree_structure(value)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of nested containers, in order."""
+    return pytree.tree_leaves(value)
+
+
+def named_leaves(value: Any, name: str) -> list[tuple[str, Any]]:
+    """The leaves with how each is reached from `name`: `out[0]['x']`."""
+    return [(name + pytree.keystr(path), leaf) for path, leaf in pytree.tree_leaves_with_path(value)]

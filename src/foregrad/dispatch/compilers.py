@@ -34,7 +34,7 @@ from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
 
-__all__ = ["Made", "call_compiler"]
+__all__ = ["Made", "call_compiler", "called_bare"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -125,7 +125,32 @@ def _called(
     always: bool,
     instead: Instead | None = None,
 ) -> Made:
-    is_ours = str(getattr(compiler, "__module__", "")).startswith("foregrad.")
+    result, reported = called_bare(compiler, module, joint, role)
+    is_ours = _is_ours(compiler)
+    strides = reported or _strides(getattr(result, "output_strides", None))
+    writes = tuple(getattr(result, "writes_into", ()))
+    if is_ours and getattr(result, "returns_list", False) and not getattr(result, "is_mixed", False):
+        return Made(as_boxed(result), strides, writes)  # eager's kernels, one by one
+    contract = Contract(
+        _backend_name(compiler),
+        _title(joint, role),
+        promised(module, _result_names(module, joint, role.phase), **_given_out(joint, role)),
+        _input_names(module, joint),
+        (*writes, *written_inputs(module)),
+        tensors_in(module),
+        is_ours=is_ours,
+        always=always,
+        instead=None if is_ours or strides is not None else instead,
+    )
+    run = as_boxed(result, backend=contract.backend, graph=f"{role.phase} graph", first_call=contract.first_call)
+    return Made(run, strides, writes)
+
+
+def called_bare(
+    compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
+) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
+    """What a compiler returns for a graph made of `joint`, and what it reported of its results' strides."""
+    is_ours = _is_ours(compiler)
     given = module if is_ours else _for_others(module, joint, role)
     role.put_on(given)
     example_inputs = [n.meta["val"] for n in given.graph.nodes if n.op == "placeholder"]
@@ -144,27 +169,15 @@ def _called(
             if hasattr(error, "add_note"):
                 error.add_note(f"while the backend compiled the {phase} graph of `{name}`")
             raise
-        if not callable(result):
-            raise BackendError(
-                f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
-            )
-        strides = reported or _strides(getattr(result, "output_strides", None))
-        writes = tuple(getattr(result, "writes_into", ()))
-        if is_ours and getattr(result, "returns_list", False) and not getattr(result, "is_mixed", False):
-            return Made(as_boxed(result), strides, writes)  # eager's kernels, one by one
-        contract = Contract(
-            _backend_name(compiler),
-            _title(joint, role),
-            promised(module, _result_names(module, joint, phase), **_given_out(joint, role)),
-            _input_names(module, joint),
-            (*writes, *written_inputs(module)),
-            tensors_in(module),
-            is_ours=is_ours,
-            always=always,
-            instead=None if is_ours or strides is not None else instead,
+    if not callable(result):
+        raise BackendError(
+            f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
         )
-        run = as_boxed(result, backend=contract.backend, graph=f"{phase} graph", first_call=contract.first_call)
-        return Made(run, strides, writes)
+    return result, reported
+
+
+def _is_ours(compiler: Compiler) -> bool:
+    return str(getattr(compiler, "__module__", "")).startswith("foregrad.")
 
 
 def _title(joint: JointGraph, role: GraphRole) -> str:

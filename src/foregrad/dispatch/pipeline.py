@@ -149,13 +149,13 @@ class Pipeline:
         signature = joint.signature
         if signature.is_inference or joint.backward_error is not None:
             forward = _forward_only(joint)
-            prepared = self._prepared(forward)
+            prepared = self.prepared(forward)
             return (prepared, _EMPTY), prepared is not forward
-        module = self._prepared(joint.module)
+        module = self.prepared(joint.module)
         halves = self.partition(module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs)
         return halves, self.prepare_joint is None or module is not joint.module
 
-    def _prepared(self, module: fx.GraphModule) -> fx.GraphModule:
+    def prepared(self, module: fx.GraphModule) -> fx.GraphModule:
         if self.prepare_joint is None:
             return module
         with torch.no_grad(), engine.disable_autocast():
@@ -184,7 +184,9 @@ class Pipeline:
         always = config is not None and config.check
         failures = self._failures_of(config)
         role = roles.inference() if inference else roles.forward()
-        made = self._compiled(compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry)
+        made = self.compiled_graph(
+            compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry
+        )
         if made.output_strides is not None:
             _lay_out_saved(partitioned, made.output_strides)
 
@@ -248,14 +250,14 @@ class Pipeline:
         """
         compiler, known = self.bw_compiler, joint.num_guards()
         with told_when_slow(f"the backward of {joint.name}"):
-            made = self._compiled(compiler, module, joint, role, failures, always=always)
+            made = self.compiled_graph(compiler, module, joint, role, failures, always=always)
         compiled = made.run
         if compiler is eager_compiler:
             return compiled
         if made.writes_into:
             careful = dataclasses.replace(role, donated=())
             make_careful = functools.cache(
-                lambda: self._compiled(compiler, module, joint, careful, failures, always=always).run
+                lambda: self.compiled_graph(compiler, module, joint, careful, failures, always=always).run
             )
             compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
 
@@ -281,7 +283,7 @@ class Pipeline:
         mode = config.on_unsupported
         return self._failures.setdefault(mode, Failures(warn_user if mode == "eager" else None))
 
-    def _compiled(
+    def compiled_graph(
         self,
         compiler: Compiler,
         module: fx.GraphModule,

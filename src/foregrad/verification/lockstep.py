@@ -1,0 +1,248 @@
+"""A graph run node by node, by itself or in step with float64.
+
+Beside each value two more are kept on demand: that of the computation in float64, and that in float64 with a relative
+error of the narrow type's size after each operator. What is random, or no floating-point number, is the narrow run's in
+all three, so that they take the same ways.
+
+Known weakness: an operator that has no float64 kernel is run in the narrow type; its own rounding is then not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .compare import Exact
+
+__all__ = ["Step", "evaluate", "exact_call", "gives_nothing", "is_random", "steps", "widened"]
+
+_WIDE: dict[torch.dtype, torch.dtype] = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+_NARROW = frozenset({*_WIDE, torch.float64, torch.complex128})
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """A node that has run: with which arguments, to which value; `exact` mirrors the structure of `value`."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any
+    wide: Any = None
+    shaken: Any = None
+
+    def exact(self) -> Any:
+        """`Exact` for a tensor, a list of them for several; None where there was no run in float64."""
+        return _paired(self.wide, self.shaken)
+
+
+def _paired(wide: Any, shaken: Any) -> Any:
+    if isinstance(wide, torch.Tensor):
+        return Exact(wide, shaken)
+    if isinstance(wide, (list, tuple)):
+        return [_paired(w, s) for w, s in zip(wide, shaken, strict=True)]
+    return None
+
+
+@torch.no_grad()
+def steps(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    exactly: bool = False,
+    keep: bool = False,
+    before: Callable[[fx.Node], None] | None = None,
+) -> Iterator[Step]:
+    """Run a graph on `inputs`, which stay as they are; each node as it has run, inputs and the output node too.
+
+    `exactly`: in step with float64. `keep`: no value is dropped after its last use. `before(node)` is called ahead of
+    each.
+    """
+    streams: list[dict[fx.Node, Any]] = [{}, {}, {}] if exactly else [{}]
+    own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as float64 comes to them
+    last = {} if keep else _last_uses(module.graph)
+    given = iter(inputs)
+    noise = _Noise()
+    for node in module.graph.nodes:
+        if before is not None:
+            before(node)
+        args = [_filled(node.args, stream) for stream in streams]
+        kwargs = [_filled(node.kwargs, stream) for stream in streams]
+        step = Step(node, args[0], kwargs[0], None)
+        if node.op == "placeholder":
+            step.value = next(given)
+        elif node.op == "output":
+            step.value = args[0][0]
+        else:
+            step.value = _called(module, node, args[0], kwargs[0])
+        if exactly:
+            if node.op == "output":
+                step.wide, step.shaken = (
+                    _filled(node.args[0], {**stream, **{n: pair[i] for n, pair in own.items()}})
+                    for i, stream in enumerate(streams[1:])
+                )
+            elif node.op in ("placeholder", "get_attr") or is_random(node):
+                step.wide, step.shaken = widened(step.value), noise.on(widened(step.value), step.value)
+            else:
+                step.wide, step.shaken = _exactly(
+                    functools.partial(_called, module, node), args[1:], kwargs[1:], step, noise
+                )
+        values = (step.value, step.wide, step.shaken)
+        if exactly and isinstance(step.value, torch.Tensor) and step.value.dtype not in _NARROW:
+            own[node] = step.wide, step.shaken
+            values = (step.value,) * 3
+        for stream, value in zip(streams, values, strict=False):
+            stream[node] = value
+        yield step
+        for dead in last.get(node, ()):
+            for stream in streams:
+                stream.pop(dead, None)
+
+
+def evaluate(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The results of a graph on eager's kernels, one by one."""
+    results: Any = []
+    for step in steps(module, inputs):
+        results = step.value
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def exact_call(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
+    """What `Step.exact` gives, for one call whose result in the narrow type is `value`."""
+    noise = _Noise()
+    wide = _map(widened, (args, kwargs))
+    shaken = _map(lambda item: noise.on(widened(item), item), (args, kwargs))
+    step = Step(None, args, kwargs, value)  # type: ignore[arg-type]
+    step.wide, step.shaken = _exactly(
+        lambda a, k: call(*a, **k), [wide[0], shaken[0]], [wide[1], shaken[1]], step, noise
+    )
+    return step.exact()
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def gives_nothing(op: Any) -> bool:
+    """Whether an operator gives memory that nobody has written: any value of it is right."""
+    return str(op).partition(".")[2].startswith(("empty", "new_empty"))
+
+
+def widened(value: Any) -> Any:
+    """A tensor or dtype in float64 or complex128, where it is a narrower one of these; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        wide = _WIDE.get(value.dtype)
+        return value if wide is None else value.detach().to(wide)
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+class _Noise:
+    """Relative errors of the size of a type's rounding, the same in every run; cut out of one sequence of numbers."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[torch.device, torch.Tensor] = {}
+        self.offset = 0
+
+    def on(self, wide: Any, narrow: Any) -> Any:
+        if not isinstance(wide, torch.Tensor) or not isinstance(narrow, torch.Tensor):
+            return wide
+        if narrow.dtype not in _NARROW:
+            return wide
+        count = wide.numel()
+        known = self.drawn.get(wide.device)
+        if known is None or len(known) < 2 * count:
+            generator = torch.Generator(wide.device).manual_seed(0)
+            size = max(2 * count, 4096)
+            drawn = torch.rand(size, generator=generator, device=wide.device, dtype=torch.float64)
+            known = self.drawn[wide.device] = drawn - 0.5
+        self.offset = (self.offset + 257) % (len(known) - count)
+        noise = known[self.offset : self.offset + count].view(wide.shape)
+        return torch.addcmul(wide, wide, noise.to(wide.dtype), value=torch.finfo(narrow.dtype).eps)
+
+
+def _exactly(
+    call: Callable[[Any, Any], Any], args: Sequence[Any], kwargs: Sequence[Any], step: Step, noise: _Noise
+) -> tuple[Any, Any]:
+    """One operator in float64, without and with a rounding error."""
+    found = []
+    for a, k in zip(args, kwargs, strict=True):
+        try:
+            value = call(*_map(widened, (a, k)))
+            value = _merged(value, step.value)
+        except Exception:  # no such kernel
+            value = _merged(call(*_map2(_narrowed, (a, k), (step.args, step.kwargs))), step.value)
+        found.append(value)
+    return found[0], _map2(noise.on, found[1], step.value)
+
+
+def _narrowed(wide: Any, like: Any) -> Any:
+    return wide.to(like.dtype) if isinstance(wide, torch.Tensor) and isinstance(like, torch.Tensor) else like
+
+
+def _merged(wide: Any, narrow: Any) -> Any:
+    """The results in float64; the narrow run's where these are something else."""
+    if isinstance(narrow, torch.Tensor):
+        dtype = _WIDE.get(narrow.dtype, narrow.dtype)
+        is_like = isinstance(wide, torch.Tensor) and wide.shape == narrow.shape
+        return wide.to(dtype) if is_like else widened(narrow)
+    if isinstance(narrow, (list, tuple)):
+        parts = wide if isinstance(wide, (list, tuple)) and len(wide) == len(narrow) else narrow
+        return type(narrow)(_merged(w, n) for w, n in zip(parts, narrow, strict=True))
+    return narrow
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """Lists, tuples and dicts of what `function` gives for what is in them."""
+    if isinstance(value, (list, tuple)):
+        made = [_map(function, item) for item in value]
+        return tuple(made) if isinstance(value, tuple) else made
+    if isinstance(value, dict):
+        return {key: _map(function, item) for key, item in value.items()}
+    return function(value)
+
+
+def _map2(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    if isinstance(left, (list, tuple)):
+        made = [_map2(function, a, b) for a, b in zip(left, right, strict=True)]
+        return tuple(made) if isinstance(left, tuple) else made
+    if isinstance(left, dict):
+        return {key: _map2(function, item, right[key]) for key, item in left.items()}
+    return function(left, right)
+
+
+def _called(module: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_function":
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    value: Any = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value if node.op == "get_attr" else value(*args, **kwargs)
+
+
+def _filled(argument: Any, values: dict[fx.Node, Any]) -> Any:
+    return fx.map_arg(argument, values.__getitem__)
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            last[used] = node
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for used, node in last.items():
+        dying.setdefault(node, []).append(used)
+    return dying

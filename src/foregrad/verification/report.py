@@ -1,0 +1,120 @@
+"""`Verification`: what `verify` found, as a value and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .compare import Verdict
+from .locate import Culprit
+
+__all__ = ["StageResult", "Verification", "VerificationError"]
+
+
+class VerificationError(AssertionError):
+    """Raised by `Verification.raise_if_wrong`: the message is the report."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageResult:
+    """One stage by itself: how its results are to those of the stage before. `worst`: which of them differs most."""
+
+    name: str
+    verdict: Verdict | None  # None: not compared, for the reason in `detail`
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How a compiled function is to eager. `str()` is a report.
+
+    `stages`: each by itself, in order; `differences`: what the user could see of it, by name; `culprit`: the first
+    operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: of all, and of the compilation
+    among it.
+    """
+
+    name: str
+    backend: str
+    order: int
+    verdict: Verdict
+    stages: tuple[StageResult, ...]
+    differences: tuple[str, ...]
+    num_compared: int
+    culprit: Culprit | None = None
+    stage: str | None = None
+    reproducer: str | None = None
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong: equal, or different by rounding alone."""
+        return self.verdict is not Verdict.WRONG
+
+    def raise_if_wrong(self) -> None:
+        """Raise `VerificationError` with the report unless all is well."""
+        if not self.ok:
+            raise VerificationError(str(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as plain data."""
+        found = self.culprit
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "order": self.order,
+            "verdict": self.verdict.name.lower(),
+            "stages": [
+                {"name": s.name, "verdict": None if s.verdict is None else s.verdict.name.lower(), "detail": s.detail}
+                for s in self.stages
+            ],
+            "differences": list(self.differences),
+            "compared": self.num_compared,
+            "culprit": found
+            and {
+                "stage": self.stage,
+                "node": found.node,
+                "operator": found.operator,
+                "line": found.where,
+                "gap": str(found.gap),
+                "ulps": found.gap.ulps,
+                "operands": list(found.operands),
+            },
+            "reproducer": self.reproducer,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+        }
+
+    def __str__(self) -> str:
+        tail = {1: "values and gradients", 0: "values"}.get(self.order, f"values and gradients to order {self.order}")
+        lines = [f"{self.name}, compiled with {self.backend}, against eager ({tail}): {self.verdict}"]
+        lines += [f"  {stage.name:<26} {_verdict(stage)}" for stage in self.stages]
+        lines += [f"  {line}" for line in self.differences[:_MOST]]
+        if len(self.differences) > _MOST:
+            lines.append(f"  ... and {len(self.differences) - _MOST} more")
+        if self.culprit is not None:
+            lines += self._of_culprit(self.culprit)
+        lines.append(
+            f"  {self.num_compared} tensors compared in {self.seconds:.1f} s, {self.compile_seconds:.1f} s of "
+            "them to compile"
+        )
+        return "\n".join(lines)
+
+    def _of_culprit(self, found: Culprit) -> list[str]:
+        lines = [f"  first operator that is wrong, in {self.stage}: {found.node} = {found.operator}"]
+        lines += [f"    from {found.where}"] if found.where else []
+        lines.append(f"    {found.gap}")
+        lines += [f"    operand {operand}" for operand in found.operands]
+        if self.reproducer is not None:
+            size = found.piece.size if found.piece is not None else 0
+            lines.append(f"  {self.reproducer} shows it by itself ({size} operator{'' if size == 1 else 's'})")
+        return lines
+
+
+_MOST = 8
+
+
+def _verdict(stage: StageResult) -> str:
+    if stage.verdict is None:
+        return f"not compared: {stage.detail}"
+    return f"{stage.verdict}{f' ({stage.detail})' if stage.detail else ''}"

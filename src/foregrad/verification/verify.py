@@ -1,0 +1,250 @@
+"""`verify`: run a function eagerly and compiled, compare all that can be seen, and each stage by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..api import capture, pipeline_for
+from ..backends.registry import get_backend
+from ..config import config
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.module import forward_of
+from ..dispatch.pipeline import Pipeline
+from ..errors import UnsupportedError
+from ..graph.joint import JointGraph
+from .compare import Verdict, compare
+from .locate import Culprit
+from .report import StageResult, Verification
+from .reproducer import write_reproducer
+from .sides import Outcome, Side, make_side, put_back
+from .stages import Stages
+from .watched import Generators, Log, WatchedPipeline
+
+__all__ = ["verify"]
+
+
+def verify(
+    fn_or_module: Callable[..., Any],
+    *args: Any,
+    order: int = 1,
+    backend: Any = "auto",
+    partition: Any = None,
+    memory_budget: Any = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    folder: str | None = None,
+    **kwargs: Any,
+) -> Verification:
+    """Compare a function or module, compiled, with eager: values, gradients, strides, aliasing, mutations.
+
+    Both run once for real on copies of the arguments and of the module, from the same random state, which is put back.
+    Where they differ, each stage is looked at by itself (capture, decompositions, the backend's passes, partition, each
+    compiled half) on eager's kernels and, for what is rounding and what is wrong, in float64. Of the first stage that
+    is wrong the first operator is named, and a program is written that shows it.
+
+    Args:
+        fn_or_module: a function or module; or what `foregrad.compile` made of one, to verify as it was compiled.
+        args: its arguments.
+        order: how many times to differentiate: 0 compares values alone, 2 second derivatives too. Gradients are taken
+            from all outputs, with random cotangents.
+        backend: as for `foregrad.compile`, and so `partition`, `memory_budget` and `decompositions`. Inductor is asked
+            to draw eager's random numbers.
+        folder: where to write the program; a new folder for temporary files by default.
+        kwargs: keyword arguments of the function.
+
+    Returns:
+        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report.
+
+    Raises:
+        UnsupportedError: for a function that can't be compiled.
+        BackendError: where the backend fails.
+
+    Example:
+        >>> import torch, foregrad
+        >>> found = foregrad.verify(lambda x: (x.sin() * x).sum(), torch.randn(4, requires_grad=True), backend="eager")
+        >>> found.ok, str(found.verdict)
+        (True, 'equal bit for bit')
+    """
+    begin = time.perf_counter()
+    function, pipeline, name = fn_or_module, None, backend if isinstance(backend, str) else None
+    known = getattr(fn_or_module, "foregrad", None)
+    if isinstance(known, Dispatcher):
+        function, pipeline = known.function, known.pipeline
+    if pipeline is None:
+        settings = {"fallback_random": True}
+        chosen = get_backend(backend)
+        name = name or chosen.name
+        pipeline = pipeline_for(
+            backend=backend,
+            partition=partition,
+            memory_budget=memory_budget,
+            decompositions=decompositions,
+            inductor_settings=settings if chosen.with_settings is not None else None,
+        )
+    generators = Generators.now()
+    try:
+        return _Verifier(function, args, kwargs, order, pipeline, name or "its backend", folder).run(begin)
+    finally:
+        generators.put_back()
+
+
+@dataclasses.dataclass
+class _Verifier:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    order: int
+    pipeline: Pipeline
+    backend: str
+    folder: str | None
+
+    def run(self, begin: float) -> Verification:
+        generators = Generators.now()
+        log = Log()
+        start = time.perf_counter()
+        side, compiled = self._compiled(self.pipeline, log, generators)
+        compile_seconds = time.perf_counter() - start
+        eager = self._eager(side, log, generators)
+        found = _Comparison.of(eager, compiled)
+        stages: list[StageResult] = []
+        culprit: Culprit | None = None
+        if found.verdict is not Verdict.EQUAL and log.executions:
+            more, culprit = Stages(log, self.pipeline, self._captured).run()
+            stages = [self._capture(eager, generators, culprit), *more]
+            found = found.judged(stages)
+        joint = log.products[0].captured.joint if log.products else None
+        stage = next((s.name for s in stages if s.verdict is Verdict.WRONG), None)
+        path = None
+        if culprit is not None and joint is not None:
+            path = write_reproducer(culprit, joint, self.backend, self.folder)
+        stages.append(StageResult("the compiled function", found.verdict))
+        return Verification(
+            str(getattr(self.function, "__name__", type(self.function).__name__)),
+            self.backend,
+            self.order,
+            max(found.verdict, *(s.verdict for s in stages if s.verdict is not None)),
+            tuple(stages),
+            tuple(found.lines),
+            found.count,
+            culprit,
+            stage,
+            path,
+            time.perf_counter() - begin,
+            compile_seconds,
+        )
+
+    def _captured(self) -> JointGraph:
+        side = make_side(self.function, self.args, self.kwargs)
+        return capture(side.function, *side.args, **side.kwargs)
+
+    def _capture(self, eager: Outcome, generators: Generators, culprit: Culprit | None) -> StageResult:
+        """The graph as it was captured, on eager's kernels; it is left out where a later stage is known to be wrong."""
+        if culprit is not None:
+            return StageResult("capture", None, "a later stage is wrong")
+        _, plain = self._compiled(pipeline_for(backend="eager", partition="default"), Log(), generators)
+        found = _Comparison.of(eager, plain)
+        return StageResult("capture", found.verdict, "; ".join(found.lines[:2]))
+
+    def _compiled(self, pipeline: Pipeline, log: Log, generators: Generators) -> tuple[Side, Outcome]:
+        """A side whose function runs through a pipeline that tells `log`, and what it left."""
+        side = make_side(self.function, self.args, self.kwargs)
+        is_module = isinstance(side.function, torch.nn.Module)
+        function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
+        name = type(side.function).__name__ if is_module else None
+        dispatcher = Dispatcher(
+            function, WatchedPipeline.watching(pipeline, log), config.value, name, dynamic=False, on_unsupported="raise"
+        )
+        generators.put_back()
+        outcome = side.run(dispatcher, self.order, lambda: _reached(side, log))
+        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
+        if not log.products and outcome.error is None:
+            raise UnsupportedError(f"`{dispatcher.name}` ran eagerly: there is nothing to verify")
+        return side, outcome
+
+    def _eager(self, other: Side, log: Log, generators: Generators) -> Outcome:
+        side = make_side(self.function, self.args, self.kwargs)
+        generators.put_back()
+        outcome = side.run(side.function, self.order, lambda: _mapped(_reached(other, log), other, side))
+        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
+        return outcome
+
+
+def _copied(side: Side) -> set[int]:
+    return {id(copied) for copied in side.copies.values()}
+
+
+def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
+    """The tensors that the captures found, by what they are to the function."""
+    found: dict[str, torch.Tensor] = {}
+    for product in log.products:
+        captured = product.captured
+        for info, tensor in zip(captured.joint.signature.inputs, captured.tensors, strict=False):
+            if tensor is not None:
+                found.setdefault(str(info.slot), tensor)
+    return found
+
+
+def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict[str, torch.Tensor]:
+    """The tensors of one side as the other has them."""
+    originals = {id(copied): original for original, copied in one.copies.items() if isinstance(copied, torch.Tensor)}
+    return {
+        name: other.copies.get(originals[id(tensor)], tensor) if id(tensor) in originals else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """Two outcomes compared."""
+
+    verdict: Verdict
+    lines: list[str]
+    count: int
+    layouts_differ: bool
+
+    @classmethod
+    def of(cls, eager: Outcome, compiled: Outcome) -> _Comparison:
+        if eager.error is not None or compiled.error is not None:
+            return cls._of_errors(eager.error, compiled.error)
+        lines, verdict = [], Verdict.EQUAL
+        for name in dict.fromkeys((*eager.values, *compiled.values)):
+            if name not in eager.values or name not in compiled.values:
+                lines.append(f"{name}: only {'eager' if name in eager.values else 'the compiled function'} changed it")
+                verdict = Verdict.WRONG
+                continue
+            gap = compare(compiled.values[name], eager.values[name])
+            verdict = max(verdict, gap.verdict)
+            if gap.verdict is not Verdict.EQUAL:
+                lines.append(f"{name}: {gap.described()}")
+        others = []
+        for name in dict.fromkeys((*eager.layouts, *compiled.layouts)):
+            pair = eager.layouts.get(name), compiled.layouts.get(name)
+            if pair[0] != pair[1]:
+                others.append(f"{name}: eager {pair[0]}, compiled {pair[1]}")
+        for only, whose in (
+            (eager.shared - compiled.shared, "eager"),
+            (compiled.shared - eager.shared, "the compiled"),
+        ):
+            others += [f"{a} and {b} share memory in {whose} function only" for a, b in sorted(only)]
+        verdict = Verdict.WRONG if others else verdict
+        return cls(verdict, [*others, *lines], len(eager.values), bool(others))
+
+    @classmethod
+    def _of_errors(cls, eager: Exception | None, compiled: Exception | None) -> _Comparison:
+        if eager is None and compiled is not None:
+            raise compiled
+        if type(eager) is type(compiled):
+            return cls(Verdict.EQUAL, [f"both raise {type(eager).__name__}"], 0, False)
+        said = "nothing" if compiled is None else type(compiled).__name__
+        return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
+
+    def judged(self, stages: list[StageResult]) -> _Comparison:
+        """The verdict on values by the stages, which know float64: tolerances alone can't tell."""
+        known = [stage.verdict for stage in stages if stage.verdict is not None]
+        if self.layouts_differ or any(stage.verdict is None for stage in stages[1:]) or not known:
+            return self
+        return dataclasses.replace(self, verdict=max(known))

@@ -1,0 +1,252 @@
+"""`verify` against planted faults: what it says, what it names, the program it writes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad.errors import BackendError, ForegradWarning, UnsupportedError
+from foregrad.verification.compare import Verdict
+from tests.verification import planted
+
+ROOT = Path(__file__).parents[2]
+aten = torch.ops.aten
+
+
+def run(path):
+    return subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+
+
+def stages(found):
+    return {stage.name: stage.verdict for stage in found.stages}
+
+
+# ------------------------------------------------------------------------------------------------ nothing wrong
+def test_equal_where_eager_runs_the_same_kernels():
+    model, args = planted.gpt(layers=1)
+    found = foregrad.verify(model, *args, backend="eager")
+    assert found.ok
+    assert found.verdict is Verdict.EQUAL
+    assert found.num_compared > 15
+    assert found.culprit is None
+    assert found.reproducer is None
+
+
+def test_second_derivatives_on_request():
+    x = torch.randn(4, requires_grad=True)
+    found = foregrad.verify(lambda x: (x.sin() * x).sum(), x, backend="eager", order=2)
+    assert found.verdict is Verdict.EQUAL
+    assert found.num_compared == 3  # a result, a gradient, and the gradient of that
+    assert foregrad.verify(lambda x: (x.sin() * x).sum(), x, backend="eager", order=0).num_compared == 1
+
+
+def test_rounding_is_no_fault():
+    """A decomposition that rounds otherwise is told from one that is wrong."""
+    x = torch.randn(64, 64, requires_grad=True)
+    table = {aten.silu.default: planted.rounding_otherwise}
+    found = foregrad.verify(lambda x: torch.nn.functional.silu(x) * 2, x, backend="eager", decompositions=table)
+    assert found.verdict is Verdict.ROUNDING
+    assert stages(found)["decompositions"] is Verdict.ROUNDING
+    assert found.ok
+    found.raise_if_wrong()
+
+
+def test_inductor_is_rounding():
+    from foregrad.backends.inductor import why_not
+
+    if why_not() is not None:
+        pytest.skip(why_not())
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(8))
+    found = foregrad.verify(model, torch.randn(4, 8), backend="inductor")
+    assert found.ok, str(found)
+
+
+# ------------------------------------------------------------------------------------------------ planted faults
+def test_a_wrong_decomposition_is_found(tmp_path):
+    model, args = planted.gpt()
+    table = {aten.gelu.default: planted.gelu_by_a_sigmoid}
+    found = foregrad.verify(model, *args, backend="eager", decompositions=table, folder=str(tmp_path))
+    assert not found.ok
+    assert found.stage == "decompositions"
+    assert found.culprit.operator == "aten.gelu.default"
+    assert "self.mlp" in found.culprit.where
+    assert found.culprit.operands[0].startswith("x0: float32[2, 32, 256] from -")
+    assert found.culprit.gap.ulps > 1000
+    assert stages(found)["partition"] is Verdict.EQUAL
+    done = run(found.reproducer)
+    assert done.returncode == 1, done.stderr
+    assert "off by up to 0.0" in done.stdout
+    with pytest.raises(foregrad.VerificationError, match=r"aten\.gelu"):
+        found.raise_if_wrong()
+
+
+def test_a_fault_as_small_as_an_epsilon_is_found(tmp_path):
+    model, args = planted.gpt(layers=1)
+    table = {aten.native_layer_norm.default: planted.layer_norm_of_another_epsilon}
+    found = foregrad.verify(model, *args, backend="eager", decompositions=table, folder=str(tmp_path))
+    assert found.culprit.operator == "aten.native_layer_norm.default"
+    assert run(found.reproducer).returncode == 1
+
+
+def test_the_innermost_decomposition_is_named(tmp_path):
+    """One that is right, but for another that it is decomposed into."""
+    table = {
+        aten.silu.default: planted.silu_through_a_wrong_sigmoid,
+        aten.sigmoid.default: planted.sigmoid_that_saturates,
+    }
+    x = torch.linspace(-3, 3, 32)
+    found = foregrad.verify(torch.nn.functional.silu, x, backend="eager", decompositions=table, folder=str(tmp_path))
+    assert found.culprit.operator == "aten.sigmoid.default, which aten.silu.default is decomposed into"
+    assert run(found.reproducer).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("compiler", "most"), [(planted.miscompiles_gelu, 1), (planted.miscompiles_the_second_gelu, 20)]
+)
+def test_a_backend_that_miscompiles_is_found(compiler, most, tmp_path):
+    """By itself, or only where the graph has two of the operator: then the program holds both."""
+    model, args = planted.gpt()
+    found = foregrad.verify(model, *args, backend=compiler, folder=str(tmp_path))
+    assert not found.ok
+    assert found.stage == "forward of GPT"
+    assert found.culprit.operator == "aten.gelu.default"
+    assert found.culprit.piece.size <= most
+    done = run(found.reproducer)
+    assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.0], ids=["quick", "slow"])
+def test_a_pattern_is_found_with_all_that_belongs_to_it(seconds, tmp_path, monkeypatch):
+    """A fault in two operators together: neither shows it. A compiler that is slow gets the graph in pieces."""
+    monkeypatch.setattr("foregrad.verification.locate._QUICK", seconds)
+    args = torch.randn(8), torch.randn(8)
+    found = foregrad.verify(planted.Chain(), *args, backend=planted.miscompiles_a_pattern, folder=str(tmp_path))
+    assert found.culprit.operator == "aten.neg.default"
+    assert found.culprit.piece.size == 2
+    assert run(found.reproducer).returncode == 1
+
+
+def test_inputs_are_kept_where_random_ones_do_not_show_it(tmp_path):
+    """A fault for one value alone."""
+    special = torch.tensor([-1.0, 0.3125, 2.0])
+
+    def wrong(x):
+        return torch.where(x == 0.3125, 1.0, 0 - x)
+
+    table = {aten.neg.default: wrong}
+    found = foregrad.verify(torch.neg, special, backend="eager", decompositions=table, folder=str(tmp_path))
+    assert found.culprit.operator == "aten.neg.default"
+    assert list(tmp_path.glob("*.safetensors"))
+    done = run(found.reproducer)
+    assert done.returncode == 1, done.stderr
+
+
+def test_as_it_was_compiled(tmp_path):
+    """What `compile` made is verified with its own backend."""
+    compiled = foregrad.compile(planted.Chain(), backend=planted.miscompiles_a_pattern)
+    args = torch.randn(8), torch.randn(8)
+    found = foregrad.verify(compiled, *args, folder=str(tmp_path))
+    assert found.culprit.operator == "aten.neg.default"
+
+
+# ------------------------------------------------------------------------------------------------ what is left alone
+class Counts(nn.Module):
+    """Writes to a buffer, its argument and Python's state."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += 1
+        x.mul_(2)
+        return self.norm(x) + torch.rand(4)
+
+
+def test_the_users_objects_and_generators_stay_as_they_were():
+    model, x = Counts(), torch.randn(8, 4)
+    before, data = copy.deepcopy(model.state_dict()), x.clone()
+    torch.manual_seed(5)
+    random.seed(5)
+    states = torch.get_rng_state(), random.getstate()
+    found = foregrad.verify(model, x, backend="eager")
+    assert found.verdict is Verdict.EQUAL, str(found)
+    assert torch.equal(x, data)
+    assert model.calls == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+def test_tensors_that_a_function_reaches_are_put_back():
+    model = Counts()
+    before = copy.deepcopy(model.state_dict())
+    found = foregrad.verify(lambda x: model.norm(x) * model.seen.add_(1), torch.randn(8, 4), backend="eager")
+    assert found.verdict is Verdict.EQUAL, str(found)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_views_and_arguments_that_are_returned():
+    def function(x, y):
+        y.add_(1)
+        return x, x.t(), y.view(-1), {"sum": (x * y).sum()}
+
+    found = foregrad.verify(function, torch.randn(2, 2, requires_grad=True), torch.randn(2, 2), backend="eager")
+    assert found.ok, str(found)  # gradients through results that are views are added up in another order
+
+
+def test_arguments_with_a_history():
+    x = torch.randn(4, requires_grad=True) * 2
+    assert foregrad.verify(lambda x: x.exp(), x, backend="eager").verdict is Verdict.EQUAL
+    assert x.grad_fn is not None
+
+
+# ------------------------------------------------------------------------------------------------ errors, and data
+def test_both_raise():
+    def function(x):
+        raise KeyError("no")
+
+    found = foregrad.verify(function, torch.ones(2), backend="eager")
+    assert found.ok
+    assert "both raise KeyError" in str(found)
+
+
+def test_what_cannot_be_compiled_raises():
+    with pytest.warns(ForegradWarning, match="text"), pytest.raises(UnsupportedError, match="eagerly"):
+        foregrad.verify(lambda x: (x.sin(), str(x)), torch.ones(2), backend="eager")
+
+
+def test_a_backend_that_fails_raises():
+    with pytest.raises(BackendError, match="crash-on"):
+        foregrad.verify(lambda x: x.sin(), torch.ones(2), backend="crash-on:aten.sin")
+
+
+def test_a_report_as_data():
+    found = foregrad.verify(lambda x: x.sin(), torch.ones(2), backend=planted.miscompiles_gelu)
+    data = json.loads(json.dumps(found.to_json()))
+    assert data["verdict"] == "equal"
+    assert data["backend"] == "miscompiles_gelu"
+    assert data["stages"][-1] == {"name": "the compiled function", "verdict": "equal", "detail": ""}
+
+
+def test_the_page_is_up_to_date():
+    page = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.fill(page) == page, "run `make docs`"
