@@ -26,7 +26,7 @@ PAGES = (
     "index.md",
     "tutorial.md",
     "coming_from.md",
-    "debugging.md",
+    "verify.md",
     "pipeline.md",
     "dynamic.md",
     "higher_order.md",
@@ -37,7 +37,6 @@ PAGES = (
     "regions.md",
     "subclasses.md",
     "toy.md",
-    "verify.md",
 )
 
 REMEDIES = {

@@ -12,7 +12,13 @@ __all__ = ["StageResult", "Verification", "VerificationError"]
 
 
 class VerificationError(AssertionError):
-    """Raised by `Verification.raise_if_wrong`: the message is the report."""
+    """Raised by `Verification.raise_if_wrong`: the message is the report.
+
+    Example:
+        >>> import foregrad
+        >>> issubclass(foregrad.VerificationError, AssertionError)  # a test that raises it fails, and is no error
+        True
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +37,12 @@ class Verification:
     `stages`: each by itself, in order; `differences`: what the user could see of it, by name; `culprit`: the first
     operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: of all, and of the compilation
     among it.
+
+    Example:
+        >>> import torch, foregrad
+        >>> found = foregrad.verify(torch.sin, torch.ones(3, requires_grad=True), backend="eager")
+        >>> found.verdict.name, found.num_compared, found.to_json()["reproducer"]
+        ('EQUAL', 2, None)
     """
 
     name: str
