@@ -10,6 +10,7 @@
 #   VENV             where the virtual environment is                          (.venv)
 #   FOREGRAD_PYTHON  a Python that has PyTorch already: .venv is made from it and sees its packages, so its
 #                    PyTorch is used in place of the pinned one                (none)
+#   TORCH            a version of PyTorch in place of the pinned one: TORCH=2.15.0, in .venv-torch-2.15.0 (none)
 #   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
 #   JOBS             test processes                                            (2)
 #   ARGS             more arguments for demo, sweep, hops, fuzz, fresh, bench, clients, matrix or pytest, for example ARGS="--steps 50"
@@ -17,7 +18,8 @@
 #                    by ARGS=--help, for example ARGS="--only 3.12 3.13 -- tests/guards"
 
 PYTHON ?= python3
-VENV ?= .venv
+TORCH ?=
+VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 JOBS ?= 2
 ARGS ?=
 SETUP ?= yes
@@ -46,7 +48,7 @@ test: $(READY) lint  ## style, types, layers, then all tests
 	@echo "==> tests"
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) $(ARGS)
 
-matrix:  ## all tests on each Python that is here, 3.10 to 3.14, each in an environment of its own
+matrix:  ## all tests on each Python that is here, 3.10 to 3.14; with ARGS=--torch, on each minor version of PyTorch
 	@JOBS=$(JOBS) $(PYTHON) tests/matrix.py $(ARGS)
 
 setup: $(READY)  ## only make the virtual environment
@@ -98,7 +100,7 @@ sizes:  ## lines of Python in each folder
 		      close("sort -k7"); printf "%7d lines in all\n", all }'
 
 clean:  ## remove what the targets made, the virtual environment too
-	rm -rf $(VENV) .venv-3.* .venv-clients build dist .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-3.* .venv-torch-* .venv-clients build dist .coverage .coverage.* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -118,12 +120,13 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 			echo "making a virtual environment failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }; \
 	fi; \
 	cp constraints.txt "$(VENV)/constraints.txt"; \
-	if [ -n "$(FOREGRAD_PYTHON)" ] && "$(VENV)/bin/python" -c 'import torch' 2>/dev/null; then \
+	if [ -n "$(FOREGRAD_PYTHON)" ] && [ -z "$(TORCH)" ] && "$(VENV)/bin/python" -c 'import torch' 2>/dev/null; then \
 		echo "==> using the PyTorch that is there"; \
 		grep -v '^torch==' constraints.txt >"$(VENV)/constraints.txt"; \
 	else \
-		echo "==> PyTorch (the first time, some minutes)"; \
-		$(PIP) "$$(grep '^torch==' constraints.txt)" -c "$(VENV)/constraints.txt"; \
+		echo "==> PyTorch $(TORCH) (the first time, some minutes)"; \
+		$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >"$(VENV)/constraints.txt";) \
+		$(PIP) "$$(grep '^torch==' "$(VENV)/constraints.txt")" -c "$(VENV)/constraints.txt"; \
 	fi; \
 	echo "==> foregrad and its tools"; \
 	FOREGRAD_BUILD_NATIVE=0 $(PIP) -e ".[$(EXTRAS)]" -c "$(VENV)/constraints.txt"; \
@@ -132,5 +135,5 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 # Where there is no compiler, calls go through Python, and the tests of the C++ part are skipped.
 $(VENV)/.foregrad-native: $(VENV)/.foregrad-ready $(wildcard src/foregrad/_native/*.cpp src/foregrad/_native/*.h) src/foregrad/_native/build.py
 	@echo "==> the C++ part of calls"
-	@$(VENV)/bin/python -m foregrad build-native || echo "    so calls go through Python"
+	@$(VENV)/bin/python -m foregrad build-native || true
 	@touch "$@"

@@ -1,7 +1,8 @@
-"""The tests on each Python that is here: `make matrix`, or `python tests/matrix.py --help`.
+"""The tests on each Python that is here, or with each PyTorch: `make matrix`, or `python tests/matrix.py --help`.
 
-Each Python gets a virtual environment of its own, `.venv-3.13` and so on, made by `make setup` and kept for the next
-time. Runs on any Python, without packages.
+Each Python gets a virtual environment of its own with the pinned PyTorch, `.venv-3.13` and so on, and each PyTorch one
+with the Python that runs this, `.venv-torch-2.15.0`: made by `make setup` and kept for the next time. Runs on any
+Python, without packages.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from xml.etree import ElementTree as ET
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 TRIED = ("3.14",)  # counts as missing where PyTorch does not install
+TORCHES = ("2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0")
 ASK = "import sys, venv, ensurepip; print('%d.%d.%d' % sys.version_info[:3], getattr(sys, '_is_gil_enabled', bool)() or sys.version_info < (3, 13))"
 NUMBERS = re.compile(r"\d+")
 
@@ -35,6 +37,9 @@ def main() -> int:
     parser.add_argument(
         "--environment", action="append", metavar="X.Y=FOLDER", default=[], help="run in this one as it is"
     )
+    parser.add_argument(
+        "--torch", nargs="*", metavar="X.Y.Z", help=f"these versions of PyTorch (without one: {', '.join(TORCHES)})"
+    )
     parser.add_argument("--setup-limit", type=float, metavar="SECONDS", help="give up making an environment after this")
     settings, rest = parser.parse_known_args()
     pytest_arguments = [argument for argument in rest if argument != "--"]
@@ -45,9 +50,13 @@ def main() -> int:
         if not pythons:
             print("==> no second Python is here: nothing more to test")
             return 0
+    runs = [(version, python, given.get(version), "") for version, python in pythons.items()]
+    if settings.torch is not None:
+        here = ".".join(map(str, sys.version_info[:2]))
+        runs = [(here, sys.executable, None, torch) for torch in settings.torch or TORCHES]
     rows = []
-    for version, python in pythons.items():
-        rows.append(run_one(version, python, given.get(version), settings.setup_limit, pytest_arguments))
+    for run in runs:
+        rows.append(run_one(*run, settings.setup_limit, pytest_arguments))
         print_table(rows)
     if not rows:
         print("none of these Pythons is here: see MATRIX_PYTHONS")
@@ -113,15 +122,15 @@ def second_to(first: str | None, pythons: dict[str, str]) -> dict[str, str]:
 
 
 def run_one(
-    version: str, python: str, given: str | None, limit: float | None, arguments: list[str]
+    version: str, python: str, given: str | None, torch: str, limit: float | None, arguments: list[str]
 ) -> dict[str, object]:
-    """The tests on one Python; the row of the table."""
+    """The tests on one Python, with this PyTorch or the pinned one; the row of the table."""
     full = version_of(python)
-    row: dict[str, object] = {"python": full or version, "torch": "-", "failed": 0, "result": ""}
-    print(f"==> Python {full}: {python}", flush=True)
+    row: dict[str, object] = {"python": full or version, "torch": torch or "-", "failed": 0, "result": ""}
+    print(f"==> Python {full}, PyTorch {torch or 'as pinned'}: {python}", flush=True)
     start = time.monotonic()
-    folder = given or f".venv-{version}"
-    if given is None and not set_up(folder, python, limit):
+    folder = given or (f".venv-torch-{torch}" if torch else f".venv-{version}")
+    if given is None and not set_up(folder, python, torch, limit):
         row["result"] = "no environment"
         row["failed"] = int(version in SUPPORTED and limit is None)
         return row
@@ -153,7 +162,7 @@ def run_one(
     return row
 
 
-def set_up(folder: str, python: str, limit: float | None) -> bool:
+def set_up(folder: str, python: str, torch: str, limit: float | None) -> bool:
     """Make the environment, or bring it up to date, as `make setup` does."""
     command = [
         "make",
@@ -161,6 +170,7 @@ def set_up(folder: str, python: str, limit: float | None) -> bool:
         "setup",
         f"VENV={folder}",
         f"PYTHON={python}",
+        f"TORCH={torch}",
         "FOREGRAD_PYTHON=",
         "SETUP=yes",
     ]

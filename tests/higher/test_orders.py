@@ -43,7 +43,7 @@ def test_forty_functions_are_checked_to_the_third_order():
 
 @pytest.mark.parametrize("name", sorted(WRONG_IN_EAGER_AT_THREE))
 def test_what_is_not_checked_there_is_wrong_in_eager(name):
-    with pytest.raises(GradcheckError):
+    with pytest.raises((GradcheckError, RuntimeError), match=r"Jacobian|does not support 3rd"):  # since 2.14 it raises
         torch.autograd.gradcheck(directional(TABLE[name][0], 2), inputs_of(name), fast_mode=True, rtol=1e-3, atol=1e-4)
 
 
@@ -52,16 +52,22 @@ def test_three_orders_against_eager(name):
     fn = TABLE[name][0]
     compiled = foregrad.compile(fn, backend="eager")
     for order in range(4):
-        inputs = inputs_of(name)
-        wanted, found = directional(fn, order)(*inputs), directional(compiled, order)(*inputs)
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
-        if wanted.requires_grad:
-            for a, b in zip(
-                torch.autograd.grad(found, inputs, materialize_grads=True),
-                torch.autograd.grad(wanted, inputs, materialize_grads=True),
-                strict=True,
-            ):
-                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+        wanted, found = (value_and_gradients(f, order, inputs_of(name)) for f in (fn, compiled))
+        if isinstance(wanted, str):
+            assert found == wanted
+            continue
+        torch.testing.assert_close(found[0], wanted[0], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found[1:], wanted[1:], rtol=1e-8, atol=1e-10)
+
+
+def value_and_gradients(fn, order, inputs):
+    """What `directional` gives and its gradients; the message where an operator has none of that order."""
+    try:
+        value = directional(fn, order)(*inputs)
+        gradients = torch.autograd.grad(value, inputs, materialize_grads=True) if value.requires_grad else ()
+    except RuntimeError as error:
+        return str(error)
+    return [value, *gradients]
 
 
 @pytest.mark.parametrize("name", [n for n in TABLE if n not in NOT_ITS_DERIVATIVE])

@@ -34,11 +34,25 @@ def test_the_pytorch_found_without_importing_it_is_the_one_imported():
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_no_compiler_or_one_that_fails(monkeypatch, tmp_path, compiler, capsys):
     monkeypatch.setenv("CXX", compiler)
-    with pytest.raises(building.BuildError, match=r"no C\+\+ compiler|failed"):
+    with pytest.raises(building.BuildError, match=r"no C\+\+ compiler|does not compile it"):
         building.build(tmp_path)
     assert not list(tmp_path.iterdir()), "nothing is left behind"
     assert cli.main(["build-native", "--folder", str(tmp_path)]) == 1
-    assert "not built" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("not built, so calls go through Python: ")
+
+
+def test_sources_that_this_pytorch_does_not_take(monkeypatch, tmp_path, capsys):
+    """One line names the compiler, PyTorch and the first error; the rest is shown on request."""
+    monkeypatch.setattr(building, "_UNITS", ("elsewhere.cpp",))
+    monkeypatch.setattr(building, "library_name", lambda version: "some.so")
+    arguments = ["build-native", "--folder", str(tmp_path)]
+    assert cli.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert torch.__version__ in line
+    assert "elsewhere.cpp" in line
+    assert cli.main([*arguments, "--verbose"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) > 2
 
 
 def test_no_headers_of_pytorch(monkeypatch, tmp_path):

@@ -46,7 +46,11 @@ _SUM = hashlib.sha256().digest_size
 
 
 class BuildError(Exception):
-    """The library can't be built here; the message says why."""
+    """The library can't be built here: the message says why in a line. `details`: the command, and all that it said."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 def find_torch() -> tuple[Path, str]:
@@ -145,7 +149,11 @@ def build(folder: Path | None = None) -> Path:
         made = Path(scratch) / "made.so"
         done = subprocess.run([*command, "-o", str(made)], input=source, text=True, capture_output=True, check=False)
         if done.returncode != 0:
-            raise BuildError(f"{' '.join(command)}\nfailed:\n{done.stderr}")
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "it said nothing")
+            raise BuildError(
+                f"{Path(command[0]).name} does not compile it with PyTorch {version}: {first.strip()}",
+                f"{' '.join(command)}\n{done.stderr}",
+            )
         with made.open("ab") as file:
             file.write(_seal(made.read_bytes()))
             file.flush()
@@ -180,10 +188,14 @@ def _compiler() -> list[str]:
 
 
 def _options_for(include: Path) -> list[str]:
-    """Nodes of autograd were counted by shared_ptr once."""
+    """What PyTorch has changed since 2.11, by its headers: nodes of autograd were counted by shared_ptr, and outputs
+    were given to a node without telling which node they then have.
+    """
     autograd = include / "torch" / "csrc" / "autograd"
-    texts = [(autograd / name).read_text() for name in ("node.h", "function.h") if (autograd / name).exists()]
-    return ["-DFOREGRAD_SHARED_NODES"] if any("enable_shared_from_this<Node>" in text for text in texts) else []
+    names = ("node.h", "function.h", "custom_function.h")
+    text = "".join((autograd / name).read_text() for name in names if (autograd / name).exists())
+    shared = ["-DFOREGRAD_SHARED_NODES"] if "enable_shared_from_this<Node>" in text else []
+    return shared + (["-DFOREGRAD_ATTACHED_NODE"] if "fire_node_creation_hooks(attached_node)" in text else [])
 
 
 def _system(folder: Path) -> list[str]:

@@ -104,8 +104,8 @@ bool are_new(std::vector<THPObjectPtr>& outputs, PyObject* const* inputs, size_t
   return true;
 }
 
-// Gives `outputs`, which may be replaced by others, the node as their history.
-void connect(
+// Gives `outputs`, which may be replaced by others, the node as their history. The node that they then have, if any.
+NodePtr connect(
     std::vector<THPObjectPtr>& outputs, const NodePtr& node, PyObject* const* inputs, const Program& program) {
   if (are_new(outputs, inputs, program.inputs)) {
     for (THPObjectPtr& output : outputs) {
@@ -113,7 +113,7 @@ void connect(
       const uint32_t number = node->add_input_metadata(tensor);
       torch::autograd::impl::set_gradient_edge(tensor, {node, number});
     }
-    return;
+    return node;
   }
   // Inputs returned as they are, views: as for any other function that users write.
   variable_list taken;
@@ -128,9 +128,15 @@ void connect(
   const auto same = [](at::Tensor x) -> at::Tensor { return x.view_as(x); };
   const std::unordered_set<at::TensorImpl*> none;
   std::vector<std::optional<at::Tensor>> made;
+  NodePtr attached = node;
   {
     pybind11::gil_scoped_release others; // as in MayWait
+#ifdef FOREGRAD_ATTACHED_NODE
+    attached = {};
+    made = torch::autograd::_wrap_outputs(taken, none, none, raw, node, no_jvp, none, same, false, attached);
+#else
     made = torch::autograd::_wrap_outputs(taken, none, none, raw, node, no_jvp, none, same, false);
+#endif
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     outputs[i] = THPVariable_Wrap(*made[i]);
@@ -138,6 +144,7 @@ void connect(
       throw python_error();
     }
   }
+  return attached;
 }
 
 // ------------------------------------------------------------------------------------------------------ saved values
@@ -256,13 +263,18 @@ PyObject* run(const std::shared_ptr<Program>& shared, PyObject* const* inputs) {
   if (!node) {
     return one_or_tuple(outputs);
   }
-  connect(carried, node, inputs, program);
+  const NodePtr attached = connect(carried, node, inputs, program);
   auto& compiled = static_cast<CompiledNode&>(*node);
   if (program.on_watched) {
     compiled.watch_outputs();
   }
   save(compiled, results.get(), inputs, program);
   keep_trails(compiled, inputs, program);
+#ifdef FOREGRAD_ATTACHED_NODE
+  if (attached) {
+    torch::autograd::fire_node_creation_hooks(attached);
+  }
+#endif
   size_t next = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (program.shown[i] != Shown::plain) {

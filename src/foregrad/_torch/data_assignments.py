@@ -1,7 +1,8 @@
-"""`x.data` and `x.data = y` in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0.
+"""`x.data` and `x.data = y` in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0, 2.15.0.
 
 Dynamo writes `x.data = y` as `set_` under `no_grad` and a function that takes the version counter one back. That parts
 a leaf from the gradients of what was computed from it before, and the counter of a tensor that began at 0 still moves.
+Since 2.15 it writes an operator, which leaves strides and the storage as they were.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = ["restore_data_assignments"]
 
 _SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
 _GET_DATA: Any = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+_COPY_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
 _LOWER = "_lower_version_count_by_1"
 
 
@@ -27,6 +29,9 @@ def restore_data_assignments(gm: fx.GraphModule) -> None:
                 continue
             if node.target is _GET_DATA:
                 node.target, node.args = getattr, (node.args[0], "data")
+                changed = True
+            elif _COPY_DATA is not None and node.target in (_COPY_DATA, _COPY_DATA.default):
+                node.target = assign_data
                 changed = True
             elif getattr(node.target, "__name__", "") == _LOWER and _is_set(node.args[0]):
                 node.args[0].target = assign_data

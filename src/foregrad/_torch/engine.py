@@ -23,6 +23,7 @@ __all__ = [
     "is_node_with",
     "keeps_graph",
     "keeps_versions",
+    "single_level",
     "transforms_active",
     "wanted_gradients",
 ]
@@ -38,8 +39,14 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """The C++ apply of a Function, without the Python one around it (which looks for functorch transforms)."""
+    """The C++ apply of a Function, without a Python one around it, which looks for functorch transforms up to 2.14."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
+    """The apply of a Function that deals with the wrappers of functorch's top level itself."""
+    kind: Any = torch.autograd.function._SingleLevelFunction
+    return type(name, (kind,), methods).apply  # type: ignore[attr-defined, no-any-return]
 
 
 def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -138,7 +138,8 @@ class FakeFactory:
             behind = self._behind(base)
         with _NoDispatch():
             fake = self._wrap(model, model.fake_device, behind)
-            torch._functionalize_unsafe_set(fake, behind)
+            # Since 2.15 only the memory of a tensor of the same device can be taken.
+            torch._functionalize_unsafe_set(fake, self._wrap(behind, model.fake_device, None))
         return fake
 
     def twin(self, fake: FakeTensor) -> FakeTensor:

@@ -14,7 +14,27 @@ import torch
 
 from .symbols import is_symbolic
 
-__all__ = ["have_hooks", "keeps_tensors", "lead_to", "noting_arrival", "views_taken_at_once", "was_freed"]
+__all__ = [
+    "GIVING_ZEROS",
+    "WITH_PAIRED_STATISTICS",
+    "have_hooks",
+    "keeps_tensors",
+    "lead_to",
+    "noting_arrival",
+    "views_taken_at_once",
+    "was_freed",
+]
+
+# Nodes of PyTorch's that, as custom Functions, give zeros where others leave a gradient out. And those whose second
+# and third outputs, statistics, send a gradient on where none comes in for the first: to the first input alone, and
+# only both together.
+_NORM = frozenset({"NativeGroupNormBackward0"})
+GIVING_ZEROS = frozenset({"TriangularSolveBackward0"})
+WITH_PAIRED_STATISTICS: frozenset[str] = frozenset()
+if torch.__version__ >= (2, 14):  # type: ignore[operator]
+    GIVING_ZEROS |= _NORM
+else:
+    WITH_PAIRED_STATISTICS = _NORM
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:

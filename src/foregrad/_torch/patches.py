@@ -240,14 +240,19 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
         if hooks.region is not None and hooks.is_region(cls):
-            return hooks.region(_Called(_original_apply.__func__, cls), args, kwargs)
+            return hooks.region(_Called(_run_function, cls), args, kwargs)
         args, kwargs = _swap(hooks, args, kwargs)
         hooks.applied.append(cls)
         try:
-            return _original_apply.__func__(cls, *args, **kwargs)
+            return _run_function(cls, *args, **kwargs)
         finally:
             hooks.applied.pop()
-    return _original_apply.__func__(cls, *args, **kwargs)
+    return _run_function(cls, *args, **kwargs)
+
+
+def _run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """What PyTorch has as `apply`: a class method, written in C since 2.15."""
+    return _original_apply.__get__(None, cls)(*args, **kwargs)
 
 
 def applied_function() -> Any:

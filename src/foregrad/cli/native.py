@@ -24,6 +24,7 @@ def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParse
     )
     parser.add_argument("--folder", type=Path, help="where to put it (default: beside foregrad, or the user's cache)")
     parser.add_argument("--again", action="store_true", help="also when it is there already")
+    parser.add_argument("--verbose", action="store_true", help="show all that the compiler says where it fails")
     parser.set_defaults(run=run_build_native)
 
 
@@ -37,7 +38,9 @@ def run_build_native(options: argparse.Namespace) -> int:
     try:
         made = build(options.folder)
     except BuildError as error:
-        print(f"not built: {error}", file=sys.stderr)
+        print(f"not built, so calls go through Python: {error}", file=sys.stderr)
+        if options.verbose:
+            print(error.details, file=sys.stderr)
         return 1
     print(f"built in {time.perf_counter() - start:.0f} s: {made}")
     return 0

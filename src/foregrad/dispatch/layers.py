@@ -258,12 +258,8 @@ def _backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | 
     return None, *(next(found) if has else None for has in needs_input_grad)
 
 
-_apply = engine.direct_apply(
-    type(
-        "CompiledFunction",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(_forward), "backward": staticmethod(_backward)},
-    )
+_apply = engine.single_level(
+    "CompiledFunction", {"forward": staticmethod(_forward), "backward": staticmethod(_backward)}
 )
 
 

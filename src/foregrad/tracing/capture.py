@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._torch.jagged import dispatch_argument_of_capture
+from .._torch.requirements import warn_if_untested
 from ..errors import InternalError
 from ..frontend.call import FlatCall
 from ..frontend.sources import Source
@@ -47,6 +48,7 @@ def capture_call(
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
+    warn_if_untested()
     lifted, learned = list(lifted), Learned()
     flags = live_hooks, refuses_output, runs_regions
     options = Options(name, decompositions or {}, higher_order, around, *flags)

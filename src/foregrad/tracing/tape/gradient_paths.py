@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.histories import keeps_tensors
+from ..._torch.histories import GIVING_ZEROS, WITH_PAIRED_STATISTICS, keeps_tensors
 from ..._torch.hooks import gradients_cut
 from ..._torch.tensors import history_of
 from ...graph.signature import GradientPaths
@@ -29,10 +29,6 @@ __all__ = [
     "reached_from",
     "saving_nodes",
 ]
-
-
-# PyTorch's own nodes that, as custom Functions, give zeros where the others leave a gradient out.
-_GIVE_ZEROS = {"TriangularSolveBackward0"}
 
 
 @contextlib.contextmanager
@@ -70,8 +66,8 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     for node in order:
         mask, custom = masks[id(node)], through_custom[id(node)]
         name = node.name()
-        has_statistics |= name in _WITH_STATISTICS
-        if isinstance(node, torch.autograd.function.BackwardCFunction) or name in _GIVE_ZEROS or _is_empty(node, name):
+        has_statistics |= name in WITH_PAIRED_STATISTICS
+        if isinstance(node, torch.autograd.function.BackwardCFunction) or name in GIVING_ZEROS or _is_empty(node, name):
             custom = mask
         for following, number in node.next_functions:
             cut = cuts.get((following, number))
@@ -102,11 +98,6 @@ def _is_empty(node: Any, name: str) -> bool:
     return any(type(size) is int and size == 0 for size in node._input_metadata[0].shape)
 
 
-# Nodes whose second and third outputs, statistics, send a gradient on where none comes in for the first: to the first
-# input alone, and only both together.
-_WITH_STATISTICS = {"NativeGroupNormBackward0"}
-
-
 def _with_pairs(
     order: list[Any],
     outputs: Sequence[torch.Tensor],
@@ -127,7 +118,7 @@ def _with_pairs(
     for node in order:
         masks = {number: by_output[node, number] for number in arriving[id(node)]}
         sure = functools.reduce(operator.or_, masks.values(), 0)
-        is_norm = node.name() in _WITH_STATISTICS
+        is_norm = node.name() in WITH_PAIRED_STATISTICS
         edges = [*node.next_functions]
         leaf = getattr(node, "variable", None)
         for at, (following, number) in enumerate([*edges, (leaf, None)]):

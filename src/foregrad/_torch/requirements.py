@@ -1,0 +1,270 @@
+"""What foregrad takes from the private parts of PyTorch, and whether the PyTorch at hand has it.
+
+The sources of this package are the list: each private name under `torch` that they import, reach or spell out, and,
+where they call one, the arguments that they pass. (What they ask of PyTorch's objects is not on it.) What the sources
+can't say is in `FALLS_BACK`, by file: what goes another way without its names. Checked on torch 2.11.0, 2.12.0, 2.13.0,
+2.14.1, 2.15.0.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ForegradWarning
+
+__all__ = ["FALLS_BACK", "NEWEST", "OLDEST", "Requirement", "missing", "requirements", "untested", "warn_if_untested"]
+
+OLDEST, NEWEST = (2, 11), (2, 15)
+"""The minor versions of PyTorch that the tests run on, the first and the last."""
+
+_IN_ALL = "nothing: capturing any function needs it"
+_DYNAMO = "nothing: `torch.compile(backend='foregrad')` needs it; `foregrad.compile` does not"
+_SIZES = "nothing: symbolic sizes need it; with `dynamic=False` there are none"
+FALLS_BACK = {
+    "allocations": "nothing: the measured memory of calls is not to be had",
+    "contexts": "nothing: captures in a trace of PyTorch's, and with symbolic sizes, need it",
+    "data_assignments": _DYNAMO,
+    "disabled": "functions under `torch.compiler.disable` are captured as any",
+    "distributed": "nothing: functions with collectives, DDP and FSDP need it",
+    "dynamo": _DYNAMO,
+    "expressions": _SIZES,
+    "flex": "nothing: `flex_attention` needs it",
+    "function_bodies": _DYNAMO,
+    "inductor": "nothing: Inductor can't be used; `backend='eager'` goes without",
+    "jagged": "nothing: jagged nested tensors need it",
+    "kernels": "nothing: Inductor can't be used; `backend='eager'` goes without",
+    "loops": "nothing: operators that loop need it",
+    "modules": "nothing: graph modules of other tools, as backends of PyTorch's make them, need it",
+    "native": "calls go through Python",
+    "operand_gradients": "nothing: operators that take functions need it",
+    "registered": "nothing: artifacts can't be loaded",
+    "settings": "the setting is not looked at, where it is one of the table's",
+    "sharding": "nothing: DTensor needs it",
+    "size_arithmetic": _SIZES,
+    "symbols": _SIZES,
+    "torchscript": "nothing: scripted functions inside captured ones, and `ts_compile`, need it",
+}
+"""By file, where it is not that everything needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A private name of PyTorch's, dotted, that files of this package use.
+
+    `optional`: the code asks whether it is there. `calls`: how it is called, as (number of arguments by position,
+    names of the others), for calls that pass neither `*args` nor `**kwargs`.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    optional: bool
+    calls: frozenset[tuple[int, tuple[str, ...]]]
+
+    @property
+    def falls_back(self) -> str:
+        """What goes another way without it."""
+        return "; ".join(dict.fromkeys(FALLS_BACK.get(file, _IN_ALL) for file in self.files))
+
+    def fault(self) -> str | None:
+        """What is wrong with it in this PyTorch; None where nothing is."""
+        try:
+            found = _look_up(self.name)
+        except (ImportError, AttributeError) as error:
+            return None if self.optional else f"it is missing ({error})"
+        try:
+            signature = inspect.signature(found)
+        except (TypeError, ValueError):  # not one to call, or written in C
+            return None
+        for count, names in sorted(self.calls):
+            try:
+                signature.bind(*[None] * count, **dict.fromkeys(names))
+            except TypeError as error:
+                return f"its arguments have changed ({error})"
+        return None
+
+
+def missing() -> list[tuple[str, str, str]]:
+    """(name, what is wrong with it, what falls back) for each private name that this PyTorch lacks or has changed."""
+    faults = [(requirement, requirement.fault()) for requirement in requirements()]
+    return [(requirement.name, fault, requirement.falls_back) for requirement, fault in faults if fault is not None]
+
+
+@functools.cache
+def requirements() -> tuple[Requirement, ...]:
+    """All of them, by name."""
+    uses: dict[str, _Uses] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        for name, optional, call in _names_in(path.read_text(encoding="utf-8")):
+            use = uses.setdefault(name, _Uses())
+            use.files[path.stem] = None
+            use.optional &= optional
+            use.calls.update([] if call is None else [call])
+    return tuple(
+        Requirement(name, tuple(use.files), use.optional, frozenset(use.calls)) for name, use in sorted(uses.items())
+    )
+
+
+@dataclass(slots=True)
+class _Uses:
+    files: dict[str, None] = field(default_factory=dict)
+    optional: bool = True
+    calls: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
+
+
+def _look_up(name: str) -> Any:
+    """What a dotted name stands for; submodules are imported."""
+    first, *rest = name.split(".")
+    found, path, in_modules = importlib.import_module(first), first, True
+    for part in rest:
+        path = f"{path}.{part}"
+        # A package's attribute may hide the submodule of that name.
+        in_modules = in_modules and hasattr(found, "__path__") and _is_module(path)
+        found = importlib.import_module(path) if in_modules else getattr(found, part)
+    return found
+
+
+def _is_module(path: str) -> bool:
+    return path in sys.modules or importlib.util.find_spec(path) is not None
+
+
+# ------------------------------------------------------------------------------------------------------ the sources
+
+_Found = tuple[str, bool, "tuple[int, tuple[str, ...]] | None"]
+
+
+def _names_in(source: str) -> Iterator[_Found]:
+    """(name, whether the code asks for it, how it is called) for each use of a private name in a source."""
+    tree = ast.parse(source)
+    bound = _bound_in(tree)
+    asked = _asked_in(tree)
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        for name in _names_of(node, bound):
+            if _is_private(name):
+                # A name that was bound before says nothing of whether it may be missing.
+                yield name, id(node) in asked or isinstance(node, ast.Name), _shape_of(calls.get(id(node)))
+
+
+def _names_of(node: ast.AST, bound: dict[str, str]) -> list[str]:
+    """What a node imports, or reaches by an attribute."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if _is_of_torch(alias.name)]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{a.name}" for a in node.names] if node.level == 0 and _is_of_torch(node.module) else []
+    if isinstance(node, (ast.Attribute, ast.Name)):
+        name = _dotted(node, bound)
+        return [] if name is None else [name]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)+", node.value):
+        return [node.value]
+    if isinstance(node, ast.Call) and _is_getattr(node):
+        name = _dotted(node.args[0], bound)
+        text = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+        return [f"{name}.{text}"] if name is not None and isinstance(text, str) else []
+    return []
+
+
+def _bound_in(tree: ast.Module) -> dict[str, str]:
+    """What the names of a source stand for, where it is something of PyTorch's."""
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if _is_of_torch(alias.name):
+                    bound[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_of_torch(node.module):
+            bound.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and isinstance(value, ast.expr):
+            name = _dotted(value, bound)
+            if name is not None:
+                bound[targets[0].id] = name
+    return bound
+
+
+def _asked_in(tree: ast.Module) -> set[int]:
+    """The nodes in a `try` that goes on without what is missing, and those with a default, by id."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(_catches_missing(handler) for handler in node.handlers):
+            found.update(id(inner) for statement in node.body for inner in ast.walk(statement))
+        elif isinstance(node, ast.Call) and _is_getattr(node) and len(node.args) == 3:
+            found.add(id(node))
+    return found
+
+
+def _catches_missing(handler: ast.ExceptHandler) -> bool:
+    text = "" if handler.type is None else ast.unparse(handler.type)
+    return bool(re.search(r"\b(ImportError|AttributeError)\b", text))
+
+
+def _dotted(node: ast.expr, bound: dict[str, str]) -> str | None:
+    """A chain of attributes that begins at something of PyTorch's, as text."""
+    if isinstance(node, ast.Name):
+        return bound.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value, bound)
+        return None if owner is None else f"{owner}.{node.attr}"
+    return None
+
+
+def _is_getattr(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1
+
+
+def _is_of_torch(name: str | None) -> bool:
+    return name is not None and name.partition(".")[0] == "torch"
+
+
+def _is_private(name: str) -> bool:
+    """Operators may be underscored, and Python's own names are."""
+    parts = name.split(".")
+    if parts[1:2] == ["ops"] or re.fullmatch("__.*__", parts[-1]):
+        return False
+    return any(part.startswith("_") for part in parts)
+
+
+def _shape_of(call: ast.Call | None) -> tuple[int, tuple[str, ...]] | None:
+    if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
+        return None
+    names = tuple(keyword.arg for keyword in call.keywords if keyword.arg is not None)
+    return (len(call.args), names) if len(names) == len(call.keywords) else None
+
+
+# --------------------------------------------------------------------------------------------------------- versions
+
+
+def untested(version: str | None = None) -> str | None:
+    """What to say of a version of PyTorch (default: this one's) that no test ran on; None for the tested ones."""
+    text = torch.__version__ if version is None else version
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    minor = (int(numbers[1]), int(numbers[2])) if numbers else NEWEST
+    if OLDEST <= minor <= NEWEST:
+        return None
+    tested = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
+    return (
+        f"foregrad is tested with PyTorch {tested}, this is {text}: what it finds changed runs eagerly or raises. "
+        "`python -m foregrad doctor` lists what that version lacks."
+    )
+
+
+@functools.cache
+def warn_if_untested() -> None:
+    """Say so once in a process."""
+    said = untested()
+    if said is not None:
+        warnings.warn(said, ForegradWarning, stacklevel=2)
