@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from .api import compile_function, compile_module
 from .config import config
-from .dispatch.module import Recipe
+from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
 from .dispatch.shapes import size_reads
 from .errors import UnsupportedError, UnsupportedSideEffectError
@@ -158,7 +158,7 @@ def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     pipeline = make_pipeline(**settings, lifted=named_sources(mod))
     compiled = compile_module(mod, pipeline, recipe, dynamic=dynamic, on_unsupported="raise")
     if not hasattr(mod, "orig_module"):
-        type(compiled).orig_module = property(lambda _self: mod)  # type: ignore[attr-defined]
+        type(compiled).orig_module = property(behind)  # type: ignore[attr-defined]
     return compiled
 
 

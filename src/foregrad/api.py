@@ -253,7 +253,7 @@ def compile_function(
     """`function` behind a dispatcher, looking like itself."""
     dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic, on_unsupported=on_unsupported)
 
-    compiled: Any = functools.update_wrapper(dispatcher.entry, function)
+    compiled: Any = functools.update_wrapper(dispatcher.make_entry(), function)
     compiled.foregrad = dispatcher
     return compiled  # type: ignore[no-any-return]
 

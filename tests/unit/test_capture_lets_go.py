@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad._torch.native import native
 
 
 @pytest.fixture
@@ -41,3 +42,110 @@ def test_what_the_function_made(no_collector):
 
     foregrad.compile(f)(torch.ones(3))
     assert made and all(reference() is None for reference in made)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x)))).sum()
+
+
+class Raising(Net):
+    def forward(self, x):
+        raise ValueError(self.first(x).shape)
+
+
+class Counting(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+def not_at_all(module, x):
+    pass
+
+
+def without_gradients(module, x):
+    with torch.no_grad():
+        module(x)
+
+
+def for_training(module, x):
+    for _ in range(3):
+        module(x).backward()
+
+
+def for_one_gradient(module, x):
+    torch.autograd.grad(module(x), module.first.weight)
+
+
+def for_a_gradient_of_a_gradient(module, x):
+    (gradient,) = torch.autograd.grad(module(x), x, create_graph=True)
+    gradient.sum().backward()
+
+
+def for_a_gradient_with_a_graph(module, x):
+    torch.autograd.grad(module(x), x, create_graph=True)
+
+
+def in_a_compiled_function(module, x):
+    foregrad.compile(lambda x: module(x) * 2, backend="eager")(x).backward()
+
+
+def under_vmap(module, x):
+    torch.vmap(module.eval())(x[None])
+
+
+def by_what_raises(module, x):
+    with pytest.raises(ValueError, match=r"torch\.Size"):
+        module(x)
+
+
+USES = [
+    (Net, not_at_all),
+    (Net, without_gradients),
+    (Net, for_training),
+    (Net, for_one_gradient),
+    (Net, for_a_gradient_of_a_gradient),
+    (Net, for_a_gradient_with_a_graph),
+    (Net, in_a_compiled_function),
+    (Net, under_vmap),
+    (Raising, by_what_raises),
+    (Counting, for_training),
+]
+
+
+@pytest.mark.parametrize(("cls", "use"), USES, ids=[f"{cls.__name__} {use.__name__}" for cls, use in USES])
+@pytest.mark.parametrize("door", [foregrad.compile, foregrad.aot_module], ids=["compile", "aot_module"])
+def test_a_compiled_module_and_its_parameters(no_collector, door, cls, use):
+    if door is foregrad.aot_module and cls is not Net:
+        pytest.skip("aot_module writes no Python state")
+    if cls is Counting and native() is None:
+        pytest.skip("a node in Python is a class, which the collector alone frees, and holds what the call writes to")
+    plain = cls()
+    module = door(plain, backend="eager") if door is foregrad.compile else door(plain, foregrad.nop)
+    x = torch.randn(3, 4, requires_grad=True)
+    freed = [weakref.ref(value) for value in (plain, plain.first.weight, module, x)]
+    use(module, x)
+    del plain, module, x
+    assert [reference() for reference in freed] == [None] * 4
+
+
+def over(model):
+    return foregrad.compile(lambda x: model(x) * 2, backend="eager")
+
+
+def test_a_compiled_function_and_what_it_closes_over(no_collector):
+    model = Net()
+    compiled = over(model)
+    freed = [weakref.ref(value) for value in (model, model.first.weight, compiled, compiled.foregrad)]
+    compiled(torch.randn(3, 4)).backward()
+    del model, compiled
+    assert [reference() for reference in freed] == [None] * 4

@@ -15,6 +15,7 @@ import builtins
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -186,7 +187,9 @@ class PlainTypes:
             self.named(names)
 
 
-_asked_by: dict[type, tuple[tuple[dict[str, Any], frozenset[str]], ...]] = {}
+# A compiled module has a class of its own, which holds the module.
+_asked_by: weakref.WeakKeyDictionary[type, tuple[tuple[dict[str, Any], frozenset[str]], ...]]
+_asked_by = weakref.WeakKeyDictionary()
 
 
 def _namespaces_asking(cls: type) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:

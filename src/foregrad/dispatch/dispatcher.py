@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,9 +72,13 @@ class Dispatcher:
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._why_lifted = why_lifted
         self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
-        self._stateful: Callable[..., Any] = self._compile_and_call
+        self._stateful: Any = None  # what calls that
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
-        self._by_sizes = BySizes(self._of_other_sizes, config.recompile_limit if most_forms is None else most_forms)
+        made_as = self.config, self.name
+        self._by_sizes = BySizes(
+            lambda: Dispatcher(function, pipeline, *made_as, levels=False, most_forms=0),
+            config.recompile_limit if most_forms is None else most_forms,
+        )
         self._levels = levels
         self._of_classes: OfClasses | None = None  # the form that takes tensors of classes apart, and
         self._inner_of_classes: Dispatcher | None = None  # what is compiled of it
@@ -82,19 +87,20 @@ class Dispatcher:
         self._sizes = SizesSeen(dynamic, open_sizes)
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
         self._paths = Paths(self.name, config)
-        self.transformed = Transformed(function, self._flat, self.config, self.name)
-        self.entry = self._entry(levels)
+        # What is compiled of it for its calls under transforms: a function of tensors, called under none.
+        self.transformed = Transformed(
+            function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, levels=False), *made_as
+        )
+        self.entry = self.make_entry()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.entry(*args, **kwargs)
 
-    def _flat(self, function: Callable[..., Any], name: str) -> Dispatcher:
-        """What is compiled of this function for its calls under transforms: one of tensors, called under none."""
-        return Dispatcher(function, self.pipeline, self.config, name, levels=False, on_unsupported=self.refusals.mode)
-
-    def _entry(self, levels: bool) -> Callable[..., Any]:
-        """What users call: one frame between them and the graph, with everything that it reads at hand."""
-        function, compile_and_call = self.function, self._compile_and_call
+    def make_entry(self) -> Callable[..., Any]:
+        """What users call: one frame between them and the graph, with everything that it reads at hand. It does not
+        keep the dispatcher: called without, it runs the function.
+        """
+        function, owner, levels = self.function, weakref.ref(self), self._levels
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
         transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
         transformed, refusals, graphs = self.transformed if levels else None, self.refusals, self.graphs
@@ -119,11 +125,8 @@ class Dispatcher:
             if refusals and refusals.covers(args, kwargs):
                 with give_up():
                     return function(*args, **kwargs)
-            if self._of_classes is not None and (self._gives_classes or has_classes(args, kwargs)):
-                return self._called_of_classes(args, kwargs)
-            if self.inner is not None:
-                return self._stateful(args, kwargs)
-            return compile_and_call(args, kwargs, tried)
+            me = owner()
+            return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
 
         return entry
 
@@ -149,6 +152,15 @@ class Dispatcher:
         return own
 
     # ---------------------------------------------------------------- compiling
+
+    def _call_unmatched(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
+    ) -> Any:
+        if self._of_classes is not None and (self._gives_classes or has_classes(args, kwargs)):
+            return self._called_of_classes(args, kwargs)
+        if self.inner is not None:
+            return self._stateful(args, kwargs)
+        return self._compile_and_call(args, kwargs, tried)
 
     def _compile_and_call(
         self,
@@ -182,7 +194,10 @@ class Dispatcher:
         if lifts and self.inner is not None:
             return self._stateful(args, kwargs)
         if not isinstance(first, Specialization):
-            return self.fallbacks.run(args, kwargs, first)
+            try:
+                return self.fallbacks.run(args, kwargs, first)
+            finally:
+                del first  # an error, whose traceback leads to this frame
         result = first.call(args, kwargs)
         if result is not MISS:
             return result
@@ -231,7 +246,13 @@ class Dispatcher:
         )
         inner._only_written = self._only_written
         inner._sizes.varied = self._sizes.varied | numbers_read(self.specializations)
-        stateful = render_stateful(self.name, lifted, inner.entry, self._differently)
+        owner, function = weakref.ref(self), self.function
+
+        def differently(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            me = owner()
+            return function(*args, **kwargs) if me is None else me._differently(args, kwargs)
+
+        stateful = render_stateful(self.name, lifted, inner.entry, differently)
         self._stateful = self._by_sizes.call(stateful) if self._by_sizes.others else stateful
         self.inner = inner
 
@@ -242,7 +263,7 @@ class Dispatcher:
         lifted: Any = self.inner.function if self.inner is not None else None
         if arrays := lifted_arrays(lifted):
             self._fixed |= arrays
-            self.inner, self._stateful = None, self._compile_and_call
+            self.inner, self._stateful = None, None
             return self._compile_and_call(args, kwargs, self.graphs.calls)
         if lifted is not None and lifted.missing and len(lifted.places) < _MOST_PLACES:
             self._take((*lifted.places, *numbered((), lifted.missing, len(lifted.places))))
@@ -253,9 +274,6 @@ class Dispatcher:
         if not has_others:
             self._stateful = self._by_sizes.call(self._stateful)
         return other.entry(*args, **kwargs)
-
-    def _of_other_sizes(self) -> Dispatcher:
-        return Dispatcher(self.function, self.pipeline, self.config, self.name, levels=False, most_forms=0)
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
         """A graph for a call that fits none of those that there are; where the call runs eagerly, the error for which

@@ -23,28 +23,55 @@ __all__ = ["Recipe", "behind", "forward_of", "make_compiled_module", "make_wrapp
 
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
 _NONE = object()
-_STANDS_FOR = "_foregrad_module"
+_STATE = "_foregrad_state"
 
 
-class _Forward:
-    """`forward` of a compiled module. It has a setter, so that Python asks it before the instance's `__dict__`."""
+class _Compiled:
+    """What one compiled module is made of. The object itself holds it, for a class is freed by the collector alone."""
 
-    def __init__(self, module: torch.nn.Module, dispatcher: Dispatcher) -> None:
+    def __init__(self, module: torch.nn.Module, recipe: Recipe) -> None:
         self.module = module  # which may come to have another class, or another `__dict__`
+        self.recipe = recipe
+
+
+class _Forward(_Compiled):
+    """A module whose forward goes through a dispatcher."""
+
+    def __init__(self, module: torch.nn.Module, recipe: Recipe, dispatcher: Dispatcher) -> None:
+        super().__init__(module, recipe)
+        self.foregrad = dispatcher
         self.on_class = _forward_on_class(module)
         self.compiled = _call_through(dispatcher, module.forward)
         self.on_instance = vars(module).get("forward", _NONE)  # where TorchScript puts it once it was asked for
-        self.unbound = _call_through(dispatcher, self.on_class, skip_self=True)
 
-    def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
-        if instance is None:
-            return self.unbound
+    def forward(self, instance: torch.nn.Module) -> Any:
         own = vars(self.module).get("forward", _NONE)
         if own is not self.on_instance:
             return own if own is not _NONE else types.MethodType(self.on_class, instance)
         if own is _NONE and (on_class := _forward_on_class(self.module)) is not self.on_class:
             return types.MethodType(on_class, self.module)
         return self.compiled
+
+
+class _Around(_Compiled):
+    """A module that runs `inner`, a compiled one, where it would run its own module."""
+
+    def __init__(self, module: torch.nn.Module, recipe: Recipe, inner: torch.nn.Module) -> None:
+        super().__init__(module, recipe)
+        self.inner, self.foregrad = inner, inner.foregrad
+
+
+class _ForwardAttribute:
+    """`forward` of a compiled module. It has a setter, so that Python asks it before the instance's `__dict__`."""
+
+    def __init__(self, on_class: Any) -> None:
+        def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return _state(self).compiled(*args, **kwargs)
+
+        self.unbound = functools.update_wrapper(forward, on_class)
+
+    def __get__(self, instance: torch.nn.Module | None, owner: type) -> Any:
+        return self.unbound if instance is None else _state(instance).forward(instance)
 
     def __set__(self, instance: torch.nn.Module, value: Any) -> None:
         vars(instance)["forward"] = value
@@ -80,9 +107,9 @@ def _forward_on_class(module: torch.nn.Module) -> Any:
     return inspect.getattr_static(cls, "forward") if isinstance(module, torch.jit.ScriptModule) else cls.forward
 
 
-def _call_through(dispatcher: Dispatcher, like: Any, *, skip_self: bool = False) -> Callable[..., Any]:
+def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return dispatcher(*args[skip_self:], **kwargs)
+        return dispatcher(*args, **kwargs)
 
     functools.update_wrapper(forward, like)
     return forward
@@ -92,49 +119,70 @@ def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe
     """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way: copies are made with it,
     and pickles hold it.
     """
-    attributes: dict[str, Any] = {"forward": _Forward(module, dispatcher), "foregrad": dispatcher}
+    state = _Forward(module, recipe, dispatcher)
+    attributes: dict[str, Any] = {"forward": _ForwardAttribute(state.on_class)}
     if calls_itself(module):
-        attributes["__call__"] = _call_through(dispatcher, type(module).__call__, skip_self=True)
-    return _over_the_state_of(module, attributes, recipe)
+        attributes["__call__"] = functools.update_wrapper(
+            lambda self, *args, **kwargs: _state(self).foregrad(*args, **kwargs), type(module).__call__
+        )
+    return _over_the_state_of(state, attributes)
 
 
 def make_wrapper(wrapper: torch.nn.Module, inner: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
     """`wrapper`, a module whose forward runs `wrapper.module` and is not to be compiled, over that module compiled."""
-    attributes = {"module": property(lambda _self: inner), "foregrad": inner.foregrad}
-    return _over_the_state_of(wrapper, attributes, recipe)
+    return _over_the_state_of(_Around(wrapper, recipe, inner), {"module": property(lambda self: _state(self).inner)})
 
 
-def _over_the_state_of(module: torch.nn.Module, attributes: dict[str, Any], recipe: Recipe) -> torch.nn.Module:
-    cls = type(module)
-
-    def deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-        memo[id(self)] = copied = recipe(copy.deepcopy(module, memo))
-        return copied
-
-    body = {
-        **attributes,
-        "__eq__": lambda self, other: self is other or module is other or behind(other) is module,
-        "__hash__": lambda self: hash(module),
-        _STANDS_FOR: property(lambda self: module),
-        "__copy__": lambda self: recipe(copy.copy(module)),
-        "__deepcopy__": deep_copy,
-        "__reduce_ex__": lambda self, protocol: (_compile_again, (recipe, module)),
-    }
-    lazy = {"cls_to_become": property(_Becoming(module, body))} if isinstance(module, LazyModuleMixin) else {}
-    compiled: torch.nn.Module = object.__new__(_class_like(cls, body | lazy))
+def _over_the_state_of(state: _Compiled, attributes: dict[str, Any]) -> torch.nn.Module:
+    module, body = state.module, {**_BODY, **attributes}
+    if isinstance(module, LazyModuleMixin):
+        body["cls_to_become"] = property(_Becoming(type(module), body))
+    compiled: torch.nn.Module = object.__new__(_class_like(type(module), body))
     object.__setattr__(compiled, "__dict__", module.__dict__)
+    object.__setattr__(compiled, _STATE, state)
     return compiled
 
 
 def behind(value: Any) -> torch.nn.Module | None:
     """The module that a compiled one is over; None for any other value."""
-    own: Any = getattr(type(value), _STANDS_FOR, None)
-    return own.__get__(value) if isinstance(own, property) else None
+    return _state(value).module if isinstance(value, _Holder) else None
+
+
+def _state(compiled: object) -> Any:
+    return object.__getattribute__(compiled, _STATE)
+
+
+def _deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    state = _state(self)
+    memo[id(self)] = copied = state.recipe(copy.deepcopy(state.module, memo))
+    return copied  # type: ignore[no-any-return]
+
+
+def _equal(self: torch.nn.Module, other: Any) -> bool:
+    module = _state(self).module
+    return self is other or module is other or behind(other) is module
+
+
+class _Holder:
+    """Has a place for what a compiled module is made of: a lazy one comes to have another class with such a place."""
+
+    __slots__ = (_STATE,)
+
+
+_BODY: dict[str, Any] = {
+    "__slots__": (),
+    "foregrad": property(lambda self: _state(self).foregrad),
+    "__eq__": _equal,
+    "__hash__": lambda self: hash(_state(self).module),
+    "__copy__": lambda self: _state(self).recipe(copy.copy(_state(self).module)),
+    "__deepcopy__": _deep_copy,
+    "__reduce_ex__": lambda self, protocol: (_compile_again, (_state(self).recipe, _state(self).module)),
+}
 
 
 def _class_like(cls: type, body: dict[str, Any]) -> type:
     told = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls,), told | body)
+    return type(cls.__name__, (cls, _Holder), told | body)
 
 
 class _Becoming:
@@ -142,15 +190,16 @@ class _Becoming:
     it is to be, that of the compiled one a class like it.
     """
 
-    def __init__(self, module: Any, body: dict[str, Any]) -> None:
-        self.module, self.wanted = module, type(module).cls_to_become
+    def __init__(self, cls: Any, body: dict[str, Any]) -> None:
+        self.wanted = cls.cls_to_become
         self.made = None if self.wanted is None else _class_like(self.wanted, body)
 
     def __call__(self, compiled: Any) -> Any:
-        if self.made is not None and type(self.module) is not self.wanted:
-            if self.module.has_uninitialized_params():
+        module = _state(compiled).module
+        if self.made is not None and type(module) is not self.wanted:
+            if module.has_uninitialized_params():
                 return self.wanted
-            self.module.__class__ = self.wanted
+            module.__class__ = self.wanted
         return self.made
 
 

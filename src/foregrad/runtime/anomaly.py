@@ -7,6 +7,7 @@ that gives nan. Nothing of this runs otherwise.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -27,8 +28,10 @@ __all__ = ["watched"]
 
 def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., Any]:
     """`backward(ctx, *tangents)`, which calls this one while `is_anomaly_enabled`, with a look at what it returns."""
+    running = weakref.ref(backward)  # which holds this function among its globals
 
     def watched_backward(ctx: Any, *tangents: Any) -> Any:
+        backward = running()
         assert isinstance(backward, FunctionType)
         plain = FunctionType(backward.__code__, {**backward.__globals__, "is_anomaly_enabled": _never})
         if not torch.is_anomaly_check_nan_enabled():

@@ -68,25 +68,7 @@ def differentiable_backward(
     """
     if compiled.make_derived is None:
         return _refuse
-    derivatives = _Derivatives(compiled, taken, make_node, release)
-    hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
-
-    def run(ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
-        batch = transforms.batch_of(tangents)
-        if batch is not None:
-            return batch.each(lambda *each: run(ctx, *each, kinds=kinds))
-        create_graph = torch.is_grad_enabled()
-        kind = VARIABLE if create_graph else CONSTANT
-        pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
-        if not any(pattern):
-            spare_leaves(ctx, [None] * len(taken))
-            return (None,) * (len(taken) + 1)
-        if hooked and create_graph:
-            refuse_watched_results(ctx, compiled.partitioned.joint.name)
-        needs_input_grad = needs_input_grad_of(ctx, taken, exact=parts_run(ctx) is not None or not engine.keeps_graph())
-        return derivatives.run(ctx, tangents, pattern, needs_input_grad, create_graph=create_graph, kinds=kinds)
-
-    return run
+    return _Differentiable(compiled, taken, _Derivatives(compiled, taken, make_node, release))
 
 
 def stopping_backward(
@@ -108,6 +90,30 @@ def stopping_backward(
         return derivatives.run(ctx, tuple(tangents), pattern, needs_input_grad, create_graph=create_graph)
 
     return run
+
+
+class _Differentiable:
+    """What `differentiable_backward` gives: a closure that calls itself would wait for the collector."""
+
+    def __init__(self, compiled: Compiled, taken: list[int], derivatives: _Derivatives) -> None:
+        self.taken, self.derivatives, self.name = taken, derivatives, compiled.partitioned.joint.name
+        self.hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
+
+    def __call__(self, ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
+        batch = transforms.batch_of(tangents)
+        if batch is not None:
+            return batch.each(lambda *each: self(ctx, *each, kinds=kinds))
+        create_graph = torch.is_grad_enabled()
+        kind = VARIABLE if create_graph else CONSTANT
+        pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
+        if not any(pattern):
+            spare_leaves(ctx, [None] * len(self.taken))
+            return (None,) * (len(self.taken) + 1)
+        if self.hooked and create_graph:
+            refuse_watched_results(ctx, self.name)
+        exact = parts_run(ctx) is not None or not engine.keeps_graph()
+        needs_input_grad = needs_input_grad_of(ctx, self.taken, exact=exact)
+        return self.derivatives.run(ctx, tangents, pattern, needs_input_grad, create_graph=create_graph, kinds=kinds)
 
 
 class _Derivatives:

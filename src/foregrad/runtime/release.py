@@ -47,7 +47,7 @@ class Release:
         """`histories`: the inputs whose histories a derivative may want, in the order of the node's."""
         self.partitioned, self.saving = partitioned, partitioned.joint.signature.saving
         self.histories = histories
-        self.bits = functools.cache(self._bits)
+        self._known: dict[Any, int] = {}
 
     def check(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
         """Raise where one of eager's nodes would run a second time."""
@@ -74,6 +74,13 @@ class Release:
     def gone(self, parts: int) -> list[int]:
         """The saved tensors, by position among these, that nothing reads any more when these parts have run."""
         return [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
+
+    def bits(self, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> int:
+        """The parts that run for these tangents and gradients."""
+        known = self._known.get((mask, needs_input_grad))
+        if known is None:
+            known = self._known[mask, needs_input_grad] = self._bits(mask, needs_input_grad)
+        return known
 
     def _bits(self, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> int:
         outputs = _mask(i for i, given in enumerate(mask) if given)

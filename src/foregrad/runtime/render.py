@@ -8,6 +8,7 @@ mutations back, taking views. `RunLines` is put by dispatch behind the guards in
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ class _Renderer(LineWriter):
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
         self.tensors = [*inputs, *wrappers]  # what the log is about
-        self.of_wrappers = WrapperLines(self, wrappers, self.signature, self.joint.name)
+        self.of_wrappers = WrapperLines(weakref.proxy(self), wrappers, self.signature, self.joint.name)
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None

@@ -63,9 +63,15 @@ def capture_call(
                 if isinstance(found, SharedClosureFound) and found.source is not None:
                     lifted.append((found.tensor, found.source))
                 captured = None
-            if captured is None:
-                continue
-            # Its parts refer to it: they go now, and the arguments with them, not when next looked for.
-            vars(run).clear()
-            return captured
+            finally:
+                _take_apart(run)
+            if captured is not None:
+                return captured
     raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
+
+
+def _take_apart(run: CaptureRun) -> None:
+    """The parts of a run refer to one another: they go now, and the arguments with them."""
+    state = getattr(run, "state", None)
+    for part in (run.inputs, run if state is None else state.before, run):
+        vars(part).clear()

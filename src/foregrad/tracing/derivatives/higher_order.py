@@ -111,8 +111,11 @@ class Differentiation:
                 self.saved.append((ValueRef("saved", index), numbers[node]))
 
     def run(self) -> Derivative:
-        with self.session.decisions.deriving(self.origin.known, self._at_hand):
-            return self._run()
+        try:
+            with self.session.decisions.deriving(self.origin.known, self._at_hand):
+                return self._run()
+        finally:
+            self.recorder.origins.forget()  # the frame of a backward, whose node holds what the session is part of
 
     def _at_hand(self) -> dict[int, Any]:
         """The real values of this call by value number."""
