@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import resource
+import stat
 import sys
 import time
+import zipfile
 
 import pytest
 import torch
@@ -106,3 +109,173 @@ def test_a_file_that_changes_while_it_is_read(content):
 
     with pytest.raises(ArtifactError):
         _read(Shrinking(content), "the file")
+
+
+# ------------------------------------------------------------------------------------------------ strides and sizes
+
+
+def alias_of_a_result(x):
+    return torch.ops.aten._reshape_alias(x * 2, [3, 2], [2, 1])
+
+
+def alias_of_an_input(x):
+    return torch.ops.aten._reshape_alias(x.sin() + 0 * x, [3, 2], [2, 1]), torch.ops.aten._reshape_alias(x, [6], [1])
+
+
+def in_every_list(data, before, after):
+    """The data with the list `before` replaced wherever it is."""
+    if data == before:
+        return after
+    if isinstance(data, list):
+        return [in_every_list(item, before, after) for item in data]
+    if isinstance(data, dict):
+        return {key: in_every_list(item, before, after) for key, item in data.items()}
+    return data
+
+
+X = torch.arange(6.0).view(2, 3)
+
+
+@pytest.mark.parametrize("function", [alias_of_a_result, alias_of_an_input])
+def test_an_alias_by_strides_is_as_in_eager(function, tmp_path):
+    foregrad.export(function, (X,)).save(tmp_path / "file")
+    ours, theirs = foregrad.load(tmp_path / "file")(X), function(X)
+    for a, b in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (ours, theirs)), strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("strides", [[100000, 1], [1 << 61, 1], [2, 100000], [-2, 1]])
+def test_strides_outside_of_a_results_memory_are_refused_when_it_is_loaded(strides, tmp_path):
+    content = foregrad.export(alias_of_a_result, (X,)).to_bytes()
+    (tmp_path / "file").write_bytes(faults.edited(content, lambda data: in_every_list(data, [2, 1], strides)))
+    with pytest.raises(ArtifactError):
+        foregrad.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("before", "after"), [([6], [60000]), ([6], [1 << 61]), ([1], [100000])])
+def test_strides_outside_of_an_inputs_memory_are_refused_when_it_is_called(before, after, tmp_path):
+    content = foregrad.export(alias_of_an_input, (X,)).to_bytes()
+    edited = faults.edited(content, lambda data: in_every_list(data, before, after))
+    (tmp_path / "file").write_bytes(edited)
+    with pytest.raises((ArtifactError, RuntimeError)):
+        foregrad.load(tmp_path / "file")(X)
+
+
+def powers(depth):
+    found = "s0"
+    for _ in range(depth):
+        found = ["Pow", found, 16]
+    return found
+
+
+def doublings(depth):
+    found = "s0"
+    for _ in range(depth):
+        found = ["Mul", found, found]
+    return found
+
+
+LISTS = {
+    "a list of lists": b"[" + b"[]," * (20 << 20) + b"[]]",
+    "a list of objects": b"[" + b'{"a":1},' * (10 << 20) + b"{}]",
+    "lists in lists": b"[" * 100_000 + b"]" * 100_000,
+    "lists in lists, a thousand times": b"[" + (b"[" * 900 + b"]" * 900 + b",") * 1000 + b"0]",
+    "texts": b"[" + b'"",' * (20 << 20) + b"0]",
+}
+
+
+@pytest.mark.parametrize("what", [*LISTS, "nested powers", "products of products"])
+def test_what_would_grow_is_refused_before_it_is_computed(what, content, tmp_path):
+    if what in LISTS:
+        damaged = faults.repacked({**faults.members_of(content), "programs/1.json": LISTS[what]})
+    else:
+        number = powers(12) if what == "nested powers" else doublings(7)
+        name = next(iter(json.loads(faults.members_of(content)["programs/1.json"])["symbols"]["symbols"]))["name"]
+        number = in_every_list(number, "s0", name)
+        change = lambda data: data["tables"]["layouts"][0]["shape"].__setitem__(0, number)
+        damaged = faults.edited(content, change, "programs/1.json")
+    (tmp_path / "file").write_bytes(damaged)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(ArtifactError):
+        foregrad.load(tmp_path / "file")
+    assert time.thread_time() - start < 2.0 * (4 if what in LISTS else 1)  # on a busy machine
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10 or what in LISTS
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_member_that_does_not_unpack(content, tmp_path):
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        info = archive.getinfo("programs/0.json")
+    start = info.header_offset + 30 + len(info.filename)
+    changed = bytearray(content)
+    changed[start : start + 8] = b"\xff" * 8
+    (tmp_path / "file").write_bytes(faults.with_seal(changed))
+    with pytest.raises(ArtifactError, match="file can't be read"):
+        foregrad.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: None], ids=["a pipe", "a folder", "nothing"])
+def test_what_is_no_file_is_not_loaded(make, tmp_path):
+    make(tmp_path / "it")
+    with pytest.raises(ArtifactError, match="it can't be read"):
+        foregrad.load(tmp_path / "it")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
+def test_what_is_no_file_is_not_written_to(make, tmp_path):
+    make(tmp_path / "it")
+    kind = stat.S_IFMT(os.stat(tmp_path / "it").st_mode)
+    with pytest.raises(ArtifactError, match="can't be saved"):
+        foregrad.export(alias_of_a_result, (X,)).save(tmp_path / "it")
+    assert stat.S_IFMT(os.stat(tmp_path / "it").st_mode) == kind
+    assert os.listdir(tmp_path) == ["it"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_is_followed_when_it_is_saved(is_there, tmp_path):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    if is_there:
+        target.write_bytes(b"before")
+        target.chmod(0o640)
+    link.symlink_to("folder/target")
+    foregrad.export(alias_of_a_result, (X,)).save(link)
+    assert link.is_symlink()
+    assert torch.equal(foregrad.load(target)(X), alias_of_a_result(X))
+    assert not is_there or stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path / "folder") == ["target"]
+
+
+def test_an_interrupt_at_any_line_of_saving_is_an_interrupt_and_leaves_nothing(tmp_path):
+    path, artifact = tmp_path / "file", foregrad.export(alias_of_a_result, (X,))
+    path.write_bytes(b"before")
+    lines = 0
+
+    def count(frame, event, _):
+        nonlocal lines
+        is_here = frame.f_globals.get("__name__") in ("zipfile", "foregrad.artifacts.container")
+        if not is_here or frame.f_code.co_name == "__del__":
+            return None
+        lines += event == "line"
+        if lines == stop and event == "line":
+            raise KeyboardInterrupt
+        return count
+
+    for stop in range(1, 1000, 7):
+        lines = 0
+        sys.settrace(count)
+        try:
+            artifact.save(path)
+        except KeyboardInterrupt:
+            assert path.read_bytes() == b"before" or torch.equal(foregrad.load(path)(X), alias_of_a_result(X))
+            assert os.listdir(tmp_path) == ["file"]
+            path.write_bytes(b"before")
+        else:
+            assert lines < stop
+            break
+        finally:
+            sys.settrace(None)
+    assert stop > 100

@@ -1,7 +1,8 @@
 """Symbolic sizes as data: sympy expressions to nested lists and back, and a `ShapeEnv` made again from them.
 
 An expression is an integer, a symbol's name, `true`, `false`, or `[function, argument, ...]` with a function from a
-fixed table. Nothing is parsed or evaluated as text, and no power of two numbers is computed. Checked on torch 2.13.0.
+fixed table. Nothing is parsed or evaluated as text, no power of two numbers is computed, and how long a number an
+expression may come to is known before anything is computed. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ __all__ = ["expression_from", "expression_to", "raw_expression", "restored_numbe
 _DEEPEST = 64
 _LARGEST = 2**63
 _MOST_ARGUMENTS = 256
+_MOST_PARTS = 512  # of one expression
+_MOST_BITS = 2048  # of any number on the way to a size
+_BITS_OF_SIZE = 62
 
 
 @functools.cache
@@ -77,6 +81,8 @@ def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0, *, fl
     """The expression that `expression_to` made data of; `ValueError` for anything else."""
     import sympy
 
+    if not depth:
+        _check_bits(data)
     if type(data) is bool:
         return sympy.true if data else sympy.false
     if type(data) is int and -_LARGEST < data < _LARGEST:
@@ -103,6 +109,29 @@ def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0, *, fl
     ):
         raise ValueError("a power that is not one of a symbol by a small number")
     return function(*arguments)
+
+
+def _check_bits(data: Any) -> None:
+    """Raise `ValueError` where an expression has too many parts, or may come to a number that is too long."""
+    left = _MOST_PARTS
+
+    def bits(data: Any, depth: int) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _DEEPEST:
+            raise ValueError("an expression of sizes with too many parts")
+        if not isinstance(data, list):
+            return data.bit_length() if isinstance(data, int) else _BITS_OF_SIZE
+        name, lengths = data[:1], [bits(item, depth + 1) for item in data[1:]]
+        if name in (["Pow"], ["PowByNatural"]) and isinstance(data[-1], int):
+            found = sum(lengths) * abs(data[-1])
+        else:
+            found = sum(lengths) if name in (["Add"], ["Mul"], ["Rational"]) else max(lengths, default=1)
+        if found > _MOST_BITS:
+            raise ValueError("an expression of sizes that may come to a number of thousands of digits")
+        return found
+
+    bits(data, 0)
 
 
 # ------------------------------------------------------------------------------------------------ tables of symbols

@@ -14,7 +14,7 @@ from ..errors import ArtifactError
 from ..graph.signature import BaseOf, MemoryOf
 from ..serialize.values import checked
 from .capture import Exporter
-from .container import Contents, pack, reading, refusing, write_file
+from .container import Contents, opened, pack, reading, refusing, write_file
 from .module import LoadedModule
 from .program import Specialization, specialization_from, specialization_to
 from .records import Named, Stored
@@ -118,7 +118,11 @@ class Artifact:
     # ---------------------------------------------------------------- files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, which is there as a whole or not at all. The same content gives the same bytes."""
+        """Write it to a file, which is there as a whole or not at all. The same content gives the same bytes.
+
+        Where `path` is a link, the file that it leads to is written. `ArtifactError` where that is no file: a folder, a
+        device, a pipe.
+        """
         write_file(os.fspath(path), self._write)
 
     def to_bytes(self) -> bytes:
@@ -244,14 +248,13 @@ def load(path: str | os.PathLike[str], *, backend: Any = "eager", **settings: An
         >>> module(torch.ones(1, 3)).shape
         torch.Size([1, 2])
     """
-    path = os.fspath(path)
-    with open(path, "rb") as file:
-        artifact = _read(file, path)
+    with opened(os.fspath(path)) as contents:
+        artifact = _artifact(contents)
     return LoadedModule(artifact, artifact.entries, backend, settings)
 
 
-def _read(file: IO[bytes], path: str) -> Artifact:
-    with refusing(path), reading(file, "" if isinstance(file, io.BytesIO) else path) as contents:
+def _read(file: IO[bytes], what: str) -> Artifact:
+    with refusing(what), reading(file) as contents:
         return _artifact(contents)
 
 

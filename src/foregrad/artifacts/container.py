@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import re
+import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from ..errors import ArtifactError, ForegradError
 
-__all__ = ["FORMAT", "TENSORS", "VERSION", "Contents", "pack", "reading", "refusing", "write_file"]
+__all__ = ["FORMAT", "TENSORS", "VERSION", "Contents", "opened", "pack", "reading", "refusing", "write_file"]
 
 FORMAT, VERSION = "foregrad artifact", 1
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
@@ -30,6 +34,12 @@ _DIGITS = 64
 _MOST_JSON = 128 << 20  # bytes of JSON in one file
 _MOST_RATIO = 200  # of JSON to what it is compressed to; ours comes to 5 to 30
 _MOST_MEMBERS = 1024
+_DEEPEST_JSON = 512
+_MOST_PARSED = 16 << 20  # bytes of what is parsed of JSON, and of that for each byte that it is compressed to
+_MOST_PARSED_RATIO = 400  # ours comes to 10 to 130
+_BYTES_OF = {b"{": 240, b"[": 72, b",": 48}  # of an object, a list, an item, at most
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _CHUNK = 1 << 20
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
@@ -90,7 +100,19 @@ class Contents:
         self._left -= len(content)
         if digest is not None:
             _compare(content, digest, name)
+        _check_json(content, name, _MOST_PARSED + _MOST_PARSED_RATIO * info.compress_size)
         return json.loads(content, parse_constant=_no_constant, object_pairs_hook=_without_repeats)
+
+
+def _check_json(content: bytes, name: str, most: int) -> None:
+    """Raise where parsed JSON would take more bytes than `most`, or is nested more deeply than any of ours."""
+    structure = _STRING.sub(b"", content)
+    if len(content) + sum(size * structure.count(what) for what, size in _BYTES_OF.items()) > most:
+        raise ArtifactError(f"{name} holds more values than it may have")
+    brackets = structure.translate(None, _NOT_BRACKETS)
+    depths = itertools.accumulate(1 if bracket in b"[{" else -1 for bracket in brackets)
+    if max(depths, default=0) > _DEEPEST_JSON:
+        raise ArtifactError(f"{name} is nested too deeply")
 
 
 def _no_constant(text: str) -> Any:
@@ -116,12 +138,25 @@ def refusing(what: str) -> Iterator[None]:
         yield
     except ArtifactError as error:
         raise ArtifactError(f"{what} can't be read: {error}") from None
+    except OSError as error:
+        raise ArtifactError(f"{what} can't be read: {error.strerror or error}") from error
     except (
         AttributeError, EOFError, LookupError, OverflowError, RecursionError, RuntimeError, TypeError, ValueError,
-        ArithmeticError, AssertionError, NotImplementedError, zipfile.BadZipFile, zipfile.LargeZipFile, ForegradError,
+        ArithmeticError, AssertionError, NotImplementedError, zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error,
+        ForegradError,
     ) as error:  # fmt: skip
         text = str(error).partition("\n")[0][:200]
         raise ArtifactError(f"{what} can't be read: it is damaged, or was made by no foregrad ({text})") from error
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Contents]:
+    """Context: the contents of the artifact's file at `path`; `ArtifactError` for whatever is wrong with it."""
+    with refusing(path):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ArtifactError("it is no file")
+        with open(path, "rb") as file, reading(file, path) as contents:
+            yield contents
 
 
 @contextlib.contextmanager
@@ -159,19 +194,27 @@ def _check_seal(file: IO[bytes]) -> None:
 # ------------------------------------------------------------------------------------------------------ writing
 
 
+class _Archive(zipfile.ZipFile):
+    """Has its end written by `close` alone: where an error or an interrupt leaves it half written, nothing follows."""
+
+    def __del__(self) -> None:
+        pass
+
+
 def pack(file: IO[bytes], manifest: dict[str, Any], programs: list[Any], tensors: bytes) -> None:
     """Write an artifact: the same bytes for the same content."""
     members = {f"programs/{number}.json": _dumped(program) for number, program in enumerate(programs)}
     members[TENSORS] = tensors
     listed = {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in members.items()}
     head = {"format": FORMAT, "version": VERSION, **manifest, "members": listed}
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in {MANIFEST: _dumped(head, sort=False), **members}.items():
-            info = zipfile.ZipInfo(name, _WHEN)
-            info.create_system, info.external_attr = 3, 0o600 << 16
-            info.compress_type = zipfile.ZIP_STORED if name == TENSORS else zipfile.ZIP_DEFLATED
-            archive.writestr(info, content, compresslevel=9)
-        archive.comment = _SEAL + b"0" * _DIGITS
+    archive = _Archive(file, "w")
+    for name, content in {MANIFEST: _dumped(head, sort=False), **members}.items():
+        info = zipfile.ZipInfo(name, _WHEN)
+        info.create_system, info.external_attr = 3, 0o600 << 16
+        info.compress_type = zipfile.ZIP_STORED if name == TENSORS else zipfile.ZIP_DEFLATED
+        archive.writestr(info, content, compresslevel=9)
+    archive.comment = _SEAL + b"0" * _DIGITS
+    archive.close()
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     digest, left = hashlib.sha256(), size - _DIGITS
@@ -189,19 +232,24 @@ def _dumped(value: Any, *, sort: bool = True) -> bytes:
 
 
 def write_file(path: str, write: Callable[[IO[bytes]], None]) -> None:
-    """A file at `path`, there as a whole or as it was before."""
-    path = os.path.abspath(path)
-    handle, temporary = tempfile.mkstemp(prefix=".foregrad-", dir=os.path.dirname(path))
+    """A file at `path`, or where a link there leads, there as a whole or as it was before."""
+    path = os.path.realpath(path)
+    before = os.stat(path).st_mode if os.path.exists(path) else None
+    if before is not None and not stat.S_ISREG(before):
+        raise ArtifactError(f"an artifact can't be saved to {path}: it is a folder, a device or a pipe, and no file")
+    mask = os.umask(0)
+    os.umask(mask)
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(prefix=".foregrad-", dir=os.path.dirname(path))
         with os.fdopen(handle, "w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
+        os.chmod(temporary, 0o666 & ~mask if before is None else stat.S_IMODE(before))
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
         raise

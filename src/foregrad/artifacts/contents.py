@@ -12,7 +12,7 @@ import torch
 from ..graph.meta import TensorSpec
 from ..graph.printing import print_graph
 from ..serialize.values import Reader, checked
-from .container import TENSORS, Contents, reading, refusing
+from .container import TENSORS, Contents, opened
 from .program import Specialization, specialization_from
 from .records import Stored
 
@@ -54,8 +54,7 @@ class ArtifactContents:
 
 def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> ArtifactContents:
     """The contents of the artifact at `path`. `ArtifactError` where it is none, or damaged."""
-    path = os.fspath(path)
-    with open(path, "rb") as file, refusing(path), reading(file, path) as contents:
+    with opened(os.fspath(path)) as contents:
         return _describe(contents, graph)
 
 

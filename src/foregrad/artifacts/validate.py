@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import fx
+
 from .._torch.codegen import OpOverload
 from ..errors import ArtifactError, ForegradError
 from ..graph.effect_log import (
@@ -28,6 +31,7 @@ from ..graph.effect_log import (
 )
 from ..graph.effects import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
+from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature
 from ..serialize.operators import is_check, is_view
@@ -54,6 +58,8 @@ def check_partitioned(partitioned: Partitioned) -> None:
             schema = getattr(node.target, "_schema", None)
             if node.op == "call_function" and schema is not None and schema.is_mutable:
                 raise ArtifactError(f"{node.name} = {node.target} writes to its arguments")
+            if node.target in _BY_STRIDES:
+                _check_strides(node)
     _check_signature(joint)
     try:
         joint.check()
@@ -65,6 +71,35 @@ def check_partitioned(partitioned: Partitioned) -> None:
         raise ArtifactError(f"its graphs don't fit together: {error}") from None
     if len(partitioned.saved_nodes) < 0 or any(not hasattr(node, "name") for node in partitioned.saved_nodes):
         raise ArtifactError("the forward saves what is no value")
+
+
+_aten = torch.ops.aten
+_BY_STRIDES = (_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default)
+
+
+def _check_strides(node: Any) -> None:
+    """Raise where what a node takes by strides is negative, or outside of memory that the graph itself makes. How large
+    the memory of an input is, is known when it is called.
+    """
+    given = {a.name: value for a, value in zip(node.target._schema.arguments, node.args, strict=False)} | node.kwargs
+    start, sizes, strides = given.get("storage_offset"), given.get("size", ()), given.get("stride", ())
+    numbers = (*sizes, *strides, *(() if start is None else (start,)))
+    if len(sizes) != len(strides) or any(type(number) is int and number < 0 for number in numbers):
+        raise ArtifactError(f"{node.name} takes memory by strides that don't go with its sizes, or are negative")
+    taken: Any = given.get("self")
+    root = taken
+    while isinstance(root, fx.Node) and root.op == "call_function" and is_view(root.target):
+        root = root.args[0]
+    if not isinstance(root, fx.Node) or root.op != "call_function":
+        return
+    whole, part = spec_of(root), spec_of(taken)
+    if not isinstance(whole, TensorSpec) or not isinstance(part, TensorSpec):
+        return
+    start = part.offset if start is None else start
+    if all(type(number) is int for number in (*numbers, start)) and whole.is_static and whole.is_dense and all(sizes):
+        last = start + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        if (last + 1) * part.dtype.itemsize > whole.nbytes:
+            raise ArtifactError(f"{node.name} takes more memory than there is of {root.name}")
 
 
 def _check_forward_alone(partitioned: Partitioned) -> None:
