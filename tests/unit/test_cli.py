@@ -29,6 +29,7 @@ demo = demo_package()
 measure, race, text = demo.measure, demo.race, demo.text
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = ("bench", "build-native", "cache", "demo", "doctor", "explain", "inspect", "verify")
 
 
 def a_graph(ops):
@@ -82,8 +83,17 @@ def test_help_lists_only_what_exists(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     listed = capsys.readouterr().out
-    assert "demo" in listed
-    assert "bench" not in listed
+    assert all(name in listed for name in COMMANDS)
+    assert "exit status" in listed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert f"example: foregrad {command}" in said
 
 
 def test_a_command_is_required(capsys):

@@ -21,6 +21,7 @@ def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="what `compile` keeps on disk",
         description="Lists, checks or removes what `foregrad.compile` keeps on disk for the next process, in the "
         "folder that FOREGRAD_CACHE_DIR names. Inductor's own caches are elsewhere, and stay.",
+        epilog="example: foregrad cache ls",
     )
     actions = {
         "ls": "list the entries, those used last first",

@@ -23,6 +23,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="what is inside an artifact that `foregrad.export(...).save(path)` wrote",
         description="Prints versions, tensors and specializations of an artifact: calls, results, guards, operators. "
         "The checksum of the file is checked, its tensors are not loaded.",
+        epilog="example: foregrad inspect model.fg --graph joint",
     )
     parser.add_argument("file", help="the artifact")
     parser.add_argument("--graph", choices=("joint", "forward", "backward"), help="print these graphs as Python, too")

@@ -21,6 +21,7 @@ def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParse
         help="compile the C++ part, which takes some microseconds off each call",
         description="Compiles the C++ part of calls for the Python and the PyTorch that are here: half a minute, with "
         "g++ or clang++ (or what CXX names). Without it calls go through Python, with the same results.",
+        epilog="example: foregrad build-native",
     )
     parser.add_argument("--folder", type=Path, help="where to put it (default: beside foregrad, or the user's cache)")
     parser.add_argument("--again", action="store_true", help="also when it is there already")

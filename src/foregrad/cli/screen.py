@@ -75,10 +75,10 @@ class PlainScreen:
 class _RichScreen:
     """A terminal that rich draws on."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: TextIO) -> None:
         from rich.console import Console
 
-        self.console = Console(highlight=False)
+        self.console = Console(file=out, highlight=False)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -105,11 +105,12 @@ class _RichScreen:
         self.console.print(table)
 
 
-def choose_screen(*, plain: bool) -> Screen:
-    """Rich on a terminal when it is installed and not declined; plain text otherwise."""
-    if plain or not sys.stdout.isatty():
-        return PlainScreen()
+def choose_screen(*, plain: bool, out: TextIO | None = None) -> Screen:
+    """Rich on a terminal when it is installed and not declined; plain text otherwise. `out`: by default stdout."""
+    out = out or sys.stdout
+    if plain or not out.isatty():
+        return PlainScreen(out)
     try:
-        return _RichScreen()
+        return _RichScreen(out)
     except ImportError:
-        return PlainScreen()
+        return PlainScreen(out)

@@ -153,6 +153,8 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
 _COMPILED = """
 
 def call(compiled, values):
+    if isinstance(compiled, torch.fx.GraphModule):
+        compiled.recompile()  # a compiler may have changed its graph alone
     results = compiled(values) if getattr(compiled, "_boxed_call", False) else compiled(*values)
     return list(results) if isinstance(results, (list, tuple)) else [results]
 

@@ -1,0 +1,92 @@
+"""`foregrad bench FILE.py:NAME`: a step, forward and backward, eager and compiled, in turn."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import foregrad
+from foregrad.cli.screen import choose_screen
+from foregrad.cli.target import Target, add_target, load_target
+
+__all__ = ["add_bench"]
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "bench",
+        help="time a step of a function, eager and compiled, in turn",
+        description="Times calls with their backward, eager and compiled by each backend, in turn; the backward starts "
+        "from the sum of all outputs. Exit status: 0, 2 no such target, 3 it can't be compiled.",
+        epilog="example: foregrad bench model.py:net --backend eager,inductor --steps 50",
+    )
+    add_target(parser)
+    parser.add_argument("--steps", type=int, default=20, help="steps of each (default: 20)")
+    parser.add_argument("--json", action="store_true", help="print the times as JSON")
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Run the command."""
+    target = load_target(options)
+    steps = {"pytorch": _step(target, None)}
+    steps |= {f"foregrad, {name}": _step(target, name) for name in options.backend.split(",")}
+    screen = choose_screen(plain=False, out=sys.stderr)
+    first: dict[str, float] = {}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    with screen.progress("steps", (options.steps + 1) * len(steps)) as advance:
+        done = 0
+        for number in range(options.steps + 1):
+            for name, step in steps.items():
+                begin = time.perf_counter()
+                step()
+                took = time.perf_counter() - begin
+                times[name].append(took) if number else first.setdefault(name, took)
+                done += 1
+                advance(done, name)
+    median = {name: statistics.median(found) for name, found in times.items()}
+    base = median["pytorch"]
+    found: list[dict[str, Any]] = [
+        {"name": name, "first_s": first[name], "median_s": median[name], "ratio": median[name] / base} for name in steps
+    ]
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    rows = [
+        (one["name"], f"{one['first_s']:.2f} s", f"{one['median_s'] * 1e3:.2f} ms", f"{one['ratio']:.2f}")
+        for one in found
+    ]
+    choose_screen(plain=False).table(f"{options.steps} steps of each", ("", "first", "median", "ratio"), rows)
+    return 0
+
+
+def _step(target: Target, backend: str | None) -> Callable[[], None]:
+    """One call with its backward, on arguments and a module of its own."""
+    is_module = isinstance(target.function, torch.nn.Module)
+    function, args, kwargs = copy.deepcopy((target.function if is_module else None, target.args, target.kwargs))
+    function = function if is_module else target.function
+    call: Any = function if backend is None else foregrad.compile(function, backend=backend)
+
+    def step() -> None:
+        roots = [t for t in _tensors(call(*args, **kwargs)) if t.requires_grad]
+        if roots:
+            torch.stack([root.sum().real for root in roots]).sum().backward()
+
+    return step
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []

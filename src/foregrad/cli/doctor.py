@@ -1,0 +1,109 @@
+"""`foregrad doctor`: what is installed here, what works, and what the default backend would be."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import shutil
+from typing import Any
+
+import torch
+
+import foregrad
+from foregrad._native.build import fault_of, find_library
+from foregrad.backends.inductor import why_not
+from foregrad.cache.keeper import store_of
+from foregrad.config import config
+
+__all__ = ["add_doctor"]
+
+
+def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "doctor",
+        help="versions, the compiler, the C++ part, the GPU, and what `auto` picks here",
+        description="Says what foregrad finds on this machine. Exit status: 0 all well, 1 something is broken.",
+        epilog="example: foregrad doctor --json",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run_doctor)
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    """Run the command; 1 when something is broken."""
+    found, faults = _findings()
+    if options.json:
+        print(json.dumps({**found, "broken": faults}, indent=2))
+        return 1 if faults else 0
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name:<{width}}  {value}")
+    for fault in faults:
+        print(f"broken: {fault}")
+    return 1 if faults else 0
+
+
+def _findings() -> tuple[dict[str, Any], list[str]]:
+    """What is here, by name, and what is broken."""
+    faults: list[str] = []
+    refused = store_of(config.value).refused()
+    found = {
+        "foregrad": f"{foregrad.__version__}, in {foregrad.__path__[0]}",
+        "Python": f"{platform.python_version()} ({platform.platform()})",
+        "PyTorch": f"{torch.__version__} (foregrad is for {_supported()})",
+        "C++ compiler": next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None) or "none",
+        "C++ part": _native(faults),
+        "GPU": _gpus(),
+        "backend auto": _auto(),
+        "cache": refused or f"{store_of(config.value).folder}",
+        "private names": _private_names(faults),
+    }
+    return found, faults
+
+
+def _supported() -> str:
+    try:
+        needs = importlib.metadata.requires("foregrad") or []
+    except importlib.metadata.PackageNotFoundError:
+        return "the versions in its pyproject.toml"
+    return next((need[len("torch") :] for need in needs if need.startswith(("torch<", "torch>", "torch="))), "any")
+
+
+def _native(faults: list[str]) -> str:
+    path = find_library(torch.__version__)
+    if path is None:
+        return "not built, calls go through Python: `foregrad build-native` builds it"
+    fault = fault_of(path)
+    if fault is None:
+        return str(path)
+    faults.append(f"the C++ part in {path}: {fault}. `foregrad build-native --again` builds it")
+    return f"not used: {fault}"
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return "none"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _auto() -> str:
+    devices = [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
+    parts = []
+    for device in devices:
+        reason = why_not([device])
+        picked = "inductor" if reason is None else f"eager, for Inductor can't compile here: {reason}"
+        parts.append(picked if len(devices) == 1 else f"{device}: {picked}")
+    return "; ".join(parts)
+
+
+def _private_names(faults: list[str]) -> str:
+    """The private names of PyTorch that foregrad needs and that this version lacks or has changed."""
+    if importlib.util.find_spec("foregrad._torch.requirements") is None:
+        return "this version of foregrad has no list"
+    gone = importlib.import_module("foregrad._torch.requirements").missing()
+    faults += [f"{name}: {what}. Instead: {instead}" for name, what, instead in gone if instead.startswith("nothing")]
+    return ", ".join(f"{name} ({what}; instead: {instead})" for name, what, instead in gone) or "all there"

@@ -1,0 +1,142 @@
+"""The commands that take `FILE.py:NAME`, and `doctor`: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from foregrad import cli
+
+PROGRAM = """
+import torch
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+example_inputs = (torch.ones(2, 4),)
+batch = {"x": torch.ones(3, requires_grad=True)}
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x.sin()
+
+
+def by_name(x):
+    return x.exp()
+
+
+def batches():
+    return torch.ones(2)
+
+
+def wrong(gm, inputs):
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.sin.default:
+            node.target = torch.ops.aten.cos.default
+    return gm
+
+
+def text(x):
+    return str(x)
+
+
+number = 3
+
+
+import foregrad
+
+foregrad.register_backend("wrong-sine", wrong, replace=True)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+
+    def run(command, name, *options):
+        code = cli.main([command, f"{file}:{name}", "--backend", "eager", *options])
+        return code, capsys.readouterr()
+
+    yield run
+    sys.path.remove(str(tmp_path)) if str(tmp_path) in sys.path else None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("net",), ("Net",), ("by_name", "--inputs", "batch"), ("Net", "--inputs", "batches"), ("net.forward",)],
+)
+def test_verify_of_what_is_equal(run, options):
+    code, said = run("verify", *options)
+    assert code == 0
+    assert "equal bit for bit" in said.out
+
+
+def test_verify_of_what_is_wrong(run, tmp_path):
+    code, said = run("verify", "Net", "--backend", "wrong-sine", "--json", "--folder", str(tmp_path))
+    found = json.loads(said.out)
+    assert code == 1
+    assert found["culprit"]["operator"] == "aten.sin.default"
+    assert subprocess.run([sys.executable, found["reproducer"]], capture_output=True, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        ("nothing", (), "has no `nothing`"),
+        ("net", ("--inputs", "nothing"), "has no `nothing`"),
+        ("number", (), "can't be called"),
+    ],
+)
+def test_a_target_that_is_not_there_exits_with_2(run, target, options, said):
+    code, out = run("verify", target, *options)
+    assert code == 2
+    assert said in out.err
+
+
+@pytest.mark.parametrize("target", ["program.py", "nowhere.py:net", ":net"])
+def test_a_target_of_another_form_exits_with_2(target, capsys):
+    assert cli.main(["verify", target]) == 2
+    assert capsys.readouterr().err.startswith("foregrad: ")
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+def test_what_can_not_be_compiled_exits_with_3(run):
+    code, said = run("verify", "text")
+    assert code == 3
+    assert "UnsupportedError" in said.err
+
+
+def test_explain_prints_a_report_and_writes_it(run, tmp_path):
+    pytest.importorskip("jinja2")
+    code, said = run("explain", "net", "--html", str(tmp_path / "report.html"))
+    assert code == 0
+    assert "Sequential" in said.out
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def test_explain_as_json(run):
+    code, said = run("explain", "net", "--json")
+    assert code == 0
+    assert json.loads(said.out)["name"]
+
+
+def test_bench_times_each_backend(run):
+    code, said = run("bench", "net", "--steps", "2", "--json")
+    assert code == 0
+    found = json.loads(said.out)
+    assert [one["name"] for one in found] == ["pytorch", "foregrad, eager"]
+    assert found[0]["ratio"] == 1.0
+    code, said = run("bench", "net", "--steps", "1")
+    assert "median" in said.out
+
+
+def test_doctor_says_what_is_here(capsys):
+    code = cli.main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (1 if found["broken"] else 0)
+    assert {"PyTorch", "C++ part", "backend auto", "GPU", "private names"} <= set(found)
+    assert cli.main(["doctor"]) == code
+    assert "backend auto" in capsys.readouterr().out
