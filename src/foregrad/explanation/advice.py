@@ -149,5 +149,6 @@ def _span(modules: Sequence[str]) -> str:
         return modules[0]
     kinds = dict.fromkeys(re.sub(r"\d+", "*", module) for module in modules)
     if len(kinds) > 1:
-        return f"{modules[0]}` and {len(modules) - 1} more modules, like `{modules[-1]}"
+        shown = [module for module in modules if module]
+        return f"{shown[0]}` and {len(shown) - 1} more, like `{shown[-1]}" if len(shown) > 1 else shown[0]
     return f"{modules[0]}` to `{modules[-1]}"

@@ -23,9 +23,8 @@ def memory_of(parts: Partitioned, report: Report, rows: Rows) -> Memory:
     by_key = rows.by_key()
     readers: dict[str, list[str]] = {}
     for one in rows.operators:
-        if one.half == "backward":
-            for key in one.reads:
-                readers.setdefault(key, []).append(one.key)
+        for key in one.reads:
+            readers.setdefault(key, []).append(one.key)
     forward = len(report.forward)
     slots = parts.joint.slot_texts()
     own = _own_results(parts)
@@ -72,7 +71,7 @@ def _saved(
     line = value.line or (rows.lines[one.line] if one is not None else "") or ""
     return Saved(
         name=value.name,
-        variable=", ".join(value.names) or slot or (variable_in(line) if one and _is_last(one, rows) else ""),
+        variable=", ".join(value.names) or slot or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else ""),
         op="" if one is None else _maker(one, by_key).op,
         type="" if value.spec is None else repr(value.spec),
         nbytes=value.nbytes,
@@ -93,17 +92,15 @@ def _maker(one: Operator, by_key: dict[str, Operator]) -> Operator:
     return one
 
 
-def _is_last(one: Operator, rows: Rows) -> bool:
+def _is_last(one: Operator, by_key: dict[str, Operator], readers: dict[str, list[str]], rows: Rows) -> bool:
     """Whether nothing else that the same line computes in the forward is made of a value: it is the line's result.
 
     The line may call modules; the same line in another layer is another call of it.
     """
     own = rows.modules[one.module][0]
     return not any(
-        one.key in other.reads
-        and (other.line, other.half) == (one.line, one.half)
-        and _is_inside(own, rows.modules[other.module][0])
-        for other in rows.operators
+        (other.line, other.half) == (one.line, one.half) and _is_inside(own, rows.modules[other.module][0])
+        for other in (by_key[key] for key in readers.get(one.key, ()))
     )
 
 
@@ -119,6 +116,8 @@ def _readers(key: str, by_key: dict[str, Operator], readers: dict[str, list[str]
     waiting = [key]
     while waiting:
         for reader in readers.get(waiting.pop(), ()):
+            if by_key[reader].half == "forward":
+                continue
             if by_key[reader].role == "view":
                 waiting.append(reader)
             else:

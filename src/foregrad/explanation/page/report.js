@@ -100,6 +100,8 @@
   // ------------------------------------------------------------------ graph
   if (count) graph();
   function graph() {
+    const MANY = 120, STRETCH = 50;
+    const brief = (i) => ops.op[i].replace(/^aten\./, "").replace(/\.\w+$/, "");
     // The tree of modules: by their paths, in the order in which they run first.
     const root = { path: "", name: "", cls: "", children: [], own: [], parent: null, depth: 0, id: 0 };
     const nodes = [root], byPath = new Map([["", root]]);
@@ -111,9 +113,34 @@
       const node = { path: m.path, name: parent.path ? m.path.slice(parent.path.length + 1) : m.path, cls: m.cls, children: [], own: [], parent, depth: parent.depth + 1, id: nodes.length };
       parent.children.push(node); nodes.push(node); byPath.set(m.path, node);
     });
-    const home = modules.map((m) => byPath.get(m.path));
+    const home = Array.from({ length: count }, (_, i) => byPath.get(modules[ops.module[i]].path));
     const shown = (i) => !["input", "tangent"].includes(role(i));
-    for (let i = 0; i < count; i++) if (shown(i)) home[ops.module[i]].own.push(i);
+    for (let i = 0; i < count; i++) if (shown(i)) home[i].own.push(i);
+    for (const node of [...nodes]) if (!node.children.length && node.own.filter((i) => !ops.half[i] && role(i) !== "view").length > MANY) inStretches(node);
+    // A long row of operators in no module further down is folded in stretches of it.
+    function inStretches(node) {
+      const of = new Map();
+      let stretch = null, size = MANY;
+      const add = (i) => { home[i] = stretch; stretch.own.push(i); };
+      for (const i of node.own.filter((i) => !ops.half[i])) {
+        if (size >= STRETCH) {
+          stretch = { path: node.path, name: "", cls: "", children: [], own: [], parent: node, depth: node.depth + 1, id: nodes.length };
+          node.children.push(stretch); nodes.push(stretch); size = 0;
+        }
+        add(i);
+        if (role(i) !== "view") size++;
+        if (ops.seq[i] >= 0) of.set(ops.seq[i], stretch);
+      }
+      for (const i of node.own.filter((i) => ops.half[i])) { stretch = of.get(ops.seq[i]) || stretch; add(i); }
+      let done = 0;
+      for (const s of node.children) {
+        const own = s.own.filter((i) => !ops.half[i] && role(i) !== "view");
+        s.name = `${done + 1} to ${done + own.length}`;
+        s.cls = own.length ? `${brief(own[0])} to ${brief(own[own.length - 1])}` : "";
+        done += own.length;
+      }
+      node.own = [];
+    }
     // What a module and those in it hold.
     const sum = (node) => {
       const total = { f: 0, b: 0, flops: 0, saved: 0, again: 0, first: Infinity };
@@ -135,7 +162,7 @@
     };
     sum(root);
     for (const node of nodes) node.children = node.children.filter((c) => c.total.f + c.total.b > 0).sort((a, b) => a.total.first - b.total.first);
-    const most = Math.max(1, ...nodes.filter((n) => n !== root).map((n) => n.total.saved));
+    const most = Math.max(1, ...nodes.filter((n) => n !== root).map((n) => n.total.saved), ...[...savedRow.values()].map((row) => row[2] === "saved" ? 4 * row[1] : 0));
     const open = new Set([0]);
     const boxesBelow = (limit) => {
       // Unfold level by level while what is to be seen stays few.
@@ -167,11 +194,26 @@
         rep[i] = rows.length;
         rows.push({ kind: "op", op: i, y, h: ROW - 3, x: (ops.half[i] ? B : F) + inset, w: (ops.half[i] ? BW : FW) - 2 * inset });
       };
+      // An operator and its backward stand side by side: both have the number of the autograd node.
       const run = (list, backs, inset) => {
-        const left = list.filter(visible), right = backs.filter(visible);
-        left.forEach((i, k) => opRow(i, y + k * ROW, inset));
-        right.forEach((i, k) => opRow(i, y + k * ROW, inset));
-        y += Math.max(left.length, right.length) * ROW + (left.length || right.length ? 4 : 0);
+        const groups = [];
+        for (const i of list.filter(visible)) {
+          const last = groups[groups.length - 1];
+          if (last && last.seq === ops.seq[i]) last.left.push(i); else groups.push({ seq: ops.seq[i], left: [i], right: [] });
+        }
+        const of = new Map(groups.map((g) => [g.seq, g]));
+        let group = groups[0];
+        for (const i of backs.filter(visible)) {
+          group = of.get(ops.seq[i]) || group;
+          if (!group) groups.push((group = { seq: -1, left: [], right: [] }));
+          group.right.push(i);
+        }
+        for (const { left, right } of groups) {
+          left.forEach((i, k) => opRow(i, y + k * ROW, inset));
+          right.forEach((i, k) => opRow(i, y + k * ROW, inset));
+          y += Math.max(left.length, right.length) * ROW;
+        }
+        y += groups.length ? 4 : 0;
       };
       const claim = (node, number) => { node.own.forEach((i) => (rep[i] = number)); node.children.forEach((c) => claim(c, number)); };
       const place = (node, inset) => {
@@ -279,8 +321,8 @@
     }
     function pill(row, k) {
       const i = row.op, r = role(i), cls = (ops.half[i] ? "b " : "f ") + (r === "operator" ? "" : r);
-      const row_ = savedRow.get(i), bytes = row_ && row_[2] === "saved" && row_[1] ? inBytes(row_[1]) : ops.type[i].slice(0, 22);
-      const room = Math.floor((row.w - 24 - 6.3 * bytes.length) / 6.4), name = ops.op[i].replace(/^aten\./, "").replace(/\.\w+$/, "");
+      const row_ = savedRow.get(i), bytes = row_ && row_[2] === "saved" && row_[1] ? inBytes(row_[1]) : ops.type[i].startsWith("(") ? inBytes(ops.bytes[i]) : ops.type[i].length > 20 ? ops.type[i].slice(0, 19) + "…" : ops.type[i];
+      const room = Math.floor((row.w - 24 - 6.8 * bytes.length) / 6.4), name = brief(i);
       const label = name.length > room ? name.slice(0, Math.max(3, room - 1)) + "…" : name;
       return `<g class="row" data-k="${k}" role="treeitem" aria-label="${esc(ops.name[i])}, ${esc(ops.op[i])}, ${esc(r)}"><rect class="pill ${cls}" x="${row.x}" y="${row.y}" width="${row.w}" height="${row.h}" rx="4"/>` +
         `<text class="opname" x="${row.x + 8}" y="${row.y + 12.5}">${esc(label)}</text><text class="optype" x="${row.x + row.w - 8}" y="${row.y + 12.5}" text-anchor="end">${esc(bytes)}</text></g>`;
@@ -308,7 +350,7 @@
       if (row.y < scene.scrollTop + 20 || row.y > scene.scrollTop + scene.clientHeight - 60) scene.scrollTop = Math.max(0, row.y - scene.clientHeight / 2);
     }
     function reveal(op) {
-      for (let n = home[ops.module[op]]; n; n = n.parent) open.add(n.id);
+      for (let n = home[op]; n; n = n.parent) open.add(n.id);
       if (role(op) === "view" && !withViews) { withViews = true; $("views").checked = true; }
     }
     function act(k) {
