@@ -13,6 +13,7 @@ from torch import nn
 
 import foregrad
 from foregrad.partitioners.tables import in_bytes
+from tests.golden.functions import FUNCTIONS
 
 
 class Counting(nn.Module):
@@ -88,6 +89,44 @@ def test_explaining_leaves_nothing_behind(closed_over):
         "running_mean",
         "running_var",
     ]
+
+
+# A GRU writes in place to parts of a product. Functional copies of these are as large as the whole.
+LARGER = {"recurrent"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_function_is_explained_and_left_as_it_was(name):
+    function, args = FUNCTIONS[name]()
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    values, versions = [t.detach().clone() for t in tensors], [t._version for t in tensors]
+    numbers = torch.get_rng_state()
+    found = explain(function, *args)
+    assert (found.not_measured, found.eager) == ("", ())
+    assert found.memory.predicted_saved == found.memory.measured_saved or name in LARGER
+    assert all(map(torch.equal, values, tensors))
+    assert versions == [t._version for t in tensors]
+    assert all(t.grad is None for t in tensors if t.is_leaf)
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert str(found)
+
+
+def test_a_step_that_cannot_be_repeated_is_said_not_to_be():
+    class State(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("state", torch.ones(3))
+
+        def forward(self, x):
+            self.state.mul_(self.weight)
+            return (self.state * x).sum()
+
+    model = State()
+    found = explain(model, torch.ones(3))
+    assert "a second time" in found.not_measured
+    assert found.memory.predicted_peak > 0
+    assert not model.state.requires_grad
 
 
 def test_python_state_is_written_on_the_copy():

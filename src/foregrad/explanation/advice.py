@@ -130,7 +130,7 @@ def groups(saved: Sequence[Saved]) -> list[Group]:
     found: dict[str, list[Saved]] = {}
     for one in saved:
         if one.kind == "saved" and one.nbytes:
-            found.setdefault(one.line or one.name, []).append(one)
+            found.setdefault(one.line or f"{re.sub('[0-9]+', '*', one.module)} {one.op}", []).append(one)
     made = []
     for line, members in found.items():
         names = dict.fromkeys(one.variable or one.op for one in sorted(members, key=lambda one: -one.nbytes))

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from .._torch.graph_breaks import graph_breaks
-from ..api import partition as split_graph
 from ..api import pipeline_for
+from ..backends.registry import list_backends
 from ..config import config
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.explain import Recompiles
@@ -34,7 +34,7 @@ from .advice import advice_on, stumbling
 from .graphs import rows_of, sources_of, work_of
 from .kept import memory_of
 from .measure import held_by, packed_by, peak_of, step_of, times_of
-from .program import program_of, written_outside
+from .program import program_of, writes_to_arguments, written_outside
 from .stumbles import parts_of_function, parts_of_module, refusal
 from .subject import Subject, random_state_kept, subject_of
 from .tree import EagerPart, Explanation, Memory, Time
@@ -124,7 +124,6 @@ class _Explainer:
         self.config = dataclasses.replace(settings, on_unsupported="eager")
         module = subject.module
         function = subject.function if module is None else forward_of(module)
-        self.call = functools.partial(subject.function, *subject.args, **subject.kwargs)
         self.dispatcher = Dispatcher(function, self.pipeline, self.config, subject.name)
 
     def run(self) -> Explanation:
@@ -159,8 +158,11 @@ class _Explainer:
         why_not = self._why_not_measured(outside, joint.error)
         seconds = None
         if not why_not:
-            with _quiet():
-                memory, seconds = self._measured(made, memory, compile_s)
+            try:
+                with _quiet():
+                    memory, seconds = self._measured(made, memory, compile_s)
+            except Exception as error:  # a second backward through what the first call wrote, say
+                why_not = f"a step failed with {type(error).__name__}: {str(error).splitlines()[0]}"
         found = Explanation(
             name=self.subject.name,
             backend=self.backend,
@@ -183,9 +185,13 @@ class _Explainer:
         return dataclasses.replace(found, advice=tuple(advice))
 
     def _split(self, joint: Any, policy: str) -> Any:
+        """The report of another partition of the graph, after the backend's own passes as well."""
+        known = self.backend if self.backend in list_backends() else "nop"
         if policy[0].isdigit():
-            return split_graph(joint, memory_budget=float(policy)).report()
-        return split_graph(joint, policy).report()
+            other = pipeline_for(backend=known, memory_budget=float(policy))
+        else:
+            other = pipeline_for(backend=known, partition=policy)
+        return dataclasses.replace(self.pipeline, partition=other.partition, keeper=None).split(joint).report()
 
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
         if not self.measure:
@@ -197,21 +203,27 @@ class _Explainer:
         return "" if error is None else f"its backward raises: {error}"
 
     def _measured(self, made: Specialization, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:
-        subject, device = self.subject, self._device()
-        compiled = functools.partial(self.dispatcher.entry, *subject.args, **subject.kwargs)
-        given = self._given(made)
+        subject, device, renews = self.subject, self._device(), writes_to_arguments(made)
+
+        def call_of(function: Any) -> functools.partial[Any]:
+            args, kwargs = subject.renewed() if renews else (subject.args, subject.kwargs)
+            return functools.partial(function, *args, **kwargs)
+
+        def make_step(function: Any) -> Any:
+            return lambda: step_of(call_of(function), subject.forget_gradients)
+
+        given, compiled, eager = self._given(made), call_of(self.dispatcher.entry), call_of(subject.function)
         start = time.perf_counter()
-        held = held_by(compiled(), given)
+        held = held_by(compiled(), [given, compiled.args, compiled.keywords])
         compile_s += time.perf_counter() - start
-        packed = packed_by(self.call, given)
-        steps = {name: step_of(call, subject.forget_gradients) for name, call in
-                 (("eager", self.call), ("compiled", compiled))}  # fmt: skip
+        packed = packed_by(eager, [given, eager.args, eager.keywords])
+        steps = {"eager": make_step(subject.function), "compiled": make_step(self.dispatcher.entry)}
         seconds, rounds = times_of(steps, device)
         return dataclasses.replace(
             memory,
-            measured_peak=peak_of(steps["compiled"], device),
+            measured_peak=peak_of(steps["compiled"](), device),
             measured_saved=held,
-            eager_peak=peak_of(steps["eager"], device),
+            eager_peak=peak_of(steps["eager"](), device),
             eager_saved=packed,
         ), Time(seconds["eager"], seconds["compiled"], compile_s, rounds)
 
@@ -236,8 +248,7 @@ class _Explainer:
         seconds, why_not = None, self._why_not_measured(None, None)
         if not why_not:
             with give_up(), _quiet():
-                step = step_of(self.call, subject.forget_gradients)
-                seconds = times_of({"eager": step}, self._device())[0]["eager"]
+                seconds = times_of({"eager": self._eager_step}, self._device())[0]["eager"]
         stumbles = parts_of_function(text, subject.name, seconds, 1)
         if subject.module is not None and not why_not:
             with _quiet():
@@ -261,6 +272,10 @@ class _Explainer:
             sources=(),
             versions=_versions(),
         )
+
+    def _eager_step(self) -> Any:
+        args, kwargs = self.subject.renewed()
+        return step_of(functools.partial(self.subject.function, *args, **kwargs), self.subject.forget_gradients)
 
     def _regions(self, joint: Any) -> Iterator[EagerPart]:
         """Eager regions in the graph."""

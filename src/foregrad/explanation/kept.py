@@ -71,7 +71,9 @@ def _saved(
     line = value.line or (rows.lines[one.line] if one is not None else "") or ""
     return Saved(
         name=value.name,
-        variable=", ".join(value.names) or slot or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else ""),
+        variable=", ".join(value.names)
+        or slot
+        or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else ""),
         op="" if one is None else _maker(one, by_key).op,
         type="" if value.spec is None else repr(value.spec),
         nbytes=value.nbytes,

@@ -55,16 +55,21 @@ def held_by(result: Any, given: Sequence[Any]) -> int:
     return _bytes(saved, [result, given])
 
 
-def packed_by(call: Call, given: Sequence[Any]) -> int:
-    """Bytes that eager's autograd saves in a call, but for those given and the results; each memory once."""
+def packed_by(call: Call, given: Sequence[Any]) -> int | None:
+    """Bytes that eager's autograd saves in a call, but for those given and the results; each memory once. None where
+    the function allows no hooks on saved tensors: `torch.func.grad` does not.
+    """
     saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor.detach())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = call()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = call()
+    except RuntimeError:
+        return None
     return _bytes(saved, [result, given])
 
 
@@ -112,27 +117,26 @@ def _contexts() -> Iterator[Callable[[], Any]]:
             yield functools.partial(torch.autocast, kind, dtype)
 
 
-def times_of(steps: Mapping[str, Call], device: torch.device | None) -> tuple[dict[str, float], int]:
-    """The median seconds of each step, run in turns, and the number of rounds."""
+def times_of(make_steps: Mapping[str, Call], device: torch.device | None) -> tuple[dict[str, float], int]:
+    """The median seconds of the step that each function makes, run in turns, and the number of rounds."""
 
-    def once(step: Call) -> float:
-        if device is None:
-            start = time.process_time()
-            step()
-            return time.process_time() - start
-        torch.cuda.synchronize(device)
+    def once(make_step: Call) -> float:
+        step = make_step()
+        if device is not None:
+            torch.cuda.synchronize(device)
         start = time.perf_counter()
         step()
-        torch.cuda.synchronize(device)
+        if device is not None:
+            torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    for step in steps.values():
-        once(step)  # what is made on first use
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    for make_step in make_steps.values():
+        once(make_step)  # for what is made on first use
+    found: dict[str, list[float]] = {name: [] for name in make_steps}
     begin = time.perf_counter()
     rounds = 0
     while rounds < _MOST_ROUNDS and (rounds < 2 or time.perf_counter() - begin < _SECONDS):
-        for name, step in steps.items():
-            found[name].append(once(step))
+        for name, make_step in make_steps.items():
+            found[name].append(once(make_step))
         rounds += 1
     return {name: statistics.median(seconds) for name, seconds in found.items()}, rounds

@@ -9,13 +9,14 @@ from typing import Any
 from ..dispatch.specialization import Specialization
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
+from ..graph.python_effects import OfArgument
 from ..graph.signature import AliasOutput, GraphOutput, InputInfo, InputOutput, Signature
 from ..graph.slots import Buffer, Closure, Param
 from ..partitioners.index import value_bytes
 from .subject import Subject
 from .tree import Fact, Guard, Place, Program
 
-__all__ = ["program_of", "written_outside"]
+__all__ = ["program_of", "writes_to_arguments", "written_outside"]
 
 _MOST_GUARDS = 3_000
 _ADDRESS = re.compile(r" \(at 0x[0-9a-f]+\)")
@@ -58,9 +59,20 @@ def written_outside(specialization: Specialization, subject: Subject) -> str | N
             if not subject.is_own(tensor):
                 return str(info.slot)
     for write in signature.python_writes:
-        if not (subject.is_own(write.target) or type(write.target).__name__ == "OfArgument"):
+        if not (subject.is_own(write.target) or isinstance(write.target, OfArgument)):
             return write.path
     return None
+
+
+def writes_to_arguments(specialization: Specialization) -> bool:
+    """Whether a call leaves its arguments otherwise than it found them."""
+    signature = specialization.product.captured.joint.signature
+    numbers = [effect.input for effect in signature.log]
+    return (
+        any(i >= len(signature.inputs) or (i >= 0 and signature.inputs[i].argument is not None) for i in numbers)
+        or bool(signature.shared_memory)
+        or any(isinstance(write.target, OfArgument) for write in signature.python_writes)
+    )
 
 
 def _place(info: InputInfo) -> Place:

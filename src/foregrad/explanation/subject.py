@@ -52,6 +52,12 @@ class Subject:
         """Whether an object is one of the copies."""
         return id(value) in self.copies
 
+    def renewed(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments copied once more, for a call that writes to them."""
+        memo: dict[int, Any] = {}
+        _copy_results(flatten((self.args, dict(self.kwargs)))[0], memo)
+        return copy.deepcopy((self.args, dict(self.kwargs)), memo)
+
     def leaves(self) -> list[torch.Tensor]:
         """The copied tensors that gradients are accumulated in."""
         tensors = [value for value in self.copies.values() if isinstance(value, torch.Tensor)]
