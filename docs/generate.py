@@ -27,6 +27,7 @@ PAGES = (
     "tutorial.md",
     "coming_from.md",
     "verify.md",
+    "logging.md",
     "pipeline.md",
     "dynamic.md",
     "higher_order.md",

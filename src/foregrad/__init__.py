@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
+    from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
     from .partitioners.budget import Budget
     from .partitioners.named import checkpoint_name
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         offload_names,
         save_only_these_names,
     )
+    from .phases import CompileTimes, compile_times
     from .verification import Verification, VerificationError, verify
 
 __version__ = "0.1.0.dev0"
@@ -60,6 +63,7 @@ __all__ = [
     "Artifact",
     "Budget",
     "Candidate",
+    "CompileTimes",
     "Explanation",
     "GraphSignature",
     "JointGraph",
@@ -78,6 +82,7 @@ __all__ = [
     "check_attribute_assignment",
     "checkpoint_name",
     "compile",
+    "compile_times",
     "compiled_function",
     "compiled_module",
     "config",
@@ -116,6 +121,7 @@ __all__ = [
     "process_inputs",
     "register_backend",
     "save_only_these_names",
+    "set_logs",
     "set_model_name",
     "ts_compile",
     "value_and_grad",
@@ -148,6 +154,8 @@ _HOMES = {
     "partitioners.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
     "nothing_saveable offload_names save_only_these_names",
+    "logs": "set_logs",
+    "phases": "CompileTimes compile_times",
     "verification": "Verification VerificationError verify",
 }
 _PARTS = {"backends", "dynamo", "graph", "partitioners", "passes"}  # as `foregrad.graph`, without an import of it
@@ -170,3 +178,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "FOREGRAD_LOGS" in os.environ:
+    importlib.import_module(".logs", __name__).set_logs(os.environ["FOREGRAD_LOGS"])

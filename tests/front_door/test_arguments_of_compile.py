@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.dispatch import progress
+from foregrad import phases
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_slow_compilation_is_said_on_a_terminal(monkeypatch):
         def isatty(self):
             return True
 
-    monkeypatch.setattr(progress, "_AFTER_S", 0.05)
+    monkeypatch.setattr(phases, "_AFTER_S", 0.05)
 
     def slow(module, inputs):
         time.sleep(0.3)

@@ -19,6 +19,7 @@ from torch import fx
 
 from ..interrupts import runs_compiler
 from ..locks import make_lock, taken, without_user_code
+from ..phases import counted, is_counted
 from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .kernels import kernels_together
 from .symbols import is_symbolic
@@ -71,6 +72,35 @@ def _load() -> None:
     the decomposition of max pooling, say, asks the lowerings.
     """
     importlib.import_module("torch._inductor.compile_fx")
+    _count_kernels()
+
+
+def _count_kernels() -> None:
+    """Have Inductor's bar over the kernels that it waits for tell how far it is, in threads where foregrad compiles."""
+    module: Any = importlib.import_module("torch._inductor.async_compile")
+    original = getattr(module, "tqdm", None)
+    if original is not None:
+        module.tqdm = lambda *args, **kwargs: (
+            _Kernels(kwargs.get("total") or 0) if is_counted() else original(*args, **kwargs)
+        )
+
+
+class _Kernels:
+    """In place of a bar."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total = 0, total
+        self.update(0)
+
+    def update(self, count: int = 1) -> None:
+        self.done += count
+        counted(self.done, self.total, "kernels")
+
+    def set_postfix_str(self, text: str) -> None:
+        """Nobody reads it."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 # Kernels that check values, as probabilities and deviations are, and whose decompositions do not.

@@ -21,7 +21,7 @@ from .registry import Backend, get_backend, register_backend, register_family
 
 __all__ = ["auto", "inductor_backend", "torch_backend"]
 
-log = logging.getLogger("foregrad")
+log = logging.getLogger("foregrad.backends")
 
 
 def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "inductor") -> Backend:

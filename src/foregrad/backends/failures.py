@@ -21,7 +21,7 @@ from ..graph.printing import print_graph
 
 __all__ = ["Failures", "described", "random_states_of"]
 
-log = logging.getLogger("foregrad")
+log = logging.getLogger("foregrad.backends")
 
 
 class Failures:

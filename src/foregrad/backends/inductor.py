@@ -48,7 +48,7 @@ from .segments import compile_around
 
 __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
-log = logging.getLogger("foregrad")
+log = logging.getLogger("foregrad.backends")
 
 # Inductor holds a buffer that nobody reads any more until a later one of its size is made, where its own estimate of
 # the peak, from before results are written into operands, allows that. What is measured is then over the plan.

@@ -31,7 +31,7 @@ from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 
 __all__ = ["Contract", "Instead", "Result", "differences", "is_other", "promised"]
 
-log = logging.getLogger("foregrad")
+log = logging.getLogger("foregrad.backends")
 
 Run = Callable[[list[Any]], list[Any]]
 Repairs = dict[int, tuple[int, ...] | None]  # the strides that a result is copied to; None: as they are

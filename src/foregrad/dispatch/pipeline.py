@@ -40,14 +40,15 @@ from ..passes.needed_gradients import only_gradients
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import without_tangents
+from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial
 from ..runtime.donated import overwriting, owned_among
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import Made, call_compiler
 from .numbers import check_numbers
-from .progress import told_when_slow
 from .refusals import warn_user
+from .told import tell_graph, tell_partition
 
 if TYPE_CHECKING:
     from ..cache.keeper import Keeper
@@ -93,7 +94,7 @@ class Pipeline:
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
-        with held, paused_collection(), told_when_slow(name):
+        with held, paused_collection(), compiling(name):
             return self._build(call, name, config)
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
@@ -111,16 +112,21 @@ class Pipeline:
             live_hooks=True,
             refuses_output=config.on_unsupported == "eager",
         )
-        captured = capture(call)
-        if call.numbers:
-            check_numbers(call, captured.joint, capture)
-        joint = captured.joint
-        if config.check:
-            joint.check()
+        with phase("capture"):
+            captured = capture(call)
+            if call.numbers:
+                check_numbers(call, captured.joint, capture)
+            joint = captured.joint
+            if config.check:
+                joint.check()
+        tell_graph(joint)
         if buckets := bucket_sizes():
             joint = with_stages(joint, buckets)
         # What runs now, what runs in the backward, and what is kept in between.
-        partitioned: Partitioned = self.split(joint, lambda: _guards(call, captured))
+        with phase("partition"):
+            parts = self.split(joint, lambda: _guards(call, captured))
+        tell_partition(parts)
+        partitioned: Partitioned = parts
         if config.check and not joint.signature.is_inference:
             partitioned.check()
         writes_inside = self.keep_inference_input_mutations and not joint.signature.may_stop
@@ -249,7 +255,7 @@ class Pipeline:
         A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
         """
         compiler, known = self.bw_compiler, joint.num_guards()
-        with told_when_slow(f"the backward of {joint.name}"):
+        with compiling(joint.name, "the backward"):
             made = self.compiled_graph(compiler, module, joint, role, failures, always=always)
         compiled = made.run
         if compiler is eager_compiler:
@@ -297,7 +303,8 @@ class Pipeline:
         def compile_as(role: GraphRole) -> Made:
             return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
-        return compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
+        with phase(f"compile {role.phase}"):
+            return compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
 
     def derive(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 from ..config import Config
 from ..frontend.call import FlatCall
 from ..graph.source import Names, compile_source
+from ..phases import compiling, phase
 from ..runtime.render import render_run
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Fingerprint
@@ -18,6 +19,7 @@ from .pipeline import Pipeline, Product
 from .shapes import SizesSeen, check_marked
 from .specialization import Specialization
 from .stateful import check_draws
+from .told import tell_guards
 
 __all__ = ["Specializer"]
 
@@ -32,8 +34,14 @@ class Specializer:
 
     def specialize(self, call: FlatCall, made: Sequence[Specialization]) -> Specialization:
         """Capture, partition, compile and render for this call. `made`: the graphs that there are."""
-        call = self.sizes.observe(call, made)
-        call, product = self._build(call)
+        with compiling(self.name):
+            call = self.sizes.observe(call, made)
+            call, product = self._build(call)
+            with phase("guards"):
+                return self._rendered(call, product)
+
+    def _rendered(self, call: FlatCall, product: Product) -> Specialization:
+        """The code around the graphs, which decides whether they are right for a call."""
         check_draws(self.name, call, self.sizes.constants)
         captured = product.captured
         if call.dynamic:
@@ -53,6 +61,7 @@ class Specializer:
         if captured.joint.signature.checks:
             globals_["eagerly"] = self.function
         function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
+        tell_guards(self.name, source)
         fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
         return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
 

@@ -1,0 +1,223 @@
+"""The phases of a compilation: what each took, and a line about it for who waits.
+
+`with compiling(name):` stands around what is compiled for a function, `with phase("capture"):` around a part of it;
+`counted(done, total)` says how far the current phase is. Times are exclusive: what a phase inside another takes is not
+the other's. After two seconds the outermost compilation of a thread says on stderr what it is at, where that is a
+terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from .config import config
+from .locks import make_lock
+
+__all__ = ["CompileTimes", "PhaseTime", "compile_times", "compiling", "counted", "is_counted", "phase"]
+
+_AFTER_S = 2.0
+_EVERY_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """The time that one phase of compiling one function took, in seconds, in `count` runs."""
+
+    function: str
+    phase: str
+    count: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompileTimes:
+    """The times of all compilations so far, by function and phase; `str()` is a table.
+
+    Example:
+        >>> import torch, foregrad
+        >>> _ = foregrad.compile(torch.sin, backend="eager")(torch.ones(2))
+        >>> {"capture", "partition"} <= {entry.phase for entry in foregrad.compile_times().entries}
+        True
+    """
+
+    entries: tuple[PhaseTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All of them together."""
+        return sum(entry.seconds for entry in self.entries)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The entries as plain data."""
+        return [dataclasses.asdict(entry) for entry in self.entries]
+
+    def __str__(self) -> str:
+        if not self.entries:
+            return "nothing was compiled yet"
+        width = max(len(entry.function) for entry in self.entries)
+        lines = [f"{'function':<{width}}  {'phase':<18} {'runs':>5} {'seconds':>9}"]
+        lines += [f"{e.function:<{width}}  {e.phase:<18} {e.count:>5} {e.seconds:>9.3f}" for e in self.entries]
+        return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {'':>5} {self.seconds:>9.3f}"])
+
+
+class _Run:
+    """One compilation, of the function `name`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.begin = time.perf_counter()
+        self.phases: list[_Phase] = []
+        self.took: dict[str, float] = {}
+
+    def described(self) -> str:
+        """The phases so far, the current one last."""
+        parts = [f"{what} {seconds:.1f} s" for what, seconds in self.took.items()]
+        if self.phases:
+            current = self.phases[-1]
+            parts.append(f"{current.what}, {current.count}" if current.count else current.what)
+        return ", ".join(parts)
+
+
+@dataclasses.dataclass(slots=True)
+class _Phase:
+    what: str
+    begin: float
+    inner: float = 0.0  # taken by phases inside
+    count: str = ""
+
+
+_lock = make_lock()
+_times: dict[tuple[str, str], tuple[int, float]] = {}
+_thread = threading.local()
+
+
+def compile_times(*, clear: bool = False) -> CompileTimes:
+    """The seconds that compilations have taken in this process so far, by function and phase.
+
+    The phases are `capture`, `partition` (with a backend's passes over the whole graph), `compile forward`, `compile
+    backward` and `compile inference` (the backend), and `guards`. Backwards are compiled when they are first needed.
+
+    Args:
+        clear: forget them afterwards.
+
+    Example:
+        >>> import torch, foregrad
+        >>> _ = foregrad.compile(torch.cos, backend="eager")(torch.ones(2))
+        >>> [entry.count for entry in foregrad.compile_times(clear=True).entries if entry.phase == "capture"][-1] > 0
+        True
+        >>> print(foregrad.compile_times())
+        nothing was compiled yet
+    """
+    with _lock:
+        found = tuple(PhaseTime(*key, *value) for key, value in _times.items())
+        if clear:
+            _times.clear()
+    return CompileTimes(found)
+
+
+@contextlib.contextmanager
+def phase(what: str) -> Iterator[None]:
+    """Context: a part of what is compiled in this thread."""
+    run: _Run | None = getattr(_thread, "run", None)
+    if run is None:
+        yield
+        return
+    current = _Phase(what, time.perf_counter())
+    run.phases.append(current)
+    try:
+        yield
+    finally:
+        took = time.perf_counter() - current.begin
+        run.phases.remove(current)
+        if run.phases:
+            run.phases[-1].inner += took
+        own = took - current.inner
+        run.took[what] = run.took.get(what, 0.0) + own
+        with _lock:
+            count, seconds = _times.get((run.name, what), (0, 0.0))
+            _times[run.name, what] = count + 1, seconds + own
+
+
+def counted(done: int, total: int, of: str) -> None:
+    """The current phase of this thread is at `done` of `total` things, called `of`."""
+    run: _Run | None = getattr(_thread, "run", None)
+    if run is not None and run.phases:
+        run.phases[-1].count = f"{of} {done} of {total}"
+
+
+def is_counted() -> bool:
+    """Whether something is compiled in this thread, so that `counted` is heard."""
+    return getattr(_thread, "run", None) is not None
+
+
+@contextlib.contextmanager
+def compiling(name: str, part: str = "") -> Iterator[None]:
+    """Context: something is compiled for the function `name`; `part` says of it which part, in messages."""
+    outer: _Run | None = getattr(_thread, "run", None)
+    if outer is not None and outer.name == name:
+        yield
+        return
+    run = _thread.run = _Run(name)
+    try:
+        with contextlib.nullcontext() if outer is not None else _told(run, f"{part} of {name}" if part else name):
+            yield
+    finally:
+        _thread.run = outer
+        if outer is not None and outer.phases:
+            outer.phases[-1].inner += sum(run.took.values())
+
+
+def _wanted_at() -> tuple[TextIO, bool] | None:
+    """Where to say what is compiled, and whether a line there can be written again; None where nobody listens."""
+    out = sys.stderr
+    try:
+        is_terminal = out.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return None
+    wanted: bool | None = config.progress
+    return (out, is_terminal) if wanted or (wanted is None and is_terminal) else None
+
+
+@contextlib.contextmanager
+def _told(run: _Run, what: str) -> Iterator[None]:
+    wanted = _wanted_at()
+    if wanted is None:
+        yield
+        return
+    out, is_terminal = wanted
+    done, said = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if done.wait(_AFTER_S):
+            return
+        said.set()
+        print(
+            f"foregrad: compiling `{what}`, for the first call or one of a new kind; later calls are quick ...",
+            file=out,
+            flush=True,
+        )
+        while is_terminal and not done.wait(_EVERY_S):
+            out.write(f"\r\x1b[Kforegrad: {run.described()[:100]} ({time.perf_counter() - run.begin:.0f} s so far)")
+            out.flush()
+
+    watcher = threading.Thread(target=watch, daemon=True, name="foregrad-progress")
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if said.is_set():
+            watcher.join(1.0)
+            end = "\r\x1b[K" if is_terminal else ""
+            took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.took.items())
+            print(
+                f"{end}foregrad: `{what}` was compiled in {time.perf_counter() - run.begin:.0f} s ({took})",
+                file=out,
+                flush=True,
+            )

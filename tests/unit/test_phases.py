@@ -1,0 +1,138 @@
+"""The time that compilations take, by phase, and what is said to who waits."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import foregrad
+from foregrad import phases
+
+
+def test_each_phase_of_a_function_is_counted_by_its_name():
+    def timed_here(x):
+        return (x.sin() * x).sum()
+
+    x = torch.randn(4, requires_grad=True)
+    compiled = foregrad.compile(timed_here, backend="eager")
+    compiled(x).backward()
+    found = {e.phase: e for e in foregrad.compile_times().entries if e.function == "timed_here"}
+    assert set(found) == {"capture", "partition", "compile forward", "guards", "compile backward"}
+    assert all(entry.count == 1 for entry in found.values())
+    compiled(x).backward()
+    assert [e for e in foregrad.compile_times().entries if e.function == "timed_here"] == list(found.values())
+    compiled(torch.randn(5, requires_grad=True)).backward()
+    again = {e.phase: e.count for e in foregrad.compile_times().entries if e.function == "timed_here"}
+    assert again["guards"] == 2
+
+
+def test_a_phase_inside_another_is_not_counted_twice():
+    foregrad.compile_times(clear=True)
+    with phases.compiling("outer"), phases.phase("capture"):
+        time.sleep(0.02)
+        with phases.phase("partition"):
+            time.sleep(0.1)
+        with phases.compiling("inner"), phases.phase("capture"):
+            time.sleep(0.1)
+    found = {(e.function, e.phase): e.seconds for e in foregrad.compile_times(clear=True).entries}
+    assert found["outer", "capture"] < 0.09
+    assert found["outer", "partition"] >= 0.09
+    assert found["inner", "capture"] >= 0.09
+    assert foregrad.compile_times().seconds == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("out", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_who_waits_at_a_terminal_is_told_how_far_it_is(out, monkeypatch):
+    monkeypatch.setattr(phases, "_AFTER_S", 0.05)
+    monkeypatch.setattr(phases, "_EVERY_S", 0.05)
+    monkeypatch.setattr(sys, "stderr", out)
+    with phases.compiling("net"), phases.phase("compile forward"):
+        phases.counted(3, 17, "kernels")
+        time.sleep(0.4)
+    said = out.getvalue()
+    if not out.isatty():
+        assert said == ""
+        return
+    assert said.startswith("foregrad: compiling `net`")
+    assert "compile forward, kernels 3 of 17" in said
+    assert "`net` was compiled in 0 s (compile forward 0." in said
+
+
+def test_nothing_is_said_of_what_is_quick(monkeypatch):
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    foregrad.compile(torch.tanh, backend="eager")(torch.ones(2))
+    assert out.getvalue() == ""
+
+
+def test_outside_of_a_compilation_nothing_is_noted():
+    before = foregrad.compile_times()
+    with phases.phase("capture"):
+        phases.counted(1, 2, "kernels")
+    assert foregrad.compile_times() == before
+
+
+LOGGED = """
+import torch, foregrad
+def net(x, n=1):
+    return (x.sin() * n).sum()
+f = foregrad.compile(net, backend="eager")
+f(torch.ones(3, requires_grad=True)).backward()
+f(torch.ones(3, requires_grad=True), 2)
+"""
+
+
+def run(logs, program=LOGGED, **environment):
+    import os
+
+    environment = {**os.environ, "FOREGRAD_LOGS": logs, **environment}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("logs", "there", "not_there"),
+    [
+        ("graphs", ["[foregrad.graphs] # joint graph of net"], ["foregrad.guards", "foregrad.partition"]),
+        ("partition", ["[foregrad.partition] net: "], ["def forward(", "foregrad.graphs"]),
+        ("+partition", ["[foregrad.partition] net: ", "# forward of net", "# backward of net"], ["foregrad.graphs"]),
+        ("guards", ["[foregrad.guards] net:", "def call(args, kwargs):"], ["foregrad.graphs"]),
+        ("recompiles", ["[foregrad.recompiles] net is compiled again, graph 2"], ["not graph 1"]),
+        ("+recompiles,graphs", ["net: not graph 1: ", "foregrad.graphs"], []),
+        ("all,-guards", ["foregrad.graphs", "foregrad.partition", "foregrad.recompiles"], ["foregrad.guards"]),
+        ("", [], ["foregrad"]),
+    ],
+)
+def test_what_is_logged(logs, there, not_there):
+    done = run(logs)
+    assert done.returncode == 0, done.stderr
+    for text in there:
+        assert text in done.stderr
+    for text in not_there:
+        assert text not in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known():
+    done = run("graphs,guard")
+    assert done.returncode == 1
+    assert "ValueError: foregrad logs no `guard`. Did you mean `guards`? Known: all, backends, " in done.stderr
+
+
+def test_artifacts_are_in_the_structured_trace(tmp_path):
+    """`tlparse` shows what `TORCH_TRACE` holds."""
+    done = run("", TORCH_TRACE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    text = "".join(file.read_text() for file in tmp_path.iterdir())
+    for name in ("foregrad_joint_graph", "foregrad_partition", "foregrad_guards"):
+        assert f'"name": "{name}"' in text
+    assert "def joint(" in text
