@@ -248,7 +248,7 @@ def is_plain_graph_module(module: Any) -> bool:
     if not isinstance(module, torch.fx.GraphModule):
         return False
     bases = type(module).__bases__
-    if bases != (torch.fx.GraphModule,) and bases[0].__name__ != "_LazyGraphModule":
+    if bases != (torch.fx.GraphModule,) and bases[0].__name__ not in ("_LazyGraphModule", "LateGraphModule"):
         return False
     if "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS):
         return False

@@ -24,6 +24,7 @@ __all__ = [
     "is_operator",
     "operator_facts",
     "size_hint",
+    "strided_metadata",
     "symbol_of",
     "symbols_in",
     "tensor_metadata",
@@ -117,6 +118,38 @@ def tensor_metadata(tensor: torch.Tensor) -> Any:
     return _extract_tensor_metadata(tensor)
 
 
+def strided_metadata(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Any:
+    """`tensor_metadata` of a strided tensor that requires no gradient, from plain numbers."""
+    from torch.fx.passes.shape_prop import TensorMetadata
+
+    layout = next((name for name, order in _inner_first(len(shape)) if _is_nested(shape, stride, order)), None)
+    if 0 in shape:
+        layout = torch.contiguous_format
+    return TensorMetadata(torch.Size(shape), dtype, False, tuple(stride), layout, False, {})
+
+
+def _inner_first(dimensions: int) -> list[tuple[torch.memory_format, Sequence[int]]]:
+    """The memory formats that a tensor may have, with the order of its dimensions in memory, innermost first."""
+    orders: list[tuple[torch.memory_format, Sequence[int]]] = [(torch.contiguous_format, range(dimensions)[::-1])]
+    if dimensions == 4:
+        orders.append((torch.channels_last, (1, 3, 2, 0)))
+    elif dimensions == 5:
+        orders.append((torch.channels_last_3d, (1, 4, 3, 2, 0)))
+    return orders
+
+
+def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
+    """Whether each dimension steps exactly over those before it in `order`. Dimensions of one element don't count."""
+    expected = 1
+    for dimension in order:
+        size = shape[dimension]
+        if size != 1:
+            if stride[dimension] != expected:
+                return False
+            expected *= size
+    return True
+
+
 class GraphWriter:
     """Appends nodes to a new graph without what `Graph.create_node` does besides: `graph` is the result."""
 
@@ -164,10 +197,11 @@ class GraphWriter:
 class GraphCopier:
     """Copies nodes of one graph into a new one, keeping their names; operands must have been copied before.
 
-    Names must be unique, as those of one graph are.
+    Names must be unique, as those of one graph are. `metadata`: gives the copy of a node's metadata.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: Callable[[fx.Node], dict[str, Any]] = lambda node: node.meta.copy()) -> None:
+        self.metadata = metadata
         self.writer = GraphWriter()
         self.graph = self.writer.graph
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -175,7 +209,7 @@ class GraphCopier:
 
     def placeholder(self, node: fx.Node) -> fx.Node:
         """A placeholder that stands for `node`, whatever kind of node that is."""
-        copy = self.copies[node] = self.writer.add(node.name, "placeholder", node.name, (), {}, node.meta.copy())
+        copy = self.copies[node] = self.writer.add(node.name, "placeholder", node.name, (), {}, self.metadata(node))
         return copy
 
     def copy(self, node: fx.Node) -> fx.Node:
@@ -184,7 +218,7 @@ class GraphCopier:
             args = map_arg(args, self._copy_of)
         if kwargs:
             kwargs = map_arg(kwargs, self._copy_of)
-        copy = self.copies[node] = self.writer.add(node.name, node.op, node.target, args, kwargs, node.meta.copy())
+        copy = self.copies[node] = self.writer.add(node.name, node.op, node.target, args, kwargs, self.metadata(node))
         if node.type is not None:
             copy.type = node.type
         return copy
@@ -195,14 +229,14 @@ class GraphCopier:
         return node
 
 
-def copied(graph: fx.Graph) -> fx.Graph:
-    """A copy of a graph, with the names and metadata of its nodes."""
-    copier = GraphCopier()
+def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, Any]] | None = None) -> fx.Graph:
+    """A copy of a graph, with the names of its nodes, and their metadata or what `metadata` gives for it."""
+    copier = GraphCopier() if metadata is None else GraphCopier(metadata)
     for node in graph.nodes:
         if node.op == "placeholder":
             copier.placeholder(node)
         elif node.op == "output":
-            copier.output(node.args[0]).meta.update(node.meta)
+            copier.output(node.args[0]).meta.update(copier.metadata(node))
         else:
             copier.copy(node)
     return copier.graph

@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 __all__ = ["make_graph_module", "with_nested_arguments"]
 
 
-def make_graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A `GraphModule` that generates its code only when somebody calls it or reads its code."""
-    return _LazyGraphModule(root, graph, name)
+class _Late:
+    """A class attribute of graph modules whose code is not made yet: makes the code, and gives what is there then."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        if owner.without_code is None or "forward" in vars(owner):
+            raise AttributeError(self.name)
+        owner.without_code().make_code()
+        return getattr(owner if module is None else module, self.name)
+
+
+class LateGraphModule(fx.GraphModule):
+    """A `GraphModule` that generates its code when somebody calls it, or looks at its `forward` or its `code`.
+
+    Whoever looks finds the function itself, which TorchScript must. `recompile` does nothing before that.
+    """
+
+    # Without annotations and properties: TorchScript would compile them.
+    forward = _Late()
+    _code = _Late()
+    _lineno_map = _Late()
+    _prologue_start = _Late()
+    without_code = None  # gives the module, on the class that each has for itself
+
+    def recompile(self) -> Any:
+        own: Any = type(self)
+        if "forward" in vars(own):
+            return super().recompile()
+        own.without_code = weakref.ref(self)
+        return None
+
+    def make_code(self) -> None:
+        if "forward" not in vars(type(self)):
+            super().recompile()
+
+    def __reduce__(self) -> Any:
+        self.make_code()
+        return super().__reduce__()
+
+    def __reduce_package__(self, exporter: Any) -> Any:
+        self.make_code()
+        return super().__reduce_package__(exporter)
+
+
+def make_graph_module(root: torch.nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
+    """A graph module that makes its code late."""
+    return LateGraphModule(root, graph, name)
 
 
 def with_nested_arguments(module: fx.GraphModule, primals: int, tangents: int) -> fx.GraphModule:

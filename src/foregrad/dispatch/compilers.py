@@ -17,14 +17,15 @@ from torch import fx
 
 from .._torch import engine
 from .._torch.dynamo import compiler_context
-from .._torch.graphs import copied, is_operator, tensor_metadata
+from .._torch.graphs import copied, is_operator
+from .._torch.modules import make_graph_module
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.failures import Failures, described, random_states_of
 from ..backends.results import Contract, Instead, promised
 from ..errors import BackendError, ForegradError
 from ..graph.joint import JointGraph
-from ..graph.meta import NodeMeta
+from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
 from ..interrupts import is_interrupt
@@ -240,38 +241,39 @@ def _is_stride(stride: Any) -> bool:
 
 
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
-    graph = copied(module.graph)
-    nodes = list(graph.nodes)
     infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
     with_gradient = {node.name for node, info in infos if info.requires_grad}
-    for node in nodes:
-        node.meta = _metadata(node)
-        if node.name in with_gradient and "tensor_meta" in node.meta:
-            node.meta["tensor_meta"] = node.meta["tensor_meta"]._replace(requires_grad=True)
-    output = nodes[-1]
+    graph = copied(module.graph, lambda node: _metadata(node, requires_grad=node.name in with_gradient))
+    output = next(iter(reversed(graph.nodes)))
     results: Sequence[Any] = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
     # Which results must have the strides they have in the graph: Inductor looks for it there.
     output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
     output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
-    # Its class and its code are there from the beginning: TorchScript can't read a module that makes them late.
-    return fx.GraphModule(module, graph)
+    return make_graph_module(module, graph)
 
 
 def _stack_trace(result: Any) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
-def _metadata(node: fx.Node) -> dict[str, Any]:
-    """All that PyTorch's own graphs say of a node, in a plain dict."""
-    meta = node.meta.materialize() if isinstance(node.meta, NodeMeta) else dict(node.meta)
-    if isinstance(meta.get("val"), torch.Tensor):
-        meta["tensor_meta"] = tensor_metadata(meta["val"])
+def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
+    """All that PyTorch's own graphs say of a node; what is costly is made when it is looked at."""
+    source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
+    if isinstance(spec_of(node), TensorSpec):
+        meta = source.copy(tensor_meta=functools.partial(_tensor_metadata, source, requires_grad))
+    else:
+        meta = source.copy()
     if node.op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
     elif node.op == "call_function" and "original_aten" not in meta:
         operators = [n.target for n in _made_of(node) if is_operator(n.target)]
         meta |= {"original_aten": operators[0]} if operators else {}
     return meta
+
+
+def _tensor_metadata(meta: NodeMeta, requires_grad: bool) -> Any:
+    found = meta["tensor_meta"]
+    return found._replace(requires_grad=True) if requires_grad else found
 
 
 def _made_of(node: fx.Node) -> Iterator[fx.Node]:

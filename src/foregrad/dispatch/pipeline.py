@@ -376,7 +376,7 @@ def _one_at_a_time(make: F, lock: Any) -> F:
 
     @functools.wraps(make)
     def locked(*args: Any) -> Any:
-        with held, taken(lock):
+        with held, taken(lock), paused_collection():
             return make(*args)
 
     return locked  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._torch.graphs import size_hint, tensor_metadata
+from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 
 __all__ = ["NodeMeta", "TensorSpec", "contiguous_strides", "nbytes_of", "respecify", "spec_of"]
 
@@ -176,7 +176,8 @@ class NodeMeta(dict[str, Any]):
 
     `"spec"` is a `TensorSpec`, a list/tuple of them (multi-output ops; None for an output that is not a tensor),
     or absent for non-tensors. `"val"`, `"stack_trace"`, ... are made on first use from the functions given here,
-    `"tensor_meta"` from `"val"`; whoever looks at all there is (`dict(meta)`, `meta.items()`) gets everything made.
+    `"tensor_meta"` from `"spec"` or `"val"`; whoever looks at all there is (`dict(meta)`, `meta.items()`) gets
+    everything made.
     """
 
     __slots__ = ("_late",)
@@ -189,11 +190,18 @@ class NodeMeta(dict[str, Any]):
         make = self._late.get(key)
         if make is not None:
             value = self[key] = make()
-        elif key == "tensor_meta" and isinstance(found := self.get("val"), torch.Tensor):
-            value = self[key] = tensor_metadata(found)
+        elif key == "tensor_meta" and (found := self._tensor_metadata()) is not None:
+            value = self[key] = found
         else:
             raise KeyError(key)
         return value
+
+    def _tensor_metadata(self) -> Any:
+        spec, is_made = dict.get(self, "spec"), dict.__contains__(self, "val")
+        if not is_made and "val" in self._late and isinstance(spec, TensorSpec) and spec.is_static:
+            return strided_metadata(spec.shape, spec.stride, spec.dtype)
+        value = self.get("val")
+        return tensor_metadata(value) if isinstance(value, torch.Tensor) else None
 
     def get(self, key: str, default: Any = None) -> Any:
         try:
@@ -204,10 +212,12 @@ class NodeMeta(dict[str, Any]):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in self._late
 
-    def copy(self) -> NodeMeta:
-        return NodeMeta(dict.items(self), late=self._late)
+    def copy(self, **late: Callable[[], Any]) -> NodeMeta:
+        """A copy that makes what `late` says, too, when it is first looked at."""
+        return NodeMeta(dict.items(self), late={**self._late, **late} if late else self._late)
 
-    __copy__ = copy
+    def __copy__(self) -> NodeMeta:
+        return self.copy()
 
     def materialize(self) -> dict[str, Any]:
         """A plain dict with everything made."""
