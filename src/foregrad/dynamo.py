@@ -183,7 +183,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     except UnsupportedError as error:
         if config.on_unsupported == "raise":
             raise
-        dispatcher.refusals.note(tuple(example_inputs), {}, error)
+        dispatcher.refusals.tell(dispatcher.refusals.note(tuple(example_inputs), {}, error))
         return gm.forward
     signature = product.captured.joint.signature
     written = {signature.inputs[update.input].argument for update in signature.updates}

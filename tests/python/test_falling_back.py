@@ -81,7 +81,15 @@ def test_effects_are_eagers_and_there_is_one_warning_at_the_users_line():
     report = foregrad.explain_recompiles(call)
     assert len(report) == 0
     assert report.eager_calls == 4
-    assert "ran eagerly: 4 calls" in str(report)
+    assert "ran eagerly: 4 calls, " in str(report)
+    (entry,) = report.eager
+    assert entry.timed == 4
+    assert 0 < entry.seconds_per_call < 60
+    assert f" ms each: {entry.reason}" in str(report)
+    assert " ms each: the results are eager's" in str(only.message)
+    assert "manual_seed" in entry.why
+    assert entry.change
+    assert "test_falling_back.py" in entry.line
 
 
 def test_a_kind_of_call_that_was_refused_is_not_captured_again():
@@ -296,3 +304,15 @@ def test_a_list_that_goes_on_growing_is_not_captured_again_and_again():
         found = [compiled(torch.ones(1)).item() for _ in range(12)]
     assert found == [float(n) for n in range(1, 13)]
     assert foregrad.explain_recompiles(compiled).eager_calls >= 11
+
+
+def test_a_call_that_raises_eagerly_is_counted_and_said_too():
+    def refused(x):
+        torch.manual_seed(1)
+        raise KeyError("mine")
+
+    call = foregrad.compile(refused, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning), pytest.raises(KeyError, match="mine"):
+        call(torch.ones(2))
+    (entry,) = foregrad.explain_recompiles(call).eager
+    assert entry.count == entry.timed == 1

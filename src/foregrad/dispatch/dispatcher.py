@@ -122,9 +122,9 @@ class Dispatcher:
                 return transformed(args, kwargs)
             if function_modes() and engine.is_foreign_mode_on():
                 return function(*args, **kwargs)
-            if refusals and refusals.covers(args, kwargs):
+            if refusals and (eager := refusals.covers(args, kwargs)):
                 with give_up():
-                    return function(*args, **kwargs)
+                    return eager.call(function, args, kwargs)
             me = owner()
             return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
 
@@ -388,5 +388,8 @@ class Dispatcher:
 
 
 _MOST_PLACES = 24  # that a function takes from Python's state and from what it draws
-_PAST_THE_PATHS = "more graphs for values that it reads from its inputs than the path limit allows"
-_PAST_THE_FILLS = "caches that it fills in each call"
+_PAST_THE_PATHS = (
+    "more graphs for values that it reads from its inputs than the path limit allows. "
+    "Raise foregrad.config.path_limit, or choose with torch.where."
+)
+_PAST_THE_FILLS = "caches that it fills in each call. Fill them before the first call, or outside of the function."

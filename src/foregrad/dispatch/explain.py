@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +22,7 @@ from ..frontend.sources import Source
 from ..graph.signature import Signature
 from .watch import Watch
 
-__all__ = ["Difference", "EagerCalls", "Fingerprint", "Recompile", "Recompiles"]
+__all__ = ["Difference", "EagerCalls", "Fingerprint", "Recompile", "Recompiles", "split_reason"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,13 +60,49 @@ class Recompile:
 
 @dataclasses.dataclass(slots=True)
 class EagerCalls:
-    """Calls that ran eagerly for one reason, and how many they are so far."""
+    """Calls that ran eagerly for one reason: how many they are so far, and the seconds that `timed` of them took.
+
+    `reason` is the whole text; `why`, `change` (the one change that would compile them) and `line` are its parts.
+    """
 
     reason: str
     count: int = 0
+    timed: int = 0
+    seconds: float = 0.0
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function eagerly, and measure that."""
+        begin = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - begin
+            self.timed += 1
+
+    @property
+    def seconds_per_call(self) -> float | None:
+        """The mean time of a call, in seconds; None where none was measured."""
+        return self.seconds / self.timed if self.timed else None
+
+    @property
+    def why(self) -> str:
+        """Why they can't be compiled."""
+        return split_reason(self.reason)[0]
+
+    @property
+    def change(self) -> str:
+        """What to change; "" where nothing is known."""
+        return split_reason(self.reason)[1]
+
+    @property
+    def line(self) -> str:
+        """The user's line."""
+        return split_reason(self.reason)[2]
 
     def __str__(self) -> str:
-        return f"ran eagerly: {self.count} call{'' if self.count == 1 else 's'}: {self.reason}"
+        took = self.seconds_per_call
+        each = "" if took is None else f", {took * 1e3:.3g} ms each"
+        return f"ran eagerly: {self.count} call{'' if self.count == 1 else 's'}{each}: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +134,20 @@ class Recompiles:
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
         return "\n".join([f"{self.name}: {times}", *map(str, self.entries), *map(str, self.eager)])
+
+
+def split_reason(text: str) -> tuple[str, str, str]:
+    """(why, what to do, the user's line) of the text that a refusal says."""
+    line = ""
+    if match := re.search(r" \(([^()]*:\d+ in .*)\)$", text):
+        text, line = text[: match.start()], match[1]
+    else:
+        place = re.search(r"(\S+:\d+ in \w+(?:: .*?(?= hands a| seeds|$))?)", text)
+        line = place[1] if place else ""
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z`])", text.strip())
+    if len(sentences) == 1:
+        return text, "", line
+    return " ".join(sentences[:-1]), sentences[-1], line
 
 
 class Fingerprint:

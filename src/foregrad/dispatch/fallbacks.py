@@ -21,9 +21,10 @@ from ..graph.eager_regions import give_up
 from ..graph.effects import CheckFailed
 from ..interrupts import is_interrupt
 from ..tracing.values.draws import DrawsDiffer
+from .explain import EagerCalls
 from .graphs import Graphs
 from .pipeline import is_of_capture
-from .refusals import Refusals
+from .refusals import Refusals, reason_of
 from .specialization import Specialization
 
 __all__ = ["Fallbacks"]
@@ -57,15 +58,25 @@ class Fallbacks:
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
         """A call for which there is no graph, for `error` if it is to be spoken of."""
-        as_it_was = give_up()
-        if error is None or isinstance(error, ForegradError):
-            if error is not None:
-                self.refusals.note(args, kwargs, error)
+        as_it_was, refusals = give_up(), self.refusals
+        if error is None:
             with as_it_was:
                 return self.function(*args, **kwargs)
+        if isinstance(error, ForegradError):
+            entry = refusals.note(args, kwargs, error)
+            try:
+                with as_it_was:
+                    return entry.call(self.function, args, kwargs)
+            finally:
+                refusals.tell(entry)
+        measured = EagerCalls("")
         with as_it_was:
-            result = self.function(*args, **kwargs)  # which raises where the error is the program's own
-        self.refusals.stumbled(args, kwargs, error)
+            result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own
+        if refusals.mode == "raise":
+            raise UnsupportedError(reason_of(self.function, self.name, error)) from error
+        entry = refusals.note(args, kwargs, error)
+        entry.timed, entry.seconds = entry.timed + 1, entry.seconds + measured.seconds
+        refusals.tell(entry)
         return result
 
     def after(self, error: Exception) -> Exception | None:
@@ -140,4 +151,7 @@ class Fallbacks:
 
 
 _MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
-_PAST_THE_LIMIT = "more graphs than the recompile limit allows"
+_PAST_THE_LIMIT = (
+    "more graphs than the recompile limit allows. "
+    "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+)

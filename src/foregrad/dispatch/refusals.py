@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import logging
 import os
 import sys
 import sysconfig
@@ -19,10 +20,12 @@ from typing import Any
 
 import torch
 
-from ..errors import ForegradError, ForegradWarning, UnsupportedError
+from ..errors import ForegradError, ForegradWarning
 from .explain import EagerCalls
 
 __all__ = ["Refusals", "reason_of", "warn_user"]
+
+_log = logging.getLogger("foregrad.eager")
 
 _MOST_KINDS = 8
 _MOST_TRIES = 3  # of calls that made a container grow, once it does not
@@ -57,15 +60,15 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self.entries)
 
-    def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call is of a kind that was refused; counts it."""
+    def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerCalls | None:
+        """Where a call is of a kind that was refused, what such calls are counted as, with this one; else None."""
         found = self.always
         if found is None:
             found = self.by_kind.get(self._kind(args, kwargs))
             if found is None or self._has_grown(found):
-                return False
+                return None
         found.count += 1
-        return True
+        return found
 
     def _has_grown(self, entry: EagerCalls) -> bool:
         """Whether a container that grew in such calls has as many items as at the last one: they are tried again."""
@@ -79,14 +82,9 @@ class Refusals:
             self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
         return is_full
 
-    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
-        """A call is refused for `error`: it runs eagerly, and so do others of its kind."""
-        reason = reason_of(self.function, self.name, error)
-        entry = next((known for known in self.entries if known.reason == reason), None)
-        if entry is None:
-            entry = EagerCalls(reason)
-            self.entries.append(entry)
-        entry.count += 1
+    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> EagerCalls:
+        """A call is refused for `error`: it runs eagerly, and so do others of its kind. `tell` is to say so."""
+        entry = self.count_only(reason_of(self.function, self.name, error))
         container = getattr(error, "container", None)
         if container is not None and self._tries < _MOST_TRIES:
             self._tries += 1
@@ -94,27 +92,30 @@ class Refusals:
         self.by_kind[self._kind(args, kwargs)] = entry
         if len(self.by_kind) > _MOST_KINDS:
             self.always = entry
-        if not self._warned:
-            self._warned = True
-            warn_user(
-                f"{reason} Such calls run eagerly: the results are eager's, only not compiled. "
-                '(foregrad.compile(..., on_unsupported="raise") makes this an error, explain_recompiles() counts '
-                "the calls.)"
-            )
+        return entry
 
-    def stumbled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> None:
-        """A capture raised `error`, and the call has run eagerly since. Raises where no call is to run eagerly."""
-        if self.mode == "raise":
-            raise UnsupportedError(reason_of(self.function, self.name, error)) from error
-        self.note(args, kwargs, error)
+    def tell(self, entry: EagerCalls) -> None:
+        """Say once that calls run eagerly, and what one took, where that was measured."""
+        _log.info("%s", entry)
+        if self._warned:
+            return
+        self._warned = True
+        took = entry.seconds_per_call
+        each = "" if took is None else f", {took * 1e3:.3g} ms each"
+        warn_user(
+            f"{entry.reason} Such calls run eagerly{each}: the results are eager's, only not compiled. "
+            '(foregrad.compile(..., on_unsupported="raise") makes this an error, '
+            "explain_recompiles() counts the calls.)"
+        )
 
-    def count_only(self, reason: str) -> None:
+    def count_only(self, reason: str) -> EagerCalls:
         """One more call runs eagerly for this reason, which was said elsewhere."""
         entry = next((known for known in self.entries if known.reason == reason), None)
         if entry is None:
             entry = EagerCalls(reason)
             self.entries.append(entry)
         entry.count += 1
+        return entry
 
     def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         module = self._module
@@ -137,6 +138,7 @@ def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> 
     if not isinstance(error, ForegradError):
         text = f"`{name}` could not be captured, though it runs: {type(error).__name__}: {text.splitlines()[0]}"
         text += "" if text.endswith((".", "!", "?")) else "."
+        text += " Make the part that raises this a foregrad.eager_region, so that the rest is compiled."
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:
         text += f" ({line})"

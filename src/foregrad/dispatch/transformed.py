@@ -61,8 +61,8 @@ class Transformed:
             result = call(args, kwargs)
             if result is not MISS:
                 return result
-        if self.refusals and self.refusals.covers(args, kwargs):
-            return self.function(*args, **kwargs)
+        if self.refusals and (eager := self.refusals.covers(args, kwargs)):
+            return eager.call(self.function, args, kwargs)
         if len(self._calls) + self._failures < self.config.recompile_limit:
             with held, self._turn.taken() as is_ours:
                 made = self._make(args, kwargs) if is_ours else None
@@ -127,7 +127,7 @@ class Transformed:
     def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
         if self.config.on_unsupported == "raise":
             raise error
-        self.refusals.note(args, kwargs, error)
+        self.refusals.tell(self.refusals.note(args, kwargs, error))
 
     def _run(self, call: FlatCall, captured: Captured) -> Callable[..., Any]:
         function, signature = self.function, captured.joint.signature

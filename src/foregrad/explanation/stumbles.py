@@ -9,7 +9,6 @@ Known weakness: in one forward only the first reason is found.
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +18,13 @@ import torch
 
 from .._torch.patches import MARK
 from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.explain import split_reason
 from ..dispatch.module import forward_of
 from ..dispatch.refusals import reason_of
 from ..frontend.call import flatten_call
 from .tree import EagerPart
 
-__all__ = ["Stumbles", "parts_of_function", "parts_of_module", "refusal", "split_reason"]
+__all__ = ["Stumbles", "parts_of_function", "parts_of_module", "refusal"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,20 +53,6 @@ def refusal(dispatcher: Dispatcher, args: Any, kwargs: Any) -> Any:
         return dispatcher.specializer.specialize(call, [])
     except Exception as error:
         return error
-
-
-def split_reason(text: str) -> tuple[str, str, str]:
-    """(why, what to do, the user's line) of the text that a refusal says."""
-    line = ""
-    if match := re.search(r" \(([^()]*:\d+ in .*)\)$", text):
-        text, line = text[: match.start()], match[1]
-    else:
-        place = re.search(r"(\S+:\d+ in \w+(?:: .*?(?= hands a| seeds|$))?)", text)
-        line = place[1] if place else ""
-    sentences = re.split(r"(?<=[.!?]) (?=[A-Z`])", text.strip())
-    if len(sentences) == 1:
-        return text, "", line
-    return " ".join(sentences[:-1]), sentences[-1], line
 
 
 def parts_of_function(text: str, name: str, seconds: float | None, calls: int) -> Stumbles:
