@@ -44,6 +44,7 @@ def pytest_configure(config):
 
 # Tests of what a call does: where the C++ part was built they run with it and without it. (tests/native has its own.)
 CALL_PATH = (
+    "backends/test_in_place.py",
     "guards/test_life.py",
     "guards/test_second_calls.py",
     "guards/test_threads.py",

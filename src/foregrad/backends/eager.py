@@ -24,8 +24,10 @@ from typing import Any, Protocol, cast
 import torch
 
 from .._torch.codegen import OpOverload, return_kinds
+from ..graph.role import role_of
 from ..graph.source import Names, compile_source
 from .calls import CallWriter, has_many_outputs, resolve
+from .in_place import written_in_place
 
 __all__ = ["BoxedFunction", "eager_compiler", "render_graph", "render_late"]
 
@@ -49,15 +51,23 @@ def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | Non
 
     `example_inputs` only tell tensors from numbers, for placeholders whose `meta` doesn't say.
     """
-    return render_graph(gm, example_inputs)
+    return render_graph(gm, example_inputs, updates=role_of(gm).updates)
 
 
 def render_graph(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None, *, as_list: bool = True
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    as_list: bool = True,
+    updates: Sequence[tuple[int, int]] = (),
 ) -> BoxedFunction:
-    """`eager_compiler`; with `as_list=False` the result is structured as the graph's output node says."""
-    source, constants = _Writer(gm, example_inputs, as_list).write()
+    """`eager_compiler`; with `as_list=False` the result is structured as the graph's output node says. `updates`: see
+    `GraphRole`.
+    """
+    writer = _Writer(gm, example_inputs, as_list, updates)
+    source, constants = writer.write()
     function = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
+    function.updated = writer.updated
     function._boxed_call = True
     function.returns_list = as_list
     function.source = lambda: source
@@ -109,7 +119,13 @@ _STUB = _stub.__code__
 class _Writer:
     """Writes one graph. Used once."""
 
-    def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None, as_list: bool) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any] | None,
+        as_list: bool,
+        updates: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.gm = gm
         self.as_list = as_list
         self.nodes = list(gm.graph.nodes)
@@ -125,6 +141,7 @@ class _Writer:
         self.args = allocate.fresh("args")
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
+        self.in_place, self.updated = written_in_place(self.nodes, updates)
         # Outputs of several-output operators get their names where they are made.
         self.picked: set[Node] = set()
 
@@ -188,7 +205,11 @@ class _Writer:
             self.lines.append(f"del {', '.join(idle)}")
 
     def _write_node(self, node: Node, dying: Sequence[Node]) -> None:
-        expression = self.calls.write(node)
+        write = self.in_place.get(node)
+        if write is None:
+            expression = self.calls.write(node)
+        else:
+            expression = f"{self.calls.bind(write)}({self.calls.render.arguments(node.args, node.kwargs)})"
         picks = self.calls.by_index.get(node)
         if picks is not None:
             line = self._pick(node, expression, picks)

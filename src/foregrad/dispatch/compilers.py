@@ -100,6 +100,7 @@ def _called_in_parts(
     count = len(results_of(module))
     handed_over = range(count, len(results_of(cut.head)))
     visible = (*(i for i in role.visible_outputs if i not in cut.moved), *handed_over)
+    role = dataclasses.replace(role, updates=())  # of the whole graph
     made = call_compiler(compiler, cut.head, joint, dataclasses.replace(role, visible_outputs=visible), **how)
     head, moved, around = made.run, cut.moved, cut.around
     tail = call_compiler(eager_compiler, cut.tail, joint, role).run

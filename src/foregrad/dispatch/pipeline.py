@@ -441,12 +441,27 @@ class _Roles:
         # is saved as well, which may be a copy in another layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
-        return GraphRole("forward", role.static_inputs, (*role.visible_outputs, *inputs))
+        return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
 
     def inference(self) -> GraphRole:
         static = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.slot, (Param, Buffer))]
         visible = [i for i, slot in enumerate(self.signature.graph_outputs) if not isinstance(slot, Updated)]
-        return GraphRole("inference", tuple(static), tuple(visible))
+        return GraphRole("inference", tuple(static), tuple(visible), updates=self._updates())
+
+    def _updates(self) -> tuple[tuple[int, int], ...]:
+        """Inputs that nobody sees being written before the call is over."""
+        signature = self.signature
+        if signature.may_stop or signature.attaches_late:
+            return ()
+        elsewhere = signature.reshaped | signature.swapped | {i for _, group in signature.shared_memory for i in group}
+        return tuple(
+            (update.input, update.output)
+            for update in signature.updates
+            if update.counted
+            and not update.differentiable
+            and update.input not in elsewhere
+            and not signature.inputs[update.input].spec.overlaps_itself
+        )
 
     def backward(self, donated: tuple[int, ...] = ()) -> GraphRole:
         visible = [i for i, has in enumerate(self.signature.gradients) if has]

@@ -27,6 +27,8 @@ class GraphRole:
       attribute `output_strides` (a list with a tuple or None for each output), if it isn't what the graph says.
     * `donated`: positions of a backward's inputs that nobody reads afterwards. A compiled function that writes there
       says so by its attribute `writes_into` (their positions), and is only called while nobody else has those.
+    * `updates`: pairs of an input and the output that it takes its elements from once the graph has run. A compiled
+      function that writes there itself says so by its attribute `updated` (those pairs).
     * `tag`: for a graph with symbolic sizes, what a compiler that keeps compiled graphs from process to process must
       make a part of its key; "" where it may keep none.
     """
@@ -35,6 +37,7 @@ class GraphRole:
     static_inputs: tuple[int, ...] = ()
     visible_outputs: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
+    updates: tuple[tuple[int, int], ...] = ()
     tag: str = dataclasses.field(default="", repr=False)
 
     def put_on(self, gm: fx.GraphModule) -> None:

@@ -295,6 +295,8 @@ class _Renderer(LineWriter):
             else:
                 self._differentiable_update(effect.input)
             return
+        if (effect.input, effect.output) in getattr(self.compiled.forward, "updated", ()):
+            return  # the graph has written it
         target, spec = self.inputs[effect.input], self.signature.inputs[effect.input].spec
         self.lines.append(update_line(self, target, self.outputs[effect.output], spec, counted=effect.counted))
 
