@@ -3,7 +3,7 @@
 While the main thread captures or compiles, a signal waits until that is done, or until the user's code runs, where an
 exception is like one of that code's own. Anywhere else an exception between two instructions would leave a patch or
 a mode on; raised in Python that autograd's C++ calls, it would end the process. A compiler that works for minutes
-is stopped by the second signal.
+is stopped by the second signal, and by the third where it has called code of foregrad's.
 
 Other threads see no signals: Python runs handlers on the main thread.
 """
@@ -53,6 +53,7 @@ class _Held:
         self.depth = 0
         self.originals: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.pending: list[int] = []  # the signals that wait
+        self.repeated: set[int] = set()  # those that came twice meanwhile
         self.raised: BaseException | None = None
         self.has_escaped = False
 
@@ -91,6 +92,7 @@ class _Held:
         """The handlers as they were."""
         originals, self.originals = self.originals, {}
         self.pending, self.raised, self.has_escaped = [], None, False
+        self.repeated.clear()
         for number, handler in originals.items():
             if signal.getsignal(number) is _handle:
                 signal.signal(number, handler)
@@ -108,11 +110,17 @@ def _handle(number: int, frame: FrameType | None) -> None:
             signal.default_int_handler(number, frame)
         return
     is_second = number in held.pending
-    if _is_in_user_code(frame) or (is_second and _first_of_ours(frame) in _compiler_callers):
+    stops_compiler = is_second and _first_of_ours(frame) in _compiler_callers
+    if number in held.repeated:
+        stops_compiler = stops_compiler or _is_under_compiler(frame)
+    if _is_in_user_code(frame) or stops_compiler:
         if is_second:
             held.pending.remove(number)
+        held.repeated.discard(number)
         _call(original, number, frame)
         return
+    if is_second:
+        held.repeated.add(number)
     if not is_second:
         held.pending.append(number)
         if number == signal.SIGINT and _first_of_ours(frame) in _compiler_callers:
@@ -167,6 +175,12 @@ def _first_of_ours(frame: FrameType | None) -> CodeType | None:
     while frame is not None and not _is_ours(frame):
         frame = frame.f_back
     return None if frame is None else frame.f_code
+
+
+def _is_under_compiler(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _compiler_callers:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_ours(frame: FrameType) -> bool:

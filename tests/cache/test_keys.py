@@ -17,6 +17,7 @@ from foregrad.cache.describe import UndescribedError, describe, digest
 from tests.cache.kept import fresh_cache, keys_in, register
 
 aten = torch.ops.aten
+NAN, MINUS_NAN = math.copysign(math.nan, 1.0), math.copysign(math.nan, -1.0)
 X = {"size": (4, 3), "dtype": torch.float32, "grad": True}
 
 
@@ -244,3 +245,20 @@ def test_values_that_differ_are_described_differently(values):
 
 def test_sets_have_one_description():
     assert describe({"a", "b", "c"}) == describe({"c", "b", "a"})
+
+
+@pytest.mark.parametrize(("one", "other"), [(NAN, MINUS_NAN), (0.0, -0.0), (complex(1, NAN), complex(1, MINUS_NAN))])
+def test_the_sign_of_nan_and_of_zero_is_a_part_of_a_key(one, other):
+    assert describe(one) == describe(one)
+    assert describe(one) != describe(other)
+
+
+def test_the_sign_of_nan_is_a_part_of_guards_constants_and_artifacts(tmp_path):
+    def function(x, value):
+        return torch.copysign(x, torch.full_like(x, value)), torch.copysign(x, torch.full_like(x, MINUS_NAN))
+
+    compiled, x = foregrad.compile(function, backend="eager"), torch.ones(2)
+    for value in (NAN, MINUS_NAN, NAN):
+        assert all(map(torch.equal, compiled(x, value), function(x, value)))
+    foregrad.export(lambda x: function(x, NAN), (x,)).save(tmp_path / "file")
+    assert all(map(torch.equal, foregrad.load(tmp_path / "file")(x), function(x, NAN)))

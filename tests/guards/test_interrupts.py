@@ -224,6 +224,26 @@ def test_the_second_interrupt_stops_a_compiler_that_works_for_long(number):
     assert passed == ["first"]
 
 
+@pytest.mark.parametrize("calls_back", [False, True])
+def test_a_compiler_in_python_that_spins_is_stopped_by_the_third_interrupt_at_the_latest(number, calls_back):
+    presses = []
+
+    def spin(value=None):
+        while True:
+            presses.append(None)
+            if len(presses) > 3:
+                raise AssertionError("not stopped")
+            signal.raise_signal(number)
+
+    def compiler(module, inputs):
+        return foregrad.make_boxed_compiler(lambda *_: spin())(module, inputs) if calls_back else spin()
+
+    compiled = foregrad.compile(lambda x: x * 2, backend=(compiler, compiler))
+    with pytest.raises(Stopped):
+        compiled(torch.ones(3))
+    assert len(presses) == (3 if calls_back else 2)
+
+
 def test_threads_see_no_signals(number):
     """A capture on another thread has nothing to do with the handlers."""
     handlers = []

@@ -8,6 +8,7 @@ door, which is right for everything.
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -275,7 +276,7 @@ def _callable_name(target: Callable[..., Any] | str) -> str:
 def _binding_key(value: Any) -> Any:
     # Equal devices and floats are many objects, and one nan or zero must not stand for another.
     if isinstance(value, (float, complex)):
-        return type(value), repr(value)
+        return type(value), struct.pack("dd", value.real, value.imag)
     return value if isinstance(value, torch.device) else id(value)
 
 

@@ -12,6 +12,7 @@ import enum
 import functools
 import hashlib
 import json
+import struct
 import sys
 import types
 from collections.abc import Mapping
@@ -181,8 +182,8 @@ def _spec(describer: _Describer, spec: TensorSpec, depth: int) -> Any:
 
 
 _RULES: dict[type, Any] = {
-    float: lambda d, v, n: ["float", v.hex()],
-    complex: lambda d, v, n: ["complex", v.real.hex(), v.imag.hex()],
+    float: lambda d, v, n: ["float", struct.pack(">d", v).hex()],  # `hex` of a float does not tell the sign of nan
+    complex: lambda d, v, n: ["complex", struct.pack(">dd", v.real, v.imag).hex()],
     bytes: lambda d, v, n: ["bytes", v.hex()],
     dict: _items,
     types.MappingProxyType: _items,

@@ -28,7 +28,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
-from ..interrupts import is_interrupt
+from ..interrupts import is_interrupt, runs_compiler
 from ..passes.aliasing import results_of, tensors_in, written_inputs
 from ..passes.sparse import Cut, cut_at_sparse, is_random
 from ..passes.stages import stage_of
@@ -148,6 +148,7 @@ def _called(
     return Made(run, strides, writes)
 
 
+@runs_compiler
 def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
 ) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:

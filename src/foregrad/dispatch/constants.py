@@ -32,11 +32,11 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
     if cls in (int, str):
         return f"type({name}) is {cls.__name__} and {name} == {literal(value) or bind('constant', value)}"
     if cls is float:
-        if math.isnan(value):
-            return f"type({name}) is float and {name} != {name}"
         if math.isinf(value):
             return f"type({name}) is float and {name} == {bind('constant', value)}"
         sign = f" and {bind('copysign', math.copysign)}(1.0, {name}) == {math.copysign(1.0, value)}"
+        if math.isnan(value):
+            return f"type({name}) is float and {name} != {name}{sign}"
         return f"type({name}) is float and {name} == {value!r}{'' if value else sign}"
     if is_number_of_numpy(value) or cls in _BY_PARTS:
         return f"{bind('holds', Expected(value).holds)}({name})"

@@ -191,7 +191,7 @@ def holds_classes(value: Any) -> bool:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equal, of the same type, down to the items of tuples; NaN is NaN and -0.0 is not 0.0."""
+    """Equal, of the same type, down to the items of tuples; NaN is NaN; -NaN is not NaN, -0.0 is not 0.0."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -199,7 +199,7 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, type):
         return a is b
     if type(a) is float:
-        return (a == b and math.copysign(1.0, a) == math.copysign(1.0, b)) or (math.isnan(a) and math.isnan(b))
+        return math.copysign(1.0, a) == math.copysign(1.0, b) and (a == b or (math.isnan(a) and math.isnan(b)))
     if type(a) is tuple:
         return len(a) == len(b) and all(map(same_value, a, b))
     if type(a) is complex:

@@ -155,7 +155,8 @@ def _write_generator(writer: Writer, value: Any) -> Any:
 
 
 def _write_float(_: Writer, value: float) -> Any:
-    return value if math.isfinite(value) else {"float": repr(value)}
+    sign = "-" if math.isnan(value) and math.copysign(1.0, value) < 0 else ""
+    return value if math.isfinite(value) else {"float": sign + repr(value)}
 
 
 _WRITE: dict[type, Callable[[Writer, Any], Any]] = {
@@ -316,7 +317,7 @@ def _read_dict(reader: Reader, content: Any) -> dict[Any, Any]:
 
 
 def _read_float(_: Reader, content: Any) -> float:
-    if content not in ("nan", "inf", "-inf"):
+    if content not in ("nan", "-nan", "inf", "-inf"):
         raise ArtifactError("no float")
     return float(content)
 
