@@ -13,6 +13,8 @@ from tests.higher.table import TABLE
 NOT_ITS_DERIVATIVE = {"detached part"}
 
 # Eager's third derivative treats the saved statistics as constants; finite differences tell it from the true one.
+# Since 2.14 the formula that a capture takes, which allows for zeros, ends in constants; eager's without zeros divides.
+CONSTANT_IN_THE_END = {"cumprod"}
 WRONG_IN_EAGER_AT_THREE = {"layer norm", "batch norm"}
 
 
@@ -57,6 +59,8 @@ def test_three_orders_against_eager(name):
             assert found == wanted
             continue
         torch.testing.assert_close(found[0], wanted[0], rtol=1e-9, atol=1e-11)
+        if len(found) == 1 and name in CONSTANT_IN_THE_END:
+            found += [torch.zeros_like(x) for x in inputs_of(name)]
         torch.testing.assert_close(found[1:], wanted[1:], rtol=1e-8, atol=1e-10)
 
 

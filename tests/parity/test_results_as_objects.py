@@ -93,7 +93,9 @@ def seen(value):
         return {key: seen(item) for key, item in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
-    attributes = {key: seen(item) for key, item in vars(value).items() if not key.startswith("_dynamo_")}
+    # Dynamo leaves its marks, and since 2.15 `fake_device` on what is given other data, whatever the backend.
+    own = {key: item for key, item in vars(value).items() if not key.startswith("_dynamo_") and key != "fake_device"}
+    attributes = {key: seen(item) for key, item in own.items()}
     kinds = (type(value), isinstance(value, nn.Parameter), isinstance(value, nn.Buffer))
     return (*kinds, attributes, value.requires_grad, value.is_leaf, value.tolist())
 

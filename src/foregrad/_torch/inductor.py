@@ -20,6 +20,7 @@ from torch import fx
 from ..interrupts import runs_compiler
 from ..locks import make_lock, taken, without_user_code
 from ..phases import counted, is_counted
+from .contexts import shape_env
 from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .kernels import kernels_together
 from .symbols import is_symbolic
@@ -199,6 +200,7 @@ def environment_key() -> str | None:
     None where its caches are off, or it was given passes that it can't tell apart.
     """
     _load()
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache, compiled_fx_graph_hash
 
@@ -208,7 +210,11 @@ def environment_key() -> str | None:
     graph.output(())
     nothing = fx.GraphModule({}, graph)
     try:
-        FxGraphCache._check_can_cache(nothing, require_shape_env=False)
+        try:
+            FxGraphCache._check_can_cache(nothing, require_shape_env=False)
+        except TypeError:  # up to 2.12 it wants a trace that is going on, with symbolic sizes
+            with tracing(TracingContext(FakeTensorMode(shape_env=shape_env()))):
+                FxGraphCache._check_can_cache(nothing)
         return str(compiled_fx_graph_hash(nothing, [], {}, [])[0])
     except BypassFxGraphCache:
         return None

@@ -154,8 +154,9 @@ def _names_in(source: str) -> Iterator[_Found]:
     for node in ast.walk(tree):
         for name in _names_of(node, bound):
             if _is_private(name):
+                call = None if id(node) in asked else _shape_of(calls.get(id(node)))
                 # A name that was bound before says nothing of whether it may be missing.
-                yield name, id(node) in asked or isinstance(node, ast.Name), _shape_of(calls.get(id(node)))
+                yield name, id(node) in asked or isinstance(node, ast.Name), call
 
 
 def _names_of(node: ast.AST, bound: dict[str, str]) -> list[str]:
@@ -197,7 +198,7 @@ def _bound_in(tree: ast.Module) -> dict[str, str]:
 
 
 def _asked_in(tree: ast.Module) -> set[int]:
-    """The nodes in a `try` that goes on without what is missing, and those with a default, by id."""
+    """The nodes in a `try` that goes on without what is missing or changed, and those with a default, by id."""
     found: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Try) and any(_catches_missing(handler) for handler in node.handlers):
@@ -209,7 +210,7 @@ def _asked_in(tree: ast.Module) -> set[int]:
 
 def _catches_missing(handler: ast.ExceptHandler) -> bool:
     text = "" if handler.type is None else ast.unparse(handler.type)
-    return bool(re.search(r"\b(ImportError|AttributeError)\b", text))
+    return bool(re.search(r"\b(ImportError|AttributeError|TypeError)\b", text))
 
 
 def _dotted(node: ast.expr, bound: dict[str, str]) -> str | None:
