@@ -13,9 +13,9 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from ..graph.printing import print_graph, user_line
 from ..partitioners.classify import Kind, classify
+from ..partitioners.costs import flops, is_counted
 from ..partitioners.index import value_bytes, value_of
 from ..partitioners.report import Report
-from .flops import flops_of
 from .tree import Operator, Source, Work
 
 __all__ = ["Rows", "rows_of", "sources_of", "type_of", "work_of"]
@@ -64,8 +64,8 @@ class _Collector:
 
     def row(self, node: fx.Node, half: str, keys: Mapping[fx.Node, str]) -> Operator:
         kind = classify(node).kind
-        flops, is_known = flops_of(node) if node.op == "call_function" else (0, False)
-        self.known += flops if is_known else 0
+        operations = flops(node)
+        self.known += operations if is_counted(node) else 0
         nbytes = value_bytes(value_of(node))
         moved = 0 if kind in _NOTHING else nbytes + sum(value_bytes(value_of(n)) for n in node.all_input_nodes)
         place, reads = self.place(node), tuple(keys[n] for n in node.all_input_nodes if n in keys)
@@ -83,7 +83,7 @@ class _Collector:
             type=type_of(node),
             nbytes=nbytes,
             moved=moved,
-            flops=flops,
+            flops=operations,
             alive=self.alive[half].get(node.name, 0),
             sequence=int(node.meta.get("seq_nr", -1)),
             view_of=reads[0] if kind in (Kind.VIEW, Kind.ITEM) and reads else "",

@@ -1,16 +1,18 @@
 """What it costs to compute a node again: an analytic model of time, in floating-point operations.
 
-Matrix products, convolutions and attention cost their operations, counted as `torch.utils.flop_counter` counts them;
-every operator besides costs the bytes that it reads and writes, each worth `FLOPS_A_BYTE` operations. A `CostModel` is
-any function from a node to a number, so that measured times can take the place of this one.
+Matrix products, convolutions and attention cost their operations, by the formulas of `torch.utils.flop_counter`, with
+what `register_flop_formula` added to these; every operator besides costs the bytes that it reads and writes, each worth
+`FLOPS_A_BYTE` operations. A `CostModel` is any function from a node to a number, so that measured times can take the
+place of this one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import fx
 
 from .._torch.graphs import size_hint
@@ -18,7 +20,7 @@ from .._torch.ops import mkldnn_rnn_layer_for_training
 from .classify import Kind
 from .index import JointIndex, value_bytes, value_of
 
-__all__ = ["FLOPS_A_BYTE", "CostModel", "analytic_cost", "costs", "flops"]
+__all__ = ["FLOPS_A_BYTE", "CostModel", "analytic_cost", "costs", "flops", "is_counted"]
 
 CostModel = Callable[[fx.Node], float]
 
@@ -27,55 +29,57 @@ CostModel = Callable[[fx.Node], float]
 FLOPS_A_BYTE = 2
 
 
-def _shape(node: Any) -> list[int]:
-    value = value_of(node) if isinstance(node, fx.Node) else None
-    if isinstance(value, (tuple, list)):
-        value = value[0] if value else None
-    return [] if value is None else [size_hint(size) for size in getattr(value, "shape", ())]
-
-
-def _product(a: Any, b: Any) -> int:
-    return 2 * math.prod(_shape(a)) * _shape(b)[-1]
-
-
-def _convolution(node: fx.Node) -> int:
-    # One product for each element of the larger side and of the kernel, over one side's channels.
-    moved = _shape(node.args[0]) if node.args[6] else _shape(node)
-    return 2 * math.prod(_shape(node.args[1])[1:]) * math.prod(moved)
-
-
-def _attention(node: fx.Node) -> int:
-    query, key = _shape(node.args[0]), _shape(node.args[1])
-    value = _shape(node.args[2])
-    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-_FLOPS: dict[str, Callable[[fx.Node], int]] = {
-    "aten::mm": lambda node: _product(node.args[0], node.args[1]),
-    "aten::bmm": lambda node: _product(node.args[0], node.args[1]),
-    "aten::addmm": lambda node: _product(node.args[1], node.args[2]),
-    "aten::baddbmm": lambda node: _product(node.args[1], node.args[2]),
-    "aten::convolution": _convolution,
-}
-
-
-def _recurrent(node: fx.Node) -> int:
-    # For each step the products with the weights of the input and of the state.
-    *steps, _ = _shape(node.args[0])
-    return 2 * math.prod(steps) * sum(math.prod(_shape(weight)) for weight in node.args[1:3])
-
-
 def flops(node: fx.Node) -> int:
-    """Floating-point operations of a matrix product, convolution, attention or recurrent layer; 0 for all else."""
-    if node.target is mkldnn_rnn_layer_for_training:
-        return _recurrent(node)
-    name = getattr(node.target, "_schema", None)
-    if name is None:
+    """Floating-point operations of a matrix product, convolution, attention or recurrent layer, forward or backward;
+    0 for all else.
+    """
+    formula = _formula(node)
+    if formula is None:
+        return _uncounted(node)
+    args, kwargs = cast("tuple[Any, Any]", fx.node.map_arg((node.args, node.kwargs), _shape))
+    try:
+        return int(formula(*args, **kwargs, out_val=_shape(node)))
+    except Exception:  # a formula that asks for tensors, of sequences in one tensor
         return 0
-    formula = _FLOPS.get(name.name)
-    if formula is None and name.name.startswith("aten::_scaled_dot_product") and "backward" not in name.name:
-        formula = _attention
-    return 0 if formula is None else formula(node)
+
+
+def is_counted(node: fx.Node) -> bool:
+    """Whether `torch.utils.flop_counter` knows the operator, so that it counts in eager mode as well."""
+    return _formula(node) is not None
+
+
+def _formula(node: fx.Node) -> Callable[..., int] | None:
+    from torch.utils.flop_counter import flop_registry  # late: nothing that is imported with foregrad needs it
+
+    packet = getattr(node.target, "_overloadpacket", node.target)
+    found: Callable[..., int] | None = flop_registry.get(packet)
+    return found
+
+
+def _shape(node: Any) -> Any:
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return tuple(map(_sizes, value)) if isinstance(value, (tuple, list)) else _sizes(value)
+
+
+def _sizes(value: Any) -> Any:
+    return None if value is None else torch.Size(size_hint(size) for size in getattr(value, "shape", ()))
+
+
+def _uncounted(node: fx.Node) -> int:
+    """Of the CPU's own operators for attention and recurrent layers, which PyTorch's counter does not know."""
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    is_backward = name.endswith("_backward")
+    if node.target is mkldnn_rnn_layer_for_training or name == "aten::mkldnn_rnn_layer_backward":
+        # For each step the products with the weights of the input and of the state; twice as many in the backward.
+        *steps, _ = _shape(node.args[0])
+        weights: list[int] = [math.prod(_shape(weight)) for weight in node.args[1:3]]
+        return int((4 if is_backward else 2) * math.prod(steps)) * sum(weights)
+    if not name.startswith("aten::_scaled_dot_product"):
+        return 0
+    query, key, value = map(_shape, node.args[1:4] if is_backward else node.args[:3])
+    scores = 2 * math.prod(query[:-1]) * key[-2]
+    # The backward computes the scores again, their gradient, and those of what both products are made of.
+    return int(scores * (3 * query[-1] + 2 * value[-1] if is_backward else query[-1] + value[-1]))
 
 
 def analytic_cost(node: fx.Node) -> float:
