@@ -14,6 +14,8 @@ PROGRAMS = {name: make for part in PARTS for name, make in part.program.items()}
 REFUSED = {"reentrant_checkpoint_accumulates", "gradient_by_closed_over_accumulates"}
 # What Dynamo's graph does not say: its own "eager" backend gives the same.
 NOT_IN_THE_GRAPH = {"no_materialize", "identity_under_no_grad"}
+if torch.__version__ >= (2, 14):  # of a Function under `torch.vmap` it takes the forward alone, whatever the backend
+    NOT_IN_THE_GRAPH |= {"setup_generate_vmap"}
 # A second backward through a call answers where eager's raises: see the limits of a backward in parts.
 ANSWERS = {"mark_dirty_argument_no_grad"}
 
