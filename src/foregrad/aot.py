@@ -12,9 +12,9 @@ from torch import fx, nn
 
 from .api import compile_function, compile_module
 from .config import config
+from .dispatch.guard_list import size_reads
 from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
-from .dispatch.shapes import size_reads
 from .errors import UnsupportedError, UnsupportedSideEffectError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.sources import Source, find_sources

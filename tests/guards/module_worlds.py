@@ -173,7 +173,7 @@ for graphs, change, name in [
     (REUSE, lambda m: m.inner.weight.register_hook(lambda g: g * 2), "a_hook_on_a_parameter"),
     (REUSE, lambda m: m.inner.weight.register_post_accumulate_grad_hook(lambda p: [p.grad.mul_(2), None][1]), "a_post_accumulate_hook"),
     (RECOMPILE, global_hook, "a_global_forward_hook"),
-    (RECOMPILE, no_fast_path, "attention_fast_path"),
+    (REUSE, no_fast_path, "attention_fast_path_of_a_model_without_attention"),
 ]:  # fmt: skip
     doing(graphs, change, name)
 

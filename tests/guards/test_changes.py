@@ -290,3 +290,26 @@ def test_an_attribute_that_a_thread_gets_is_seen():
     assert torch.equal(compiled(x), call(x))
     del local.scale
     assert torch.equal(compiled(x), call(x))
+
+
+@pytest.fixture
+def fast_path():
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def asks_for_the_fast_path(x):
+    return x * 2 if torch.backends.mha.get_fastpath_enabled() else x * 3
+
+
+@pytest.mark.usefixtures("fast_path")
+@pytest.mark.parametrize("kind", ["layer", "function"])
+def test_the_fast_path_of_attention_is_guarded_where_it_is_read(kind):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    fn, x = (layer if kind == "layer" else asks_for_the_fast_path), torch.randn(2, 3, 8)
+    compiled = foregrad.compile(fn, backend="eager")
+    with torch.no_grad():
+        for is_enabled in (True, False, True):
+            torch.backends.mha.set_fastpath_enabled(is_enabled)
+            torch.testing.assert_close(compiled(x), fn(x))
+    assert len(compiled.foregrad.specializations) == 2

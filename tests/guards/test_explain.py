@@ -45,7 +45,12 @@ def starred(*args):
         (lambda x: x * 2, (X,), (torch.ones(3, 2).t(),), "x.stride() was (3, 1), is (1, 2)"),
         (lambda x, n: x * n, (X, 1), (X, 2), "n was 1, is 2"),
         (lambda x, n: x * n, (X, 1), (X, X), "n was 1, is a tensor"),
-        (masked, (X, {"mask": X, "scale": 1}), (X, {"mask": X[:1], "scale": 1}), 'options["mask"].shape was (2, 3)'),
+        (
+            masked,
+            (X, {"mask": X, "scale": 1}),
+            (X, {"mask": X[:1], "scale": 1}),
+            'options["mask"] was the same tensor as x',
+        ),
         (starred, ({"mask": X},), ({"mask": X[:1]},), 'args[0]["mask"].shape was (2, 3), is (1, 3)'),
         (lambda x, y: x * y, (X, X.clone()), (X, X), "y was a tensor of its own, is the same tensor as x"),
     ],

@@ -10,8 +10,9 @@ from torch.nn.modules import module as nn_module
 
 __all__ = [
     "ATTENTION_FLAGS",
+    "FAST_PATH",
     "GLOBAL_HOOKS",
-    "SWITCHES",
+    "READ_FAST_PATH",
     "GlobalStateGuard",
     "TensorGuards",
     "Tree",
@@ -49,10 +50,9 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [
     nn_module._global_forward_hooks,
 ]
 
-# Switches that are variables of modules: (the module's variables, name, name for people).
-SWITCHES: list[tuple[dict[str, Any], str, str]] = [
-    (vars(torch.backends.mha), "_is_fastpath_enabled", "attention fast path"),
-]
+# Modules that choose a kernel by this switch, and where it is kept.
+FAST_PATH = vars(torch.backends.mha), "_is_fastpath_enabled"
+READ_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 
 
 class _Probe:

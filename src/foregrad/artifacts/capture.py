@@ -15,6 +15,7 @@ import torch
 from ..api import pipeline_for
 from ..config import config
 from ..dispatch.pipeline import Pipeline
+from ..dispatch.sharing import sharing_of
 from ..errors import ArtifactError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.sources import Source
@@ -35,7 +36,6 @@ from .context import context_now
 from .facts import QUESTIONS
 from .program import CallSpec, DerivedProgram, Leaf, Program, Specialization
 from .records import Named, Stored
-from .sharing import sharing_of
 from .state import StateEntry
 
 __all__ = ["Exporter"]

@@ -16,6 +16,7 @@ import torch
 
 from ..api import pipeline_for
 from ..config import config
+from ..dispatch.guard_list import MISS
 from ..dispatch.pipeline import Pipeline
 from ..errors import ArtifactCallError
 from ..graph.joint import JointGraph
@@ -28,7 +29,7 @@ from ..passes.decompose import decompose
 from ..runtime.compiled import Compiled, Derived
 from ..runtime.render import render_run
 from ..tracing.derivatives.resumable_trace import Derivative
-from .guards import MISS, described, render
+from .guards import StoredGuards
 from .program import Program, Specialization
 from .state import StateEntry
 
@@ -156,7 +157,7 @@ class _Runtime:
     def __init__(self) -> None:
         self.calls: tuple[Callable[..., Any], ...] = ()
         self.made: dict[int, Callable[..., Any]] = {}
-        self.naming: dict[int, Callable[..., Any]] = {}
+        self.guards: dict[int, StoredGuards] = {}
         self.lock = make_lock()
 
     def __reduce__(self) -> Any:
@@ -167,12 +168,12 @@ class _Runtime:
         reasons = []
         for number, specialization in enumerate(module.artifact.specializations):
             with held, taken(self.lock):
-                if number not in self.naming:
-                    self.naming[number] = _naming(specialization, module)
-            reason = self.naming[number](args, kwargs)
+                if number not in self.guards:
+                    names = Names(["args", "kwargs", "MISS", "found", "differs"])
+                    self.guards[number] = StoredGuards(specialization, module, names, module._places())
+            reason = self.guards[number].list.first_difference(args, kwargs)
             if reason is not None:
-                what, shown = reason
-                reasons.append(f"{specialization.name}: {what}{_found(shown)}")
+                reasons.append(f"{specialization.name}: {reason.name} must be {reason.before}; there is {reason.now}")
                 continue
             with held, taken(self.lock):
                 if number not in self.made:
@@ -194,20 +195,6 @@ class _Runtime:
         )
 
 
-def _found(shown: Callable[[], Any]) -> str:
-    try:
-        value = shown()
-    except Exception:
-        return ""
-    return "" if value is None else f"; there is {described(value)}"
-
-
-def _naming(specialization: Specialization, module: LoadedModule) -> Callable[..., Any]:
-    guards = render(specialization, module, Names(["args", "kwargs", "MISS", "naming"]), module._places())
-    body = "\n".join("    " + line for line in guards.naming)
-    return compile_source(f"def naming(args, kwargs):\n{body}\n", "naming", guards.globals, label="guards by name")
-
-
 def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
     """One specialization as a function of (args, kwargs)."""
     pipeline = pipeline_for(backend=module.backend, **module._settings)
@@ -216,19 +203,20 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
     with torch.set_grad_enabled(bool(specialization.context["grad mode"])):
         compiled = _Builder(pipeline, specialization).build(specialization.program)
         while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error"])
-            guards = render(specialization, module, names, module._places())
+            names = Names(["args", "kwargs", "MISS", "call", "error", "found", "differs"])
+            guards = StoredGuards(specialization, module, names, module._places())
+            lines = guards.lines()
             known = joint.num_guards()
-            failed = guards.globals
+            failed = guards.list.globals
             where = "; ".join(dict.fromkeys(check.where for check in joint.signature.checks))
             failure = names.fresh("failed")
             failed[failure] = functools.partial(_fail, where)
             run = render_run(compiled, guards.inputs, names, symbols=guards.symbols, eagerly=f"return {failure}(None)")
             if joint.num_guards() == known:
                 break
-    body = "\n".join("    " + line for line in (*guards.fast, *run.lines))
+    body = "\n".join("    " + line for line in (*lines, *run.lines))
     source = f"def call(args, kwargs):\n{body}\n"
-    return compile_source(source, "call", {**guards.globals, **run.globals}, label=f"runtime of {joint.name}")
+    return compile_source(source, "call", {**guards.list.globals, **run.globals}, label=f"runtime of {joint.name}")
 
 
 def _fail(where: str, _: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from .._torch.expressions import restored_table, table_to
 from .._torch.fakes import FakeTensorMode
 from .._torch.symbols import SymbolTable
+from ..dispatch.sharing import Sharing
 from ..errors import ArtifactError
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
@@ -21,7 +22,7 @@ from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
 from .records import record_from, record_to
-from .sharing import Sharing, sharing_from, sharing_to
+from .sharing import sharing_from, sharing_to
 from .validate import check_call, check_derivative, check_partitioned
 
 __all__ = [

@@ -50,8 +50,8 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
     return f"{name} is {constant}"
 
 
-def answers(template: str, owner: str, attribute: str | None, value: Any, bind: Bind) -> str:
-    """The condition that what was asked of an input, the variable `owner`, has the same answer.
+def answers(template: str, owner: str, attribute: str | None, value: Any, bind: Bind) -> tuple[str, str]:
+    """(the condition that what was asked of an input, the variable `owner`, has the same answer, the answer).
 
     `template` has `{}` for the input, and `{name}` where it is asked for `attribute`.
     """
@@ -60,10 +60,10 @@ def answers(template: str, owner: str, attribute: str | None, value: Any, bind: 
         names = {"name": literal(attribute) or bind("name", attribute), "absent": bind("ABSENT", ABSENT)}
     expression = template.format(owner, **names)
     if value is None or isinstance(value, bool):
-        return f"({expression}) is {value}"
+        return f"({expression}) is {value}", expression
     if type(value) in (int, str) and (text := literal(value)) is not None:
-        return f"({expression}) == {text}"
-    return f"{bind('holds', Expected(value).holds)}({expression})"
+        return f"({expression}) == {text}", expression
+    return f"{bind('holds', Expected(value).holds)}({expression})", expression
 
 
 # ------------------------------------------------------------------------------------------ keys

@@ -25,7 +25,7 @@ from .by_sizes import BySizes
 from .explain import Difference, Recompile, Recompiles
 from .fallbacks import Fallbacks
 from .graphs import Graphs
-from .guards import MISS
+from .guard_list import MISS
 from .paths import Paths
 from .pipeline import Pipeline
 from .refusals import Refusals
@@ -369,7 +369,7 @@ class Dispatcher:
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
         """For each graph, why it is not right for a call; nothing of a call that can't be compiled."""
         try:
-            return tuple(s.fingerprint.difference(self.function, args, kwargs) for s in self.specializations)
+            return tuple(s.difference(args, kwargs) for s in self.specializations)
         except ForegradError:
             return ()
 

@@ -1,28 +1,15 @@
-"""Why a compiled function was compiled again: what differs between a call and those it has graphs for.
-
-This is the slow second look at what the rendered guards decide. A `Fingerprint` remembers a call without its tensors;
-`difference()` names the first thing in which another call differs, by the user's name for it.
-"""
+"""Reports of why a function was compiled again, and of calls that ran eagerly."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Sequence
 
-import torch
+from ..graph.signature import DecisionInfo
 
-from .._torch.guards import global_state
-from ..frontend.call import FlatCall, flatten_call
-from ..frontend.expected import describe
-from ..frontend.sources import Source
-from ..graph.signature import Signature
-from .watch import Watch
-
-__all__ = ["Difference", "EagerCalls", "Fingerprint", "Recompile", "Recompiles", "split_reason"]
+__all__ = ["Difference", "EagerCalls", "Recompile", "Recompiles", "decided", "split_reason"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,159 +137,15 @@ def split_reason(text: str) -> tuple[str, str, str]:
     return " ".join(sentences[:-1]), sentences[-1], line
 
 
-class Fingerprint:
-    """A call as its graph's guards see it, in words."""
-
-    def __init__(self, call: FlatCall, signature: Signature, tensors: tuple[Any, ...], watch: Watch) -> None:
-        self.tree = call.tree
-        self.paths = [user_name(call.function, path) for path in call.paths]
-        self.leaves = [_facts(leaf) for leaf in call.leaves]
-        self.open = _open(signature)
-        self.decisions = signature.decisions
-        self.first_of = call.first_of
-        self.state = global_state()
-        self.watch = watch
-        self.sources = [
-            (str(info.slot), info.source, _facts(tensor))
-            for info, tensor in zip(signature.inputs, tensors, strict=True)
-            if isinstance(info.source, Source) and info.source.steps
-        ]
-
-    def difference(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
-        """The first difference between this call and one with these arguments, made now."""
-        call = flatten_call(function, args, kwargs, objects=True)
-        return (
-            self._arguments(call)
-            or self._state()
-            or self._reads()
-            or self._closures()
-            or self._details(call)
-            or (None if self.open else self._values())
-            or self._arguments(call, everything=True)
-            or self._values()
-            or Difference("which arguments share memory", "one way", "another")
-        )
-
-    def _arguments(self, call: FlatCall, *, everything: bool = False) -> Difference | None:
-        """What differs among the arguments; what the graph is not specialized to only when `everything` is to be."""
-        if call.tree != self.tree:
-            ours, theirs = _names(self.paths), _names([user_name(call.function, path) for path in call.paths])
-            return Difference("the structure of the arguments", ours, theirs)
-        for index, (path, before, leaf) in enumerate(zip(self.paths, self.leaves, call.leaves, strict=True)):
-            free = self.open.get(index, ())
-            found = _compare(path, before, _facts(leaf), () if everything else free)
-            if found is not None:
-                return dataclasses.replace(found, before=f"{found.before} or the like") if free else found
-            first = call.first_of[index]
-            if first != self.first_of[index]:
-                said = [
-                    "a tensor of its own" if i == index else f"the same tensor as {self.paths[i]}"
-                    for i in (self.first_of[index], first)
-                ]
-                return Difference(path, *said)
-        return None
-
-    def _details(self, call: FlatCall) -> Difference | None:
-        """Facts that matter to some graphs only, looked at when nothing else differs."""
-        for path, before, leaf in zip(self.paths, self.leaves, call.leaves, strict=True):
-            now = _facts(leaf)
-            for fact in _DETAILS:
-                if before.get(fact) != now.get(fact):
-                    return Difference(f"{path}.{fact}", before[fact], now[fact])
-        return None
-
-    def _values(self) -> Difference | None:
-        """What the program read from tensors: all that is left to differ, where it did so."""
-        if not self.decisions:
-            return None
-        if len(self.decisions) == 1:
-            (only,) = self.decisions
-            if only.symbol is not None:
-                return Difference(f"the size found at {only.where}", f"{only.value} or the like", "another")
-            return Difference(f"the value read at {only.where}", repr(only.value), "another")
-        lines = list(dict.fromkeys(decision.where for decision in self.decisions))
-        shown = "; ".join(lines[:3]) + ("; ..." if len(lines) > 3 else "")
-        return Difference(f"a value read at {shown}", "one", "another")
-
-    def _state(self) -> Difference | None:
-        for name, now in global_state().items():
-            if now != self.state[name]:
-                return Difference(name, str(self.state[name]), str(now))
-        return None
-
-    def _reads(self) -> Difference | None:
-        found = self.watch.difference()
-        return None if found is None else Difference(*found)
-
-    def _closures(self) -> Difference | None:
-        for name, source, before in self.sources:
-            try:
-                now = source.get()
-            except (KeyError, AttributeError, IndexError, TypeError, ValueError):
-                return Difference(name, "there", "gone")
-            found = _compare(name, before, _facts(now))
-            if found is not None:
-                return found
-        return None
-
-
-def user_name(function: Callable[..., Any], path: str) -> str:
-    """`args[0]["x"]` by the parameter's own name."""
-    if not path.startswith("args["):
-        return path
-    number, _, rest = path[len("args[") :].partition("]")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-        parameter = parameters[int(number)]
-    except (ValueError, TypeError, IndexError):
-        return path
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters[: int(number) + 1]):
-        return path
-    return parameter.name + rest
-
-
-def _facts(value: Any) -> dict[str, str]:
-    """What guards look at in a leaf, each as text."""
-    if not isinstance(value, torch.Tensor):
-        return {"": f"{describe(value)}", "type": type(value).__name__}
-    return {
-        "type": type(value).__name__,
-        "dtype": str(value.dtype),
-        "device": str(value.device),
-        "shape": str(tuple(value.shape)),
-        "requires_grad": str(value.requires_grad),
-        "stride()": str(value.stride()) if value.layout is torch.strided else "none",
-        "layout": str(value.layout),
-        "storage_offset()": str(value.storage_offset()) if value.layout is torch.strided else "none",
-        "is_inference()": str(value.is_inference()),
-        "is_leaf": str(value.is_leaf),
-        "is a view": str(value._base is not None),
-        "is_conj(), is_neg()": f"{value.is_conj()}, {value.is_neg()}",
-    }
-
-
-_DETAILS = ("storage_offset()", "is_leaf", "is a view")
-
-
-def _open(signature: Signature) -> dict[int, tuple[str, ...]]:
-    """For each argument whose sizes or value are symbolic, the facts that are then no reason by themselves."""
-    found: dict[int, tuple[str, ...]] = {}
-    for info in signature.symbols:
-        argument = signature.inputs[info.input].argument
-        if argument is not None:
-            found[argument] = ("",) if info.dim is None else ("shape", "stride()")
-    found |= {i.argument: ("",) for i in signature.inputs if i.number is float and i.argument is not None}
-    return found
-
-
-def _compare(name: str, before: dict[str, str], now: dict[str, str], free: tuple[str, ...] = ()) -> Difference | None:
-    if ("" in before) != ("" in now):
-        return Difference(name, before.get("", "a tensor"), now.get("", "a tensor"))
-    for fact, was in before.items():
-        if was != now[fact] and fact not in _DETAILS and fact not in free:
-            return Difference(f"{name}.{fact}" if fact else name, was, now[fact])
-    return None
-
-
-def _names(paths: list[str]) -> str:
-    return f"({', '.join(paths[:12])}{', ...' if len(paths) > 12 else ''})"
+def decided(decisions: Sequence[DecisionInfo]) -> Difference:
+    """What differs where all guards hold: the values that the program branched on."""
+    if not decisions:
+        return Difference("the run of the graph", "as captured", "otherwise")
+    if len(decisions) == 1:
+        (only,) = decisions
+        if only.symbol is not None:
+            return Difference(f"the size found at {only.where}", f"{only.value} or the like", "another")
+        return Difference(f"the value read at {only.where}", repr(only.value), "another")
+    lines = list(dict.fromkeys(decision.where for decision in decisions))
+    shown = "; ".join(lines[:3]) + ("; ..." if len(lines) > 3 else "")
+    return Difference(f"a value read at {shown}", "one", "another")

@@ -125,7 +125,7 @@ class Fallbacks:
             return
         message = (
             f"`{self.name}` was compiled {len(self.graphs.made)} times, which is the limit; this call fits none of "
-            f"them: {self.graphs.made[-1].fingerprint.difference(self.function, args, kwargs)}. "
+            f"them: {self.graphs.made[-1].difference(args, kwargs)}. "
             if self.graphs.made
             else f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
         )
@@ -140,7 +140,7 @@ class Fallbacks:
     def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
         """The error for a call whose guards say no right after it was captured."""
         self.graphs.remove(specialization)
-        difference = specialization.fingerprint.difference(self.function, args, kwargs)
+        difference = specialization.difference(args, kwargs)
         error = UnsupportedSideEffectError(
             f"`{self.name}` changes something that it depends on, which a compiled call would not repeat: {difference}."
             " Move that change out of the compiled function."

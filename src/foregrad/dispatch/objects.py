@@ -16,12 +16,12 @@ from ..graph.python_effects import OfArgument, PythonWrite
 from ..graph.source import Names, unpacked
 from .constants import has_context, same_keys
 
-__all__ = ["apart_lines", "arrays_apart_lines", "object_lines"]
+__all__ = ["apart_guards", "arrays_apart_guards", "object_lines"]
 
 Bind = Callable[[str, Any], str]
 
 
-def apart_lines(
+def apart_guards(
     call: FlatCall,
     names: Mapping[int, str],
     writes: Sequence[PythonWrite],
@@ -37,13 +37,13 @@ def apart_lines(
         of_class.setdefault(type(container), []).append(names[number])
     for cls, found in of_class.items():
         if len(found) > 1 and (cls not in (list, dict) or is_written):
-            yield f"if len({{{', '.join(f'id({name})' for name in found)}}}) != {len(found)}: return MISS"
+            yield f"len({{{', '.join(f'id({name})' for name in found)}}}) == {len(found)}"
         if reached.get(cls):
             known = bind("reached", reached[cls])
-            yield from (f"if id({name}) in {known}: return MISS" for name in found)
+            yield from (f"id({name}) not in {known}" for name in found)
 
 
-def arrays_apart_lines(call: FlatCall, leaves: Sequence[str], reached: Sequence[str], bind: Bind) -> Iterator[str]:
+def arrays_apart_guards(call: FlatCall, leaves: Sequence[str], reached: Sequence[str], bind: Bind) -> Iterator[str]:
     """The arrays among the arguments share memory with no other input. `leaves`: the variables of the arguments;
     `reached`: those of inputs that are none.
     """
@@ -51,7 +51,7 @@ def arrays_apart_lines(call: FlatCall, leaves: Sequence[str], reached: Sequence[
     if arrays:
         others = [*(leaves[i] for i in call.tensors_apart()), *reached]
         over = f"({', '.join(leaves[i] for i in arrays)},)"
-        yield f"if not {bind('are_apart', are_apart)}({over}, ({''.join(f'{name}, ' for name in others)})): return MISS"
+        yield f"{bind('are_apart', are_apart)}({over}, ({''.join(f'{name}, ' for name in others)}))"
 
 
 def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from .._torch.symbols import expression_text, is_symbolic, may_vary
+from .._torch.symbols import is_symbolic, may_vary
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
-from ..graph.signature import MemoryOf, Signature
-from ..graph.source import Names
-from ..runtime.decisions import range_text
 from .specialization import Specialization
 
 __all__ = [
@@ -24,9 +20,6 @@ __all__ = [
     "mark_dynamic",
     "marked_dims",
     "numbers_read",
-    "size_lines",
-    "size_reads",
-    "static_or_none",
 ]
 
 Limits = tuple["int | None", "int | None"]
@@ -177,57 +170,3 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
                 f"size {value}: it uses the size as a plain number (in range, an index, int()) or compares it. "
                 "Leave the mark out, or compute with the size instead of reading it."
             )
-
-
-def static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
-    """Sizes or strides with None for those that vary: what torch's check takes."""
-    return [None if is_symbolic(number) else number for number in numbers]
-
-
-def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[Any, str]]:
-    """(lines that read the sizes, the variable of each symbol)."""
-    variables: dict[Any, str] = {}
-    reads = []
-    for info in signature.symbols:
-        variable = variables[info.symbol] = names.fresh(str(info.symbol))
-        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
-    return reads, variables
-
-
-def size_lines(
-    joint: JointGraph, inputs: list[str], names: Names, bind: Callable[[str, Any], str]
-) -> tuple[list[str], list[str], dict[Any, str]]:
-    """(lines that read the sizes, conditions on them, the variable of each symbol)."""
-    signature, table = joint.signature, joint.symbols
-    reads, variables = size_reads(signature, inputs, names)
-    conditions = []
-    for info in signature.symbols:
-        conditions.append(range_text(table, info.symbol, variables[info.symbol]))
-    for index, tensor in enumerate(signature.inputs):
-        for dim, stride in enumerate(tensor.spec.stride):
-            if is_symbolic(stride):
-                conditions.append(f"{inputs[index]}.stride({dim}) == {expression_text(stride, variables, bind)}")
-    known = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
-    conditions += [expression_text(guard, variables, bind) for guard in known]
-    return reads, list(dict.fromkeys(conditions)), variables
-
-
-def offset_dependent(joint: JointGraph) -> set[int]:
-    """Inputs whose storage offset is written into the graph or into a view taken after it."""
-    aten = torch.ops.aten
-    found = set()
-    placeholders = joint.placeholders()
-    for index, info in enumerate(joint.signature.inputs):
-        if isinstance(info.source, MemoryOf) or info.number is not None:
-            continue
-        for user in placeholders[index].users:
-            if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-                found.add(index)
-    for output in joint.signature.outputs:
-        if getattr(output, "input", None) is not None and any(
-            s.op is aten.as_strided.default for s in getattr(output, "steps", ())
-        ):
-            found.add(output.input)  # type: ignore[attr-defined]
-    for _, group in joint.signature.shared_memory:
-        found.update(group)
-    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..graph.source import source_of
 from ..runtime.node import NodeSource
-from .explain import Fingerprint
+from .explain import Difference, decided
+from .guard_list import GuardList
 from .pipeline import Product
 from .refusals import warn_user
 from .watch import Watch
@@ -24,14 +25,18 @@ class Specialization:
         node: NodeSource | None,
         product: Product,
         watch: Watch,
-        fingerprint: Fingerprint,
+        guards: GuardList,
     ) -> None:
         self.call = call
         self.node = node
         self.product = product
         self.watch = watch
-        self.fingerprint = fingerprint
+        self.guards = guards
         self.decides = bool(product.captured.joint.signature.decisions)
+
+    def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
+        """Why the graph is not right for a call with these arguments, made now."""
+        return self.guards.first_difference(args, kwargs) or decided(self.product.captured.joint.signature.decisions)
 
     def makes_the_same_of_it(self, other: Specialization) -> bool:
         """Whether another capture came to the same graph, and to the same outputs that are no tensors."""

@@ -12,8 +12,7 @@ from ..graph.source import Names, compile_source
 from ..phases import compiling, phase
 from ..runtime.render import render_run
 from ..tracing.values.draws import DrawsDiffer
-from .explain import Fingerprint
-from .guards import render_guards
+from .guards import CallGuards
 from .numbers import ConstantNumbers, fixed_numbers
 from .pipeline import Pipeline, Product
 from .shapes import SizesSeen, check_marked
@@ -47,23 +46,23 @@ class Specializer:
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
         while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly"])
-            guards = render_guards(call, captured, names, native=self.config.native)
+            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "found", "differs"])
+            guards = CallGuards(call, captured, names, native=self.config.native)
+            lines = guards.lines()
             known = captured.joint.num_guards()
             eagerly = "return eagerly(*args, **kwargs)"
             given = guards.symbols, eagerly, guards.wrappers, guards.containers
             run = render_run(product.compiled, guards.inputs, names, "return MISS", *given)
             if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
                 break
-        body = "\n".join("    " + line for line in (*guards.lines, *run.lines))
+        body = "\n".join("    " + line for line in (*lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
-        globals_ = {**guards.globals, **run.globals}
+        globals_ = {**guards.list.globals, **run.globals}
         if captured.joint.signature.checks:
             globals_["eagerly"] = self.function
         function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
         tell_guards(self.name, source)
-        fingerprint = Fingerprint(call, captured.joint.signature, captured.tensors, guards.watch)
-        return Specialization(function, run.node, product.without_tensors(), guards.watch, fingerprint)
+        return Specialization(function, run.node, product.without_tensors(), guards.watch, guards.list)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""

@@ -27,7 +27,8 @@ from ..graph.source import Names, compile_source
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import is_wrapper
-from .guards import MISS, render_guards
+from .guard_list import MISS
+from .guards import CallGuards
 from .layers import Layered
 from .refusals import Refusals
 
@@ -106,13 +107,13 @@ class Transformed:
         inputs = captured.joint.signature.inputs
         if captured.joint.signature.has_wrappers or not inputs or not all(_can_be_read_again(info) for info in inputs):
             return None
-        names = Names(["args", "kwargs", "MISS", "call", "error"])
-        guards = render_guards(call, captured, names, transformed=True)
+        names = Names(["args", "kwargs", "MISS", "call", "error", "found", "differs"])
+        guards = CallGuards(call, captured, names, transformed=True)
         run = self._run(call, captured)
         through = names.fresh("through")
-        lines = [*guards.lines, f"return {through}(args, kwargs, [{', '.join(guards.inputs)}])"]
+        lines = [*guards.lines(), f"return {through}(args, kwargs, [{', '.join(guards.inputs)}])"]
         source = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
-        return compile_source(source, "call", {**guards.globals, through: run}, label=f"transforms of {self.name}")
+        return compile_source(source, "call", {**guards.list.globals, through: run}, label=f"transforms of {self.name}")
 
     def _check_writes(self, signature: Signature) -> None:
         """Raise for what each call leaves behind in Python's state, which the first call alone may do unheard."""

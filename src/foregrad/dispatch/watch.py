@@ -28,13 +28,12 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._torch.guards import GLOBAL_HOOKS, SWITCHES, TensorGuards, Tree, dict_version, versions_tell
-from .._torch.native import make_cell_check, make_tensor_check, make_version_check
+from .._torch.guards import GLOBAL_HOOKS, TensorGuards, Tree, dict_version, versions_tell
+from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import Reads, ReadSite, same_keys, table_of
-from ..graph.source import compile_source
-from ..graph.spelling import in_order, literal
+from .explain import Difference
 
 __all__ = ["Watch"]
 
@@ -76,24 +75,16 @@ class Watch:
             for reference, cls, table in reads.shapes.values()
         ]
         self.modules = list(reads.modules.values())
-        self._of_modules: tuple[Check, tuple[Any, ...]] | None = None  # see `_with_modules`
         self.compared = tensors_in(self.places) if reads.compares_identity else []
         # Those tensors by id, where the function asks whether two objects are one, and where in the list each stands.
         self.found: dict[int, int] = {}
         self.one_another = self._one_another()
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
-        for table, key, name in SWITCHES:
-            if id(table) not in own:
-                place = ReadSite(table, "dict", "", "key")
-                place.items[key] = Expected(table[key])
-                place.name, place.style, place.volatile = name, "self", _PATIENCE
-                self.places.append(place)
         self.hooks_seen = RemovableHandle.next_id
         self._refs: list[Any] = []
         self._notice_ends(roots)
-        self._versions: list[int] = []
-        first = self._tensors()
+        first = self.tensors()
         self.check_tensors = self._check_of(first)
         self._rebuild(first)
         if self.difference() is not None:  # the function changed it
@@ -139,7 +130,7 @@ class Watch:
         self.dead = True
         self.now = (_never, (), ())
         self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
-        self.modules, self._of_modules = [], (_never, ())
+        self.modules = []
 
     # ---------------------------------------------------------------- checking
 
@@ -155,10 +146,9 @@ class Watch:
         """Look at every place; when nothing that matters differs, remember the state as it is now."""
         if self.dead or self.difference() is not None:
             return False
-        for place, version in zip(self.places, self._versions, strict=True):
-            if place.kind == "dict" and dict_version(place.holder) != version:
-                place.volatile += 1
-        tensors = self._tensors()
+        for place, mark in zip(self.places, self._marks, strict=True):
+            place.volatile += _mark(place) != mark
+        tensors = self.tensors()
         if len(set(map(id, tensors))) != len(tensors):
             return False
         self._rebuild(tensors)
@@ -172,30 +162,29 @@ class Watch:
     def forget_trees(self) -> None:
         """In a forked child: a tree locks a mutex while it checks, which a thread of the parent may hold for ever."""
         if not self.dead:
-            self._of_modules = None
             self.forget()
 
-    def difference(self) -> tuple[str, str, str] | None:
-        """(path, what was there, what is there now) of something that differs."""
+    def difference(self) -> Difference | None:
+        """Something that differs."""
         if self.dead:
-            return "an object the function reached", "alive", "gone"
+            return Difference("an object the function reached", "alive", "gone")
         for place in self.places:
             found = place.difference()
             if found is not None:
-                return found
+                return Difference(*found)
         for reference, cls, table in (*self.shapes, *self.modules):
             value = reference()
             if value is None:
                 continue  # nothing that is looked at leads there any more, or it would be noticed
             if type(value) is not cls:
-                return f"the class of a {cls.__name__}", cls.__name__, type(value).__name__
+                return Difference(f"the class of a {cls.__name__}", cls.__name__, type(value).__name__)
             if table is not None and table_of(value) is not table:
-                return f"the `__dict__` of a {cls.__name__}", "one", "another"
+                return Difference(f"the `__dict__` of a {cls.__name__}", "one", "another")
         if self._one_another() != self.one_another:
-            return "which of the tensors it found are one", "as captured", "otherwise"
+            return Difference("which of the tensors it found are one", "as captured", "otherwise")
         for table in self.hook_tables:
             if table:
-                return "hooks of a module", "none", describe(list(table.values()))
+                return Difference("hooks of a module", "none", describe(list(table.values())))
         return None
 
     def drop_changed(self) -> list[str]:
@@ -205,7 +194,7 @@ class Watch:
             while (found := place.difference()) is not None:
                 dropped.append(f"{found[0]} (from {found[1]} to {found[2]})")
                 place.drop_changed()
-        self._rebuild(self._tensors())
+        self._rebuild(self.tensors())
         return dropped
 
     def _one_another(self) -> list[int]:
@@ -213,74 +202,42 @@ class Watch:
         self.found.clear()
         return [self.found.setdefault(id(place.look(key)), number) for number, (place, key) in enumerate(self.compared)]
 
-    def _tensors(self) -> tuple[Any, ...]:
+    def tensors(self) -> tuple[Any, ...]:
         return tuple(table.get(key) for table, key, _ in self.tables)
 
     def _rebuild(self, tensors: tuple[Any, ...]) -> None:
-        holders = tuple(place.holder for place in self.places)
-        self._versions = [dict_version(h) if p.kind == "dict" else 0 for p, h in zip(self.places, holders, strict=True)]
-        self.now = (self._with_shapes(self._check_of_places()), holders, tensors)
+        """Make the check anew, for what is there now."""
+        if self.dead:
+            return
+        self._marks = [*map(_mark, self.places)]
+        self.now = (*self._check(), tensors)
 
-    def _check_of_places(self) -> Check:
-        few = _few_conditions(self.places, self._versions)
-        if few is not None:
-            return self._with_modules(few)
-        unwritten = [place for place in self.places if _by_version(place)] if self.native else []
-        holders = [place.holder for place in unwritten]
-        version_check = make_version_check(holders, self.modules) if unwritten else None
-        if version_check is None:
-            return self._with_modules(_item_check(self.places))
-        cells = [place for place in self.places if _is_full_cell(place)]
-        cell_check = _check_of_cells(cells) if len(cells) > _FEW else None
-        places = [p for p in self.places if not _by_version(p) and (cell_check is None or not _is_full_cell(p))]
-        quick = version_check if cell_check is None else lambda _: version_check(_) and cell_check(_)
-        if not places:
-            return quick
-        rest, objects = _item_check(places), tuple(place.holder for place in places)
-
-        def check(_: tuple[Any, ...]) -> bool:
-            return quick(_) and rest(objects)
-
-        return check
-
-    def _check_of_modules(self) -> tuple[Check, tuple[Any, ...]]:
-        """A check of the classes of modules and of which `__dict__` they have, and what to hand it."""
-        alive = [(reference, cls, table) for reference, cls, table in self.modules if reference() is not None]
-        references = tuple(reference for reference, _, _ in alive)
-        tree = Tree(references)
-        for index, (reference, cls, table) in enumerate(alive):
-            tree.shape(index, reference(), cls, table)
-        return tree.check, references
-
-    def _with_modules(self, check: Check) -> Check:
-        """The check, and that of modules: where it does not come with that of the dicts' versions."""
-        if self._of_modules is None:
-            self._of_modules = self._check_of_modules()
-        modules, references = self._of_modules
-        return (lambda objects: check(objects) and modules(references)) if references else check
-
-    def _with_shapes(self, check: Check) -> Check:
-        if not self.shapes:
-            return check
-        shapes = [(reference, cls, table) for reference, cls, table in self.shapes if table is not None]
-        others = [(reference, cls) for reference, cls, table in self.shapes if table is None]
-        weak = [shape for shape in shapes if isinstance(shape[0], weakref.ref)]
-        quick = make_version_check((), weak) if self.native and weak else None
-        if quick is not None and quick(()):  # it finds the `__dict__` of each
-            shapes = [shape for shape in shapes if not isinstance(shape[0], weakref.ref)]
-        else:
-            quick = None
-
-        def check_too(objects: tuple[Any, ...]) -> bool:
-            if not check(objects) or not (quick is None or quick(objects)):
-                return False
-            for reference, cls, table in shapes:
-                value = reference()
-                if value is not None and (type(value) is not cls or value.__dict__ is not table):
-                    return False
-            return all(type(reference()) in (cls, type(None)) for reference, cls in others)
-
-        return check_too
+    def _check(self) -> tuple[Check, tuple[Any, ...]]:
+        """The check of all places and shapes, and what to hand it."""
+        checks, rest, modules, shapes = [], self.places, self.modules, self.shapes
+        unwritten = [place for place in rest if _by_version(place)]
+        counted = make_version_check([place.holder for place in unwritten], modules) if self.native else None
+        if counted is not None:
+            rest, modules = [place for place in rest if not _by_version(place)], []
+            weak: list[Any] = [shape for shape in shapes if shape[2] is not None and isinstance(shape[0], weakref.ref)]
+            if weak and (of_shapes := make_version_check((), weak))(()):  # it finds the `__dict__` of each
+                checks.append(of_shapes)
+                shapes = [shape for shape in shapes if shape[2] is None or not isinstance(shape[0], weakref.ref)]
+            if unwritten or self.modules:
+                checks.append(counted)
+        elif unwritten and len(rest) <= _FEW:
+            rest = [place for place in rest if not _by_version(place)]
+            checks.append(_version_check([place.holder for place in unwritten]))
+        cells = [place for place in rest if _is_full_cell(place) and place.volatile < _PATIENCE]
+        if len(cells) > _FEW:
+            rest = [place for place in rest if not _is_full_cell(place) or place.volatile >= _PATIENCE]
+            checks.append(_cell_check(cells))
+        alive = [shape for shape in modules if shape[0]() is not None]
+        if shapes:
+            checks.append(_shape_check(shapes))
+        if rest or alive:
+            checks.append(_item_check(rest, alive))
+        return _all_of(checks), (*(place.holder for place in rest), *(reference for reference, _, _ in alive))
 
     def _check_of(self, tensors: tuple[Any, ...]) -> Check:
         """Whether a tuple of tensors has the metadata of these."""
@@ -314,9 +271,62 @@ def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:
     ]
 
 
-def _item_check(places: list[ReadSite]) -> Check:
+def _mark(place: ReadSite) -> int:
+    """A number that a write to the place changes, where there is one."""
+    if place.kind == "dict":
+        return dict_version(place.holder)
+    return id(place.look("cell_contents")) if _is_full_cell(place) else 0
+
+
+def _all_of(checks: list[Check]) -> Check:
+    if len(checks) > 2:
+        return lambda objects: all(check(objects) for check in checks)
+    if len(checks) == 2:
+        first, second = checks
+        return lambda objects: first(objects) and second(objects)
+    return checks[0] if checks else lambda objects: True
+
+
+def _version_check(dicts: list[dict[Any, Any]]) -> Check:
+    versions = [*map(dict_version, dicts)]
+    return lambda _: [*map(dict_version, dicts)] == versions
+
+
+def _cell_check(places: list[ReadSite]) -> Check:
+    """By the addresses of what is in closure cells: a generated function has thousands, and a tree takes long."""
+    cells, read, found = [place.holder for place in places], operator.attrgetter("cell_contents"), []
+    for place in places:
+        found.append(place.look("cell_contents"))
+        place.items["cell_contents"].pin(found[-1])
+    addresses = [*map(id, found)]
+
+    def check(_: Any) -> bool:
+        try:
+            return [*map(id, map(read, cells))] == addresses
+        except ValueError:  # one is empty
+            return False
+
+    return check
+
+
+def _shape_check(shapes: list[tuple[Any, type, Any]]) -> Check:
+    """Objects have kept their class and, where that is looked at, their `__dict__`."""
+
+    def check(_: Any) -> bool:
+        for reference, cls, table in shapes:
+            value = reference()
+            if value is not None and (type(value) is not cls or (table is not None and value.__dict__ is not table)):
+                return False
+        return True
+
+    return check
+
+
+def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:
     """By one call into C++, and where that can't tell by looking at the places from Python."""
-    tree = Tree(tuple(place.holder for place in places))
+    tree = Tree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
+    for index, (reference, cls, table) in enumerate(modules, len(places)):
+        tree.shape(index, reference(), cls, table)
     slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
     ordered = [(p.holder, list(p.keys)) for p in places if p.keys is not None and _by_items_in_order(p)]
     fast: Check = tree.check
@@ -386,56 +396,9 @@ def _is_full_cell(place: ReadSite) -> bool:
     return [*place.items] == ["cell_contents"] and place.items["cell_contents"].kind in ("same", "equal")
 
 
-def _check_of_cells(places: list[ReadSite]) -> Check | None:
-    """One look at all of them, in C++ where there is that: a tree takes a third of a microsecond for each."""
-    by_value = []
-    for place in places:
-        expected, now = place.items["cell_contents"], place.look("cell_contents")
-        if now is ABSENT:
-            return None
-        by_value.append(expected.kind == "equal" and _is_simple(now))
-        if not by_value[-1]:
-            expected.pin(now)
-    check: Check | None = make_cell_check([place.holder for place in places], by_value)
-    return check
-
-
 def _by_items_in_order(place: ReadSite) -> bool:
     """Whether the tree looks at the items of a dict, and does not see in which order they are."""
     return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
-
-
-def _few_conditions(places: list[ReadSite], versions: list[int]) -> Check | None:
-    """The check in Python, where there is little to check: a tree takes a microsecond for one look at anything."""
-    if len(places) > _FEW:
-        return None
-    conditions = []
-    known: dict[str, Any] = {"version": dict_version, "ABSENT": ABSENT}
-
-    def spelled(key: Any) -> str:
-        text = literal(key)
-        if text is None:
-            text = f"key_{len(known)}"
-            known[text] = key
-        return text
-
-    for number, (place, version) in enumerate(zip(places, versions, strict=True)):
-        if _by_version(place):
-            conditions.append(f"version(place_{number}) == {version}")
-            continue
-        if type(place.holder) is not dict or place.keys is not None:
-            return None
-        for key, expected in place.items.items():
-            now = place.look(key)
-            if type(key) is not str or expected.kind == "tensor" or not (now is ABSENT or isinstance(now, bool)):
-                return None
-            conditions.append(f"place_{number}.get({spelled(key)}, ABSENT) is {'ABSENT' if now is ABSENT else now}")
-        conditions += [f"{spelled(key)} not in place_{number}" for key in in_order(place.absent)]
-    if not 0 < len(conditions) <= _FEW:
-        return None
-    names = ", ".join(f"place_{number}" for number in range(len(places)))
-    source = f"def check(places):\n    {names}, = places\n    return {' and '.join(conditions)}\n"
-    return compile_source(source, "check", known, label="watch")
 
 
 def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:

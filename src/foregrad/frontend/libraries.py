@@ -162,6 +162,10 @@ def _cudnn(_: Any) -> Any:
     return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
 
 
+def _fast_path(_: Any) -> Any:
+    return torch.backends.mha.get_fastpath_enabled()
+
+
 def _warn_always(_: Any) -> Any:
     return torch.is_warn_always_enabled()
 
@@ -182,6 +186,7 @@ _SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
         ("mkldnn", "torch.backends.mkldnn", _mkldnn),
         ("cudnn", "torch.backends.cudnn", _cudnn),
         ("is_warn_always_enabled", "torch.is_warn_always_enabled()", _warn_always),
+        ("get_fastpath_enabled", "torch.backends.mha.get_fastpath_enabled()", _fast_path),
     ),
     "decimal": (
         ("Decimal", "decimal.getcontext()", _precision),

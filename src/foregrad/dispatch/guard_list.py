@@ -1,0 +1,413 @@
+"""Guards as data: the conditions under which a graph is right for a call, in the order in which calls are tested.
+
+A `GuardList` is made once for each graph: of a call and its capture by `guards.CallGuards`, of a specialization of an
+artifact by `artifacts.guards.StoredGuards`. Its steps are lines, which bind variables, and guards:
+
+    Guard(test, name, expected, now)
+
+`test` is Python over the variables that the lines before it bind. For people, `name` is the user's name for the value,
+`expected` says what it was at capture, `now` is Python that gives what it is in this call. Two functions of the list:
+
+* `code()`: lines that return `MISS` at the first test that fails, to stand in front of what runs the graph;
+* `first_difference(args, kwargs)`: the same tests in a function of its own, made when it is first asked, which returns
+  the `Difference(name, before, now)` of the first guard that fails.
+
+A test may be about many values at once, for speed: all tensors in one call into C++, all places that were read. Such a
+guard has `parts`, guards that test the same one by one, or a `look`, Python for a `Difference` or None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._torch.symbols import expression_text, is_symbolic
+from .._torch.tensors import share_counters, storage_key, whole_memory
+from ..frontend.expected import describe
+from ..frontend.tree import Tree
+from ..graph.joint import JointGraph
+from ..graph.signature import MemoryOf, Signature
+from ..graph.source import Names, compile_source, unpacked
+from ..graph.spelling import attribute, item, key_text
+from ..runtime.decisions import range_text
+from .constants import has_keys
+from .explain import Difference
+from .sharing import Sharing
+
+__all__ = [
+    "MISS",
+    "Guard",
+    "GuardList",
+    "GuardMaker",
+    "Lines",
+    "Words",
+    "size_reads",
+    "state_difference",
+    "tensor_facts",
+]
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = _Miss()
+_ERRORS = "except (KeyError, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):"
+_LONGEST = 300  # characters of a text about a value
+_OWN_KINDS = {tuple: "tuple", list: "list", dict: "dict"}
+
+
+class Words(str):
+    """Text about a value, for people, where the value itself says nothing."""
+
+    __slots__ = ()
+
+
+_OTHERWISE = Words("otherwise")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guard:
+    """One condition on a call; see above. A guard without a name is about the state of PyTorch."""
+
+    test: str
+    name: str = ""
+    expected: str = ""
+    now: str = ""
+    look: str = ""
+    parts: tuple[Guard, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of `code()`, and what stands for them in `first_difference`."""
+
+    code: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+class GuardList:
+    """The guards of one graph. `globals` are the objects that its lines name."""
+
+    def __init__(self) -> None:
+        self.globals: dict[str, Any] = {"MISS": MISS}
+        self.steps: list[Lines | Guard] = []
+        self._first_difference: Callable[..., Difference | None] | None = None
+
+    def code(self) -> list[str]:
+        """Lines of a function of (args, kwargs). A lookup that fails on the way is a difference too."""
+        lines = ["try:"]
+        for step in self.steps:
+            if isinstance(step, Guard):
+                lines += [f"    if not ({step.test}): return MISS"] if step.test else []
+            else:
+                lines += ["    " + line for line in step.code]
+        return [*lines, _ERRORS, "    return MISS"]
+
+    def first_difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference | None:
+        """What differs between a call with these arguments, made now, and those the graph is right for."""
+        if self._first_difference is None:
+            source = "def first_difference(args, kwargs):\n" + "".join(f"    {line}\n" for line in self._words())
+            known = {**self.globals, "differs": self._differs}
+            self._first_difference = compile_source(source, "first_difference", known, label="guards in words")
+        return self._first_difference(args, kwargs)
+
+    def _words(self) -> list[str]:
+        """Guards that can say more come before those that can only say that there is a difference."""
+        lines, last = ["try:"], []
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Lines):
+                lines += ["    " + line for line in step.words]
+                continue
+            for part, guard in enumerate(step.parts or (step,)):
+                if guard.look:
+                    lines += [f"    found = {guard.look}", "    if found is not None: return found"]
+                said = f"differs({number}, {part}{', ' + guard.now if guard.now else ''})"
+                told = [f"    if not ({guard.test}): return {said}"] if guard.test else []
+                if guard.name and not guard.look:
+                    lines += told
+                else:
+                    last += told
+        lines += [*last, _ERRORS, "    return differs(-1, 0)", "return None"]
+        return lines
+
+    def _differs(self, number: int, part: int, now: Any = _OTHERWISE) -> Difference:
+        step = self.steps[number] if number >= 0 else Guard("", "the structure of the arguments", "as captured")
+        assert isinstance(step, Guard)
+        guard = step.parts[part] if step.parts else step
+        return Difference(guard.name or "the state of PyTorch", guard.expected or "as captured", in_words(now))
+
+
+class GuardMaker:
+    """Makes the list for calls of a graph whose arguments have the structure `tree`.
+
+    After the guards `inputs[i]` names the variable of input i, whose name for users is `slots[i]`.
+    """
+
+    inputs: list[str]
+    slots: list[str]
+
+    def __init__(self, joint: JointGraph, tree: Tree, names: Names) -> None:
+        self.list = GuardList()
+        self.joint, self.signature, self.tree, self.names = joint, joint.signature, tree, names
+        self.leaves: list[str] = []  # their variables
+
+    def lines(self) -> list[str]:
+        """Lines of a function of (args, kwargs), which bind the inputs' variables or return `MISS`."""
+        lines = self.list.code()
+        for name, info in zip(self.inputs, self.signature.inputs, strict=True):
+            if isinstance(info.source, MemoryOf):
+                of, dtype = self.inputs[info.source.input], self.bind("dtype", info.spec.dtype)
+                lines.append(f"{name} = {self.bind('whole_memory', whole_memory)}({of}, {dtype})")
+        return lines
+
+    def bind(self, wanted: str, value: Any) -> str:
+        """A global name for a value."""
+        name = self.names.fresh(wanted)
+        self.list.globals[name] = value
+        return name
+
+    def let(self, *lines: str) -> None:
+        """Lines that bind variables."""
+        self.list.steps.append(Lines(lines, lines))
+
+    def require(self, test: str, name: str = "", expected: Any = "", now: str = "", *, look: str = "") -> None:
+        """One more guard; `expected` is a value, or `Words`."""
+        self.list.steps.append(Guard(test, name, in_words(expected), now, look))
+
+    # ---------------------------------------------------------------- arguments
+
+    def take_apart(self, name_of: Callable[[str], str], has_keywords: Callable[[tuple[str, ...]], str]) -> None:
+        """The arguments into variables. `name_of`: the user's name of `args[i]`; `has_keywords`: the test that the
+        keyword arguments are these.
+        """
+        positional, keyword = self.tree.children
+        names = [self.names.fresh(f"args_{i}") for i in range(len(positional.children))]
+        is_right = f"len(args) == {len(names)}" if names else "not args"
+        self.require(is_right, "the number of positional arguments", len(names), "len(args)")
+        if names:
+            self.let(f"{unpacked(names)}args")
+        for number, (name, child) in enumerate(zip(names, positional.children, strict=True)):
+            self.open(name, child, name_of(f"args[{number}]"))
+        keys = tuple(keyword.context or ())
+        self.require(has_keywords(keys), "the list of keyword arguments", keys, "tuple(kwargs)")
+        for key, child in zip(keys, keyword.children, strict=True):
+            name = self.names.fresh(str(key))
+            self.let(f"{name} = {item('kwargs', key, self.bind)}")
+            self.open(name, child, str(key))
+
+    def open(self, name: str, tree: Tree, path: str) -> None:
+        """The argument, or the part of one, in the variable `name`."""
+        if tree.kind == "leaf":
+            self.leaf(name)
+            return
+        for (child, way), subtree in zip(self.container(name, tree, path), tree.children, strict=True):
+            self.open(child, subtree, way)
+
+    def leaf(self, name: str) -> None:
+        """The next leaf, in the variable `name`."""
+        raise NotImplementedError
+
+    def kind_test(self, name: str, tree: Tree) -> str:
+        """The test that a variable holds a container of the kind of `tree`."""
+        cls = _OWN_KINDS.get(tree.type) or self.bind("cls", tree.type)
+        return f"type({name}) is {cls}"
+
+    def container(self, name: str, tree: Tree, path: str) -> list[tuple[str, str]]:
+        """Take the container in a variable apart, of a kind that Python or PyTorch has: for each child the variable
+        and the user's name.
+        """
+        children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
+        self.require(self.kind_test(name, tree), path, Words(f"a {tree.type.__name__}"), f"type({name})")
+        steps = [f"[{i}]" for i in range(len(children))]
+        if tree.kind == "dict":
+            keys = Words(key_text(tuple(tree.context)))
+            self.require(has_keys(name, tree.context, self.bind), f"the list of keys of {path}", keys, f"tuple({name})")
+            steps = [f"[{key_text(key)}]" for key in tree.context]
+        elif tree.kind == "dataclass":
+            steps = [f".{field}" for field in tree.context]
+            self.let(*(f"{c} = {attribute(name, f, self.bind)}" for c, f in zip(children, tree.context, strict=True)))
+        elif tree.kind in ("tuple", "list", "namedtuple", "structseq"):
+            self.require(f"len({name}) == {len(children)}", f"len({path})", len(children), f"len({name})")
+        if children and tree.kind != "dataclass":
+            self.let(f"{unpacked(children)}{name}{'.values()' if tree.kind == 'dict' else ''}")
+        return [(child, path + step) for child, step in zip(children, steps, strict=True)]
+
+    def tensors_look(self, known: Sequence[tuple[str, dict[str, Any]]], tensors: str) -> str:
+        """The look at the tensors in a tuple: `known` has the user's name and the facts of each."""
+        return f"{self.bind('tensor_difference', tensor_difference)}({self.bind('facts', tuple(known))}, {tensors})"
+
+    def sizes(self) -> dict[Any, str]:
+        """Guards on the symbolic sizes; the variable of each symbol."""
+        infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
+        if not infos:
+            return {}
+        reads, symbols = size_reads(self.signature, inputs, self.names)
+        self.let(*reads)
+        parts: dict[str, Guard] = {}
+        for info in infos:
+            name = slots[info.input] if info.dim is None else f"{slots[info.input]}.shape[{info.dim}]"
+            low, high = table.limits(info.symbol)
+            test = range_text(table, info.symbol, symbols[info.symbol])
+            parts[test] = Guard(test, name, f"from {low} to {high or 'any'}", symbols[info.symbol])
+        known = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
+        others = [
+            f"{inputs[index]}.stride({dim}) == {expression_text(stride, symbols, self.bind)}"
+            for index, tensor in enumerate(self.signature.inputs)
+            for dim, stride in enumerate(tensor.spec.stride)
+            if is_symbolic(stride)
+        ]
+        found = ", ".join(f"{symbols[info.symbol]} is size {info.dim} of {slots[info.input]}" for info in infos)
+        for test in (*others, *(expression_text(guard, symbols, self.bind) for guard in known)):
+            values = f"({', '.join(symbols.values())},)"
+            parts.setdefault(test, Guard(test, "the relation between sizes", f"such that {test}, where {found}", values))
+        self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
+        return symbols
+
+    def history(self, sharing: Sharing | None, changed: Iterable[int]) -> None:
+        """Offsets that the graph depends on, inputs that are to be views of nothing, `changed` inputs that are to be
+        leaves, or none.
+        """
+        infos = self.signature.inputs
+        for index in sorted(i for i in offset_dependent(self.joint) if not isinstance(infos[i].source, MemoryOf)):
+            self._ask(index, "storage_offset()", "==", infos[index].spec.offset)
+        for index in sharing.roots if sharing is not None else ():
+            self._ask(index, "_base", "is", None)
+        for index in sorted(changed):
+            if infos[index].requires_grad:
+                self._ask(index, "is_leaf", "is", infos[index].is_leaf)
+
+    def _ask(self, index: int, fact: str, relation: str, value: Any) -> None:
+        found = f"{self.inputs[index]}.{fact}"
+        self.require(f"{found} {relation} {value}", f"{self.slots[index]}.{fact}", value, found)
+
+    def memories(self, sharing: Sharing) -> None:
+        """Inputs share memory, and version counters, as they did."""
+        inputs, slots = self.inputs, self.slots
+        numbers = {i: number for i, number in enumerate(sharing.memories) if number is not None}
+        key, memory = self.bind("storage_key", storage_key), self.names.fresh("memories")
+        self.let(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in numbers)},)")
+        groups = [" and ".join(slots[i] for i in numbers if numbers[i] == n) for n in dict.fromkeys(numbers.values())]
+        shared = "; ".join(group for group in groups if " and " in group) or "none"
+        what = "which tensors share memory with one that is written to", Words(shared[:2000])
+        self.require(f"len(set({memory})) == {len(groups)}", *what)
+        first_at: dict[int, int] = {}
+        for position, number in enumerate(numbers.values()):
+            first = first_at.setdefault(number, position)
+            if first != position:
+                self.require(f"{memory}[{position}] == {memory}[{first}]", *what)
+        counters = self.bind("share_counters", share_counters) if sharing.counters else ""
+        for i, j, same in sharing.counters:
+            found = f"{counters}({inputs[i]}, {inputs[j]})"
+            self.require(f"{found} is {same}", f"whether {slots[i]} and {slots[j]} count writes together", same, found)
+
+
+# -------------------------------------------------------------------------------------------- sizes and offsets
+
+
+def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[list[str], dict[Any, str]]:
+    """(lines that read the sizes, the variable of each symbol)."""
+    variables: dict[Any, str] = {}
+    reads = []
+    for info in signature.symbols:
+        variable = variables[info.symbol] = names.fresh(str(info.symbol))
+        reads.append(f"{variable} = {inputs[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
+    return reads, variables
+
+
+def offset_dependent(joint: JointGraph) -> set[int]:
+    """Inputs whose storage offset is written into the graph or into a view taken after it."""
+    aten = torch.ops.aten
+    found = set()
+    placeholders = joint.placeholders()
+    for index, info in enumerate(joint.signature.inputs):
+        if isinstance(info.source, MemoryOf) or info.number is not None:
+            continue
+        for user in placeholders[index].users:
+            if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+                found.add(index)
+    for output in joint.signature.outputs:
+        if getattr(output, "input", None) is not None and any(
+            s.op is aten.as_strided.default for s in getattr(output, "steps", ())
+        ):
+            found.add(output.input)  # type: ignore[attr-defined]
+    for _, group in joint.signature.shared_memory:
+        found.update(group)
+    return found
+
+
+# -------------------------------------------------------------------------------------------- in words
+
+
+def in_words(value: Any) -> str:
+    """Short text about a value in a call."""
+    if type(value) is Words:
+        return str(value)
+    if isinstance(value, torch.Tensor):
+        return f"a tensor, {value.dtype} of shape {tuple(value.shape)}"
+    if isinstance(value, type):
+        return f"a {value.__name__}"
+    if type(value) is tuple and all(type(key) in (str, int) for key in value):
+        return key_text(value)[:_LONGEST]
+    return describe(value)
+
+
+_FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "type": lambda x: type(x).__name__,
+    "dtype": lambda x: x.dtype,
+    "device": lambda x: x.device,
+    "shape": lambda x: tuple(x.shape),
+    "requires_grad": lambda x: x.requires_grad,
+    "stride()": lambda x: x.stride() if x.layout is torch.strided else None,
+    "layout": lambda x: x.layout,
+    "is_inference()": lambda x: x.is_inference(),
+    "is_conj()": lambda x: x.is_conj(),
+    "is_neg()": lambda x: x.is_neg(),
+}
+
+
+def state_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference | None:
+    """The first setting that is another."""
+    names = (name for name in before if before[name] != now.get(name))
+    return next((Difference(name, str(before[name]), str(now.get(name))) for name in names), None)
+
+
+def tensor_facts(tensor: torch.Tensor, shape: Sequence[Any], stride: Sequence[Any]) -> dict[str, Any]:
+    """Metadata of a tensor that guards compare. Sizes and strides are given apart: a symbolic one may be any."""
+    facts = {name: read(tensor) for name, read in _FACTS.items()}
+    facts["shape"] = tuple(shape)
+    if facts["stride()"] is not None:
+        facts["stride()"] = tuple(stride)
+    return facts
+
+
+def tensor_difference(known: Sequence[tuple[str, dict[str, Any]]], tensors: Sequence[Any]) -> Difference | None:
+    """The first fact in which tensors differ from those known; no two may be one object."""
+    seen: dict[int, str] = {}
+    for (name, facts), tensor in zip(known, tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            return Difference(name, "a tensor", in_words(tensor))
+        first = seen.setdefault(id(tensor), name)
+        if first != name:
+            return Difference(name, "a tensor of its own", f"the same tensor as {first}")
+        for fact, before in facts.items():
+            now = _FACTS[fact](tensor)
+            if not _fits(before, now):
+                return Difference(f"{name}.{fact}", _text(before), _text(now))
+    return None
+
+
+def _fits(before: Any, now: Any) -> bool:
+    if type(before) is not tuple or type(now) is not tuple:
+        return bool(before == now)
+    return len(before) == len(now) and all(a is None or a == b for a, b in zip(before, now, strict=True))
+
+
+def _text(fact: Any) -> str:
+    if type(fact) is not tuple:
+        return str(fact)
+    return f"({', '.join('any' if n is None else str(n) for n in fact)}{',' if len(fact) == 1 else ''})"
