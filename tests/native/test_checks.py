@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import types
-import weakref
-
 import pytest
 import torch
 from torch import nn
 
 from foregrad._torch.guards import TensorGuards
-from foregrad._torch.native import make_cell_check, make_tensor_check, make_version_check, native
+from foregrad._torch.native import make_tensor_check, make_version_check, native
 
 pytestmark = pytest.mark.skipif(native() is None, reason="the C++ part was not built")
 
@@ -125,50 +121,3 @@ def test_any_write_to_a_dict_is_noticed():
             assert check(())
             write(dicts[number])
             assert not check(())
-
-
-# ---------------------------------------------------------------- cells
-
-
-class Thing:
-    pass
-
-
-def test_a_cell_holds_its_object_or_an_equal_value():
-    kept, texts = Thing(), ["ab", 1, 2.5]
-    cells = [types.CellType(value) for value in (kept, *texts)]
-    check = make_cell_check(cells, [False, True, True, True])
-    assert check(())
-    cells[1].cell_contents = b"ab".decode()
-    cells[3].cell_contents = float("2.5")
-    assert check(())
-    for cell, other in zip(cells, (Thing(), "ac", True, 2), strict=True):
-        before = cell.cell_contents
-        cell.cell_contents = other
-        assert not check(())
-        del cell.cell_contents
-        assert not check(())
-        cell.cell_contents = before
-        assert check(())
-
-
-def test_a_check_of_cells_keeps_none_of_their_objects_and_can_be_collected():
-    cell = types.CellType(Thing())
-    seen, check = weakref.ref(cell.cell_contents), make_cell_check([cell], [False])
-    assert check(())
-    cell.cell_contents = None
-    assert seen() is None and not check(())
-    loop = types.CellType([])
-    loop.cell_contents.append(make_cell_check([loop], [False]))
-    holder = Thing()
-    loop.cell_contents.append(holder)
-    gone = weakref.ref(holder)
-    del loop, holder
-    gc.collect()
-    assert gone() is None
-
-
-def test_only_cells_that_hold_something_are_taken():
-    for cells, by_value in (([types.CellType()], [True]), ([3], [True]), ([types.CellType(1)], [])):
-        with pytest.raises((TypeError, ValueError)):
-            make_cell_check(cells, by_value)

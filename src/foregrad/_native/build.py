@@ -32,7 +32,6 @@ _UNITS = (
     "node_type.cpp",
     "function.cpp",
     "checks.cpp",
-    "cells.cpp",
     "memory.cpp",
     "module.cpp",
 )

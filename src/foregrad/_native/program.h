@@ -138,7 +138,6 @@ NodePtr make_node(const std::shared_ptr<Program>& program);
 bool add_node_type(PyObject* module);
 bool add_function_type(PyObject* module);
 bool add_check_types(PyObject* module);
-bool add_cell_check(PyObject* module);
 bool add_memory_functions(PyObject* module);
 
 } // namespace foregrad

@@ -1,7 +1,6 @@
 """The C++ part of calls, where it was built for this PyTorch. Checked on torch 2.13.0.
 
-`native` is the module with `Function`, `TensorCheck`, `CellCheck` and, where dicts count their writes, `VersionCheck`;
-or None.
+`native` is the module with `Function`, `TensorCheck` and, where dicts count their writes, `VersionCheck`; or None.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .._native.build import fault_of, find_library
 from ..errors import ForegradWarning
 from .hooks import only_defined
 
-__all__ = ["make_cell_check", "make_tensor_check", "make_version_check", "native"]
+__all__ = ["make_tensor_check", "make_version_check", "native"]
 
 _NAME = "foregrad_native"
 
@@ -83,14 +82,6 @@ def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[A
     """
     made = getattr(native(), "VersionCheck", None)
     return None if made is None else made(tuple(dicts), tuple(shapes))
-
-
-def make_cell_check(cells: Sequence[Any], by_value: Sequence[bool]) -> Any:
-    """`check(anything)`: whether each of these closure cells holds the object that it holds now, or, `by_value`, one of
-    its type that is equal; None where it can't tell. It keeps the values alive, and none of the objects.
-    """
-    made = getattr(native(), "CellCheck", None)
-    return None if made is None else made(tuple(cells), tuple(by_value))
 
 
 def _is_plain(tensor: Any) -> bool:

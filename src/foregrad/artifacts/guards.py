@@ -14,7 +14,7 @@ import torch
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import storage_key
 from ..dispatch.constants import is_constant
-from ..dispatch.guard_list import GuardMaker, Words, state_difference
+from ..dispatch.guard_list import STATE, Facts, Guard, GuardMaker, Words, state_difference
 from ..frontend.tree import Tree
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
@@ -41,7 +41,7 @@ class StoredGuards(GuardMaker):
         self.specialization, self.module, self.find = specialization, module, find
         self.slots = [str(info.slot) for info in self.signature.inputs]
         self._state()
-        self.take_apart(str, self._has_keywords)
+        self.take_apart(str, tuple(i.source.name for i in self.signature.inputs if isinstance(i.source, Named)))
         self.inputs = [self._input(info) for info in self.signature.inputs]
         self._tensors()
         self.symbols = self.sizes()
@@ -58,17 +58,13 @@ class StoredGuards(GuardMaker):
         self.require(f"{refused} is None", "the call", Words("under no transform"), refused)
         expected, now = self.bind("context", context), f"{self.bind('context_now', context_now)}()"
         look = f"{self.bind('state_difference', state_difference)}({expected}, {now})"
-        self.require(f"{now} == {expected}", "the settings of PyTorch", look=look)
+        self.list.steps.append(Guard(f"{now} == {expected}", look=look, facts=((STATE, context),)))
         training = self.specialization.training
         if training is not None:
             mode = f"{self.bind('module', self.module)}.training"
             self.require(f"{mode} is {training}", "training, the mode of the module", training, mode)
 
     # ---------------------------------------------------------------- arguments
-
-    def _has_keywords(self, keys: tuple[str, ...]) -> str:
-        named = (info.source.name for info in self.signature.inputs if isinstance(info.source, Named))
-        return f"kwargs.keys() == {self.bind('keys', frozenset({*keys, *named}))}"
 
     def kind_test(self, name: str, tree: Tree) -> str:
         """A class of the user's is not known here: its fields tell, and a mapping stands for a dict."""
@@ -132,8 +128,7 @@ class StoredGuards(GuardMaker):
         }
         tests = [f"isinstance({name}, {self.bind('Tensor', torch.Tensor)})"]
         tests += [self._is(f"{name}.{fact}", value) for fact, value in facts.items()]
-        look = self.tensors_look([(self.slots[number], facts)], f"({name},)")
-        self.require(" and ".join(tests), self.slots[number], look=look)
+        self.compare(" and ".join(tests), ((self.slots[number], facts),), f"({name},)")
 
     def _is(self, found: str, value: Any) -> str:
         """The test that metadata is this, where it is not symbolic."""
@@ -154,8 +149,8 @@ class StoredGuards(GuardMaker):
         real = [i for i, info in enumerate(infos) if not isinstance(info.source, MemoryOf)]
         if len(real) > 1:
             ids = ", ".join(f"id({inputs[i]})" for i in real)
-            look = self.tensors_look([(self.slots[i], {}) for i in real], f"({', '.join(inputs[i] for i in real)})")
-            self.require(f"len({{{ids}}}) == {len(real)}", look=look)
+            names: Facts = tuple((self.slots[i], {}) for i in real)
+            self.compare(f"len({{{ids}}}) == {len(real)}", names, f"({', '.join(inputs[i] for i in real)})")
         if sharing is not None:
             self.memories(sharing)
         elif written and len(inputs) > 1:

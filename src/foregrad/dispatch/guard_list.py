@@ -19,7 +19,8 @@ guard has `parts`, guards that test the same one by one, or a `look`, Python for
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from .sharing import Sharing
 
 __all__ = [
     "MISS",
+    "STATE",
+    "Facts",
     "Guard",
     "GuardList",
     "GuardMaker",
@@ -50,12 +53,16 @@ __all__ = [
 ]
 
 
+Facts = tuple[tuple[str, Mapping[str, Any]], ...]
+
+
 class _Miss:
     def __repr__(self) -> str:
         return "MISS"
 
 
 MISS = _Miss()
+STATE = "the state of PyTorch"
 _ERRORS = "except (KeyError, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):"
 _LONGEST = 300  # characters of a text about a value
 _OWN_KINDS = {tuple: "tuple", list: "list", dict: "dict"}
@@ -72,7 +79,10 @@ _OTHERWISE = Words("otherwise")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Guard:
-    """One condition on a call; see above. A guard without a name is about the state of PyTorch."""
+    """One condition on a call; see above. A guard without a name is about the state of PyTorch.
+
+    `facts`: what its `look` compares, by the user's names: of each tensor, or of the state.
+    """
 
     test: str
     name: str = ""
@@ -80,6 +90,7 @@ class Guard:
     now: str = ""
     look: str = ""
     parts: tuple[Guard, ...] = ()
+    facts: Facts = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,9 +123,18 @@ class GuardList:
         """What differs between a call with these arguments, made now, and those the graph is right for."""
         if self._first_difference is None:
             source = "def first_difference(args, kwargs):\n" + "".join(f"    {line}\n" for line in self._words())
-            known = {**self.globals, "differs": self._differs}
+            known = {**self.globals, "differs": functools.partial(_differs, self.steps)}
             self._first_difference = compile_source(source, "first_difference", known, label="guards in words")
         return self._first_difference(args, kwargs)
+
+    def said(self) -> Iterator[tuple[str, str, str]]:
+        """For people, of each guard that says so: the name of a value, the fact about it or "", what that must be."""
+        for step in self.steps:
+            for guard in (step.parts or (step,)) if isinstance(step, Guard) else ():
+                for name, facts in guard.facts:
+                    yield from ((name, fact, _text(value)) for fact, value in facts.items())
+                if guard.name and guard.expected and not guard.facts:
+                    yield guard.name, "", guard.expected
 
     def _words(self) -> list[str]:
         """Guards that can say more come before those that can only say that there is a difference."""
@@ -135,11 +155,13 @@ class GuardList:
         lines += [*last, _ERRORS, "    return differs(-1, 0)", "return None"]
         return lines
 
-    def _differs(self, number: int, part: int, now: Any = _OTHERWISE) -> Difference:
-        step = self.steps[number] if number >= 0 else Guard("", "the structure of the arguments", "as captured")
-        assert isinstance(step, Guard)
-        guard = step.parts[part] if step.parts else step
-        return Difference(guard.name or "the state of PyTorch", guard.expected or "as captured", in_words(now))
+
+def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = _OTHERWISE) -> Difference:
+    """In words: the guard `part` of a step fails."""
+    step = steps[number] if number >= 0 else Guard("", "the structure of the arguments")
+    assert isinstance(step, Guard)
+    guard = step.parts[part] if step.parts else step
+    return Difference(guard.name or STATE, guard.expected or "as captured", in_words(now))
 
 
 class GuardMaker:
@@ -175,15 +197,20 @@ class GuardMaker:
         """Lines that bind variables."""
         self.list.steps.append(Lines(lines, lines))
 
-    def require(self, test: str, name: str = "", expected: Any = "", now: str = "", *, look: str = "") -> None:
+    def require(self, test: str, name: str = "", expected: Any = "", now: str = "") -> None:
         """One more guard; `expected` is a value, or `Words`."""
-        self.list.steps.append(Guard(test, name, in_words(expected), now, look))
+        self.list.steps.append(Guard(test, name, in_words(expected), now))
+
+    def compare(self, test: str, facts: Facts, tensors: str) -> None:
+        """One more guard, on the tensors in a tuple: `facts` has the user's name and the facts of each."""
+        look = f"{self.bind('tensor_difference', tensor_difference)}({self.bind('facts', facts)}, {tensors})"
+        self.list.steps.append(Guard(test, "the set of dispatch keys of its tensors", look=look, facts=facts))
 
     # ---------------------------------------------------------------- arguments
 
-    def take_apart(self, name_of: Callable[[str], str], has_keywords: Callable[[tuple[str, ...]], str]) -> None:
-        """The arguments into variables. `name_of`: the user's name of `args[i]`; `has_keywords`: the test that the
-        keyword arguments are these.
+    def take_apart(self, name_of: Callable[[str], str], more: tuple[str, ...] = ()) -> None:
+        """The arguments into variables. `name_of`: the user's name of `args[i]`; `more`: keyword arguments beside those
+        of the tree.
         """
         positional, keyword = self.tree.children
         names = [self.names.fresh(f"args_{i}") for i in range(len(positional.children))]
@@ -194,7 +221,8 @@ class GuardMaker:
         for number, (name, child) in enumerate(zip(names, positional.children, strict=True)):
             self.open(name, child, name_of(f"args[{number}]"))
         keys = tuple(keyword.context or ())
-        self.require(has_keywords(keys), "the list of keyword arguments", keys, "tuple(kwargs)")
+        given = (*keys, *more)
+        self.require(self.has_keywords(given), "the list of keyword arguments", given, "tuple(kwargs)")
         for key, child in zip(keys, keyword.children, strict=True):
             name = self.names.fresh(str(key))
             self.let(f"{name} = {item('kwargs', key, self.bind)}")
@@ -207,6 +235,10 @@ class GuardMaker:
             return
         for (child, way), subtree in zip(self.container(name, tree, path), tree.children, strict=True):
             self.open(child, subtree, way)
+
+    def has_keywords(self, keys: tuple[str, ...]) -> str:
+        """The test that the keyword arguments are these, in any order."""
+        return f"kwargs.keys() == {self.bind('keys', frozenset(keys))}" if keys else "not kwargs"
 
     def leaf(self, name: str) -> None:
         """The next leaf, in the variable `name`."""
@@ -237,10 +269,6 @@ class GuardMaker:
             self.let(f"{unpacked(children)}{name}{'.values()' if tree.kind == 'dict' else ''}")
         return [(child, path + step) for child, step in zip(children, steps, strict=True)]
 
-    def tensors_look(self, known: Sequence[tuple[str, dict[str, Any]]], tensors: str) -> str:
-        """The look at the tensors in a tuple: `known` has the user's name and the facts of each."""
-        return f"{self.bind('tensor_difference', tensor_difference)}({self.bind('facts', tuple(known))}, {tensors})"
-
     def sizes(self) -> dict[Any, str]:
         """Guards on the symbolic sizes; the variable of each symbol."""
         infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
@@ -263,8 +291,8 @@ class GuardMaker:
         ]
         found = ", ".join(f"{symbols[info.symbol]} is size {info.dim} of {slots[info.input]}" for info in infos)
         for test in (*others, *(expression_text(guard, symbols, self.bind) for guard in known)):
-            values = f"({', '.join(symbols.values())},)"
-            parts.setdefault(test, Guard(test, "the relation between sizes", f"such that {test}, where {found}", values))
+            said, values = f"such that {test}, where {found}", f"({', '.join(symbols.values())},)"
+            parts.setdefault(test, Guard(test, "the relation between sizes", said, values))
         self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
         return symbols
 
@@ -385,7 +413,7 @@ def tensor_facts(tensor: torch.Tensor, shape: Sequence[Any], stride: Sequence[An
     return facts
 
 
-def tensor_difference(known: Sequence[tuple[str, dict[str, Any]]], tensors: Sequence[Any]) -> Difference | None:
+def tensor_difference(known: Facts, tensors: Sequence[Any]) -> Difference | None:
     """The first fact in which tensors differ from those known; no two may be one object."""
     seen: dict[int, str] = {}
     for (name, facts), tensor in zip(known, tensors, strict=True):

@@ -29,7 +29,7 @@ from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
 from .explain import Difference
-from .guard_list import Guard, GuardMaker, Lines, Words, state_difference, tensor_facts
+from .guard_list import STATE, Facts, Guard, GuardMaker, Lines, Words, state_difference, tensor_facts
 from .objects import apart_guards, arrays_apart_guards, object_lines
 from .sharing import Sharing, sharing_of
 from .state import state_conditions
@@ -84,7 +84,7 @@ class CallGuards(GuardMaker):
         return lines
 
     def _render(self, *, transformed: bool) -> None:
-        self.take_apart(functools.partial(user_name, self.call.function), self._has_keywords)
+        self.take_apart(functools.partial(user_name, self.call.function))
         first = len(self.list.steps)
         apart = apart_guards(self.call, self.containers, self.signature.python_writes, self.captured.reached, self.bind)
         for condition in apart:
@@ -104,9 +104,10 @@ class CallGuards(GuardMaker):
             (table, key), name = FAST_PATH, "attention fast path"
             self.require(f"{self.bind('switches', table)}[{key!r}] is {table[key]}", name, table[key])
         watch = self._watched(inputs, static)
-        before, now = self.bind("before", global_state()), self.bind("state_now", global_state)
-        state = f"{self.bind('state_difference', state_difference)}({before}, {now}())"
-        self.list.steps[first:first] = [Guard("", look=state), Guard("", look=f"{watch}.difference()")]
+        before, now = global_state(), self.bind("state_now", global_state)
+        look = f"{self.bind('state_difference', state_difference)}({self.bind('before', before)}, {now}())"
+        state = Guard("", look=look, facts=((STATE, before),))
+        self.list.steps[first:first] = [state, Guard("", look=f"{watch}.difference()")]
         self._bases(inputs)
         self._relations(inputs)
         asked = [*inputs, *self.wrappers]
@@ -117,11 +118,10 @@ class CallGuards(GuardMaker):
 
     # ---------------------------------------------------------------- arguments
 
-    def _has_keywords(self, keys: tuple[str, ...]) -> str:
-        if not keys:
-            return "not kwargs"
-        is_ordered = order_of_keywords_matters(self.call.function)
-        return has_keys("kwargs", keys, self.bind) if is_ordered else f"len(kwargs) == {len(keys)}"
+    def has_keywords(self, keys: tuple[str, ...]) -> str:
+        if keys and order_of_keywords_matters(self.call.function):
+            return has_keys("kwargs", keys, self.bind)
+        return f"len(kwargs) == {len(keys)}" if keys else "not kwargs"  # each is looked up
 
     def open(self, name: str, tree: Tree, path: str) -> None:
         if tree.kind == "wrapper":
@@ -261,9 +261,8 @@ class CallGuards(GuardMaker):
         ]
         self._check_tensors(here, inputs)
 
-    def _look(self, checked: Iterable[int], tensors: str) -> str:
-        known = [(self.slots[i], tensor_facts(self._real(i), *self._numbers_of(i))) for i in checked]
-        return self.tensors_look(known, tensors)
+    def _facts(self, checked: Iterable[int]) -> Facts:
+        return tuple((self.slots[i], tensor_facts(self._real(i), *self._numbers_of(i))) for i in checked)
 
     def _numbers_of(self, index: int) -> tuple[list[int | None], list[int | None]]:
         spec = self.signature.inputs[index].spec
@@ -281,8 +280,7 @@ class CallGuards(GuardMaker):
             fits = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         check = self.bind("tensors", fits)
         given = "".join(f"{inputs[i]}, " for i in checked)
-        look = self._look(checked, f"({given})")
-        self.require(f"{check}({given[:-2]})", "the set of dispatch keys of its tensors", look=look)
+        self.compare(f"{check}({given[:-2]})", self._facts(checked), f"({given})")
 
     def _is_part(self, index: int) -> bool:
         """Whether an input is in a wrapper, of which it is known whether it is a leaf."""
@@ -315,7 +313,7 @@ class CallGuards(GuardMaker):
         if static:
             targets = [inputs[i] for i in static]
             test = f"{self.bind('check_parameters', watch.check_tensors)}({values})"
-            self.require(test, "the set of dispatch keys of its parameters", look=self._look(static, values))
+            self.compare(test, self._facts(static), values)
             self.let(f"{unpacked(targets)}{values}")
         self._arguments_reached_too(inputs)
         if self.reads.compares_identity:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..dispatch.guard_list import STATE
 from ..dispatch.specialization import Specialization
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
@@ -141,13 +142,12 @@ def _base(output: AliasOutput, signature: Signature) -> str:
 
 
 def _guards(specialization: Specialization) -> Iterable[Guard]:
-    fingerprint, signature = specialization.fingerprint, specialization.product.captured.joint.signature
-    for number, (path, facts) in enumerate(zip(fingerprint.paths, fingerprint.leaves, strict=True)):
-        free = fingerprint.open.get(number, ())
-        shown = [name for name in ("", "dtype", "shape", "device", "requires_grad", "stride()") if name in facts]
-        for fact in shown:
-            label = f"{path}.{fact}" if fact else path
-            yield Guard("argument", label, "any, or nearly so" if fact in free else facts[fact])
+    signature = specialization.product.captured.joint.signature
+    said = [*specialization.guards.said()]
+    reached = {str(info.slot) for info in signature.inputs if info.argument is None}
+    for name, fact, expected in said:
+        if name not in reached and fact in ("", "dtype", "shape", "device", "requires_grad", "stride()"):
+            yield Guard("argument", f"{name}.{fact}" if fact else name, expected)
     for symbol in signature.symbols:
         place = "" if symbol.dim is None else f".shape[{symbol.dim}]"
         yield Guard("size", f"{signature.inputs[symbol.input].slot}{place}", f"any {symbol.symbol}")
@@ -156,9 +156,9 @@ def _guards(specialization: Specialization) -> Iterable[Guard]:
     for info in signature.inputs:
         if info.argument is None and isinstance(info.spec, TensorSpec):
             yield Guard(_place(info).kind, str(info.slot), repr(info.spec))
-    for name, value in fingerprint.state.items():
-        if not name.startswith("autocast ") or value is True:
-            yield Guard("setting", name, str(value))
+    for name, fact, expected in said:
+        if name == STATE and (not fact.startswith("autocast ") or expected == "True"):
+            yield Guard("setting", fact, expected)
     yield from _reads(specialization)
 
 
