@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .phases import CompileTimes, compile_times
     from .verification import Verification, VerificationError, verify
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "AotAutograd",

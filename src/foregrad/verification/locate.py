@@ -36,6 +36,7 @@ __all__ = ["Culprit", "Piece", "first_by_name", "first_in_backend", "first_in_de
 
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
+_SMALL = 20  # operators in a reproducer that need not be made fewer, where that takes many compilations
 _TRIES = 40  # compilations of pieces while nodes are taken out of the middle
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -323,8 +324,12 @@ class _Search:
             length = min(2 * length, end + 1 - floor)
         before = self.units[: end + 1]
         length = self.least(length // 2 + 1, length, lambda count: before[len(before) - count :], last)
-        units = self._thinned(before[len(before) - length :], last)
-        piece, gap = self.piece(units, last), self.gap(units, last)
+        units = before[len(before) - length :]
+        piece = self.piece(units, last)
+        if piece is not None and piece.size > _SMALL:
+            units = self._thinned(units, last)
+            piece = self.piece(units, last)
+        gap = self.gap(units, last)
         assert gap is not None
         node, compiler = last[0], self.execution.compiler
         operands = [(n.name, self.values[n]) for n in node.all_input_nodes]

@@ -56,11 +56,13 @@ class Stages:
         made: list[tuple[StageResult, Culprit | None]] = []
         if table:
             # Each decomposition is judged by itself: what these give together is rounding where each of them is.
-            gap, culprit, verdict = known.differs(known.run(known.module)), None, Verdict.EQUAL
-            if gap is not None:
-                generators = self.log.executions[0].generators
-                culprit = first_in_decompositions(known.joint.module, known.inputs, table, generators)
-                verdict = Verdict.WRONG if culprit is not None else Verdict.ROUNDING
+            generators = self.log.executions[0].generators
+            culprit = first_in_decompositions(known.joint.module, known.inputs, table, generators)
+            gap, verdict = (None, Verdict.EQUAL) if culprit is None else (culprit.gap, Verdict.WRONG)
+            if culprit is None and (gap := known.differs(known.run(known.module))) is not None:
+                verdict = Verdict.ROUNDING
+            elif culprit is not None:
+                known.before = known.run(known.module)
             made.append((_result("decompositions", verdict, gap), culprit))
         if known.prepared is not None:
             verdict, gap = known.judge(known.run(known.prepared))

@@ -17,6 +17,7 @@ from ..dispatch.module import forward_of
 from ..dispatch.pipeline import Pipeline
 from ..errors import UnsupportedError
 from ..graph.joint import JointGraph
+from ..tracing.tape.collection import paused_collection
 from .compare import Verdict, compare
 from .locate import Culprit
 from .report import StageResult, Verification
@@ -87,7 +88,8 @@ def verify(
         )
     generators = Generators.now()
     try:
-        return _Verifier(function, args, kwargs, order, pipeline, name or "its backend", folder).run(begin)
+        with paused_collection():  # it makes many small objects, none of them in cycles
+            return _Verifier(function, args, kwargs, order, pipeline, name or "its backend", folder).run(begin)
     finally:
         generators.put_back()
 
