@@ -114,6 +114,22 @@ def chain(operators: int) -> Built:
     return Chain(), (torch.randn(4),), {}
 
 
+def parameters(count: int) -> Built:
+    """An elementwise product with `count` parameters, one after the other."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(nn.Parameter(torch.ones(4)) for _ in range(count))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in self.weights:
+                x = x * weight
+            return x
+
+    return Product(), (torch.randn(4),), {}
+
+
 MODELS: dict[str, Callable[[int], Built]] = {
     "gpt2": gpt2,
     "llama": llama,
@@ -122,4 +138,5 @@ MODELS: dict[str, Callable[[int], Built]] = {
     "mlp": mlp,
     "conv": conv,
     "chain": chain,
+    "parameters": parameters,
 }

@@ -183,4 +183,5 @@ def _restore(node: fx.Node, item: Mapping[str, Any], origins: Mapping[str, fx.No
     for key, value in dict.items(origin.meta):
         if key not in own:
             dict.setdefault(node.meta, key, value)
-    node.meta._late |= {key: make for key, make in origin.meta._late.items() if key not in own and key not in node.meta}
+    more = {key: make for key, make in origin.meta._late.items() if key not in own and key not in node.meta}
+    node.meta._late = {**node.meta._late, **more}

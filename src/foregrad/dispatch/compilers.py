@@ -261,8 +261,8 @@ def _stack_trace(result: Any) -> str | None:
 def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
     """All that PyTorch's own graphs say of a node; what is costly is made when it is looked at."""
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
-    if isinstance(spec_of(node), TensorSpec):
-        meta = source.copy(tensor_meta=functools.partial(_tensor_metadata, source, requires_grad))
+    if requires_grad and isinstance(spec_of(node), TensorSpec):
+        meta = source.copy(tensor_meta=lambda: source["tensor_meta"]._replace(requires_grad=True))
     else:
         meta = source.copy()
     if node.op == "placeholder":
@@ -271,11 +271,6 @@ def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
         operators = [n.target for n in _made_of(node) if is_operator(n.target)]
         meta |= {"original_aten": operators[0]} if operators else {}
     return meta
-
-
-def _tensor_metadata(meta: NodeMeta, requires_grad: bool) -> Any:
-    found = meta["tensor_meta"]
-    return found._replace(requires_grad=True) if requires_grad else found
 
 
 def _made_of(node: fx.Node) -> Iterator[fx.Node]:

@@ -9,7 +9,7 @@ Known weakness: fake values made late do not share storage with one another, eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
 import torch
@@ -182,9 +182,9 @@ class NodeMeta(dict[str, Any]):
 
     __slots__ = ("_late",)
 
-    def __init__(self, *args: Any, late: dict[str, Callable[[], Any]] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, late: Mapping[str, Callable[[], Any]] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._late: dict[str, Callable[[], Any]] = late or {}
+        self._late: Mapping[str, Callable[[], Any]] = {} if late is None else late
 
     def __missing__(self, key: str) -> Any:
         make = self._late.get(key)
@@ -197,8 +197,8 @@ class NodeMeta(dict[str, Any]):
         return value
 
     def _tensor_metadata(self) -> Any:
-        spec, is_made = dict.get(self, "spec"), dict.__contains__(self, "val")
-        if not is_made and "val" in self._late and isinstance(spec, TensorSpec) and spec.is_static:
+        spec = dict.get(self, "spec")
+        if isinstance(spec, TensorSpec) and spec.is_static:
             return strided_metadata(spec.shape, spec.stride, spec.dtype)
         value = self.get("val")
         return tensor_metadata(value) if isinstance(value, torch.Tensor) else None
@@ -210,7 +210,9 @@ class NodeMeta(dict[str, Any]):
             return default
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._late
+        if super().__contains__(key) or key in self._late:
+            return True
+        return key == "tensor_meta" and isinstance(dict.get(self, "spec"), TensorSpec)
 
     def copy(self, **late: Callable[[], Any]) -> NodeMeta:
         """A copy that makes what `late` says, too, when it is first looked at."""

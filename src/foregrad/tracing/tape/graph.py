@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..._torch.graphs import GraphWriter, is_higher_order
 from ..._torch.modules import make_graph_module
 from ..._torch.symbols import map_symbolic
 from ...graph.meta import NodeMeta, TensorSpec
+from .origin import Origin
 from .symbols import SizeNodes
 from .tape import Entry, Tape, map_entries
 
@@ -132,18 +133,14 @@ class _Builder:
         return self.nodes[id(entry)]
 
     def _meta(self, entry: Entry) -> NodeMeta:
-        fake_mode, spec = self.fake_mode, entry.spec
-        late: dict[str, Callable[[], Any]] = {"val": lambda: fake_of(fake_mode, spec)}
-        meta = NodeMeta({"spec": spec}, late=late)
+        late = _Late(self.fake_mode, entry.spec)
+        meta = NodeMeta({"spec": entry.spec}, late=late)
         if id(entry) in self.numbers:
             meta["val"] = self.numbers[id(entry)]
         if entry.target is None:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
-        if entry.target is operator.getitem:
-            late["original_aten"] = lambda: _original(entry)
-        else:
-            meta["original_aten"] = entry.original or entry.target
+        meta["original_aten"] = _original(entry)
         if entry.is_collective:
             meta["runs_once"] = True
         forward = ""
@@ -160,23 +157,59 @@ class _Builder:
         if origin is None and entry.sequence_nr is not None:
             origin = self.tape.origins.get(entry.sequence_nr)
         if origin is not None:
-            prefix = ""
+            late.origin, late.modules_key = origin, _MODULES[entry.is_backward]
             if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
-                prefix = "Gradient accumulation (a value is used more than once), or backward of:\n"
+                late.prefix = _ACCUMULATION
                 meta["is_gradient_acc"] = True
-            text = origin.text
-            late["stack_trace"] = lambda: prefix + text()
-            if not prefix and not origin.frames:
-                del late["stack_trace"]
             if origin.metadata is not None:
                 meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
-            elif origin.modules:
-                modules = origin.modules
-                late[f"{forward}nn_module_stack"] = lambda: {str(i): item for i, item in enumerate(modules)}
         return meta
 
 
 _EVERYWHERE = {"from_node", "custom"}
+_MODULES = ("nn_module_stack", "fwd_nn_module_stack")  # of the forward, of the backward
+_ACCUMULATION = "Gradient accumulation (a value is used more than once), or backward of:\n"
+
+
+class _Late(Mapping[str, Callable[[], Any]]):
+    """What the metadata of a node can make, by key: in one small object, as a graph has one for each node."""
+
+    __slots__ = ("fake_mode", "modules_key", "origin", "prefix", "spec")
+
+    def __init__(self, fake_mode: FakeTensorMode, spec: Any) -> None:
+        self.fake_mode, self.spec = fake_mode, spec
+        self.origin: Origin | None = None
+        self.modules_key, self.prefix = _MODULES[0], ""
+
+    def __contains__(self, key: object) -> bool:
+        origin = self.origin
+        if key == "val" or origin is None:
+            return key == "val"
+        if key == "stack_trace":
+            return bool(self.prefix or origin.frames)
+        return key == self.modules_key and origin.metadata is None and bool(origin.modules)
+
+    def __getitem__(self, key: str) -> Callable[[], Any]:
+        if key not in self:
+            raise KeyError(key)
+        return {"val": self._value, "stack_trace": self._stack_trace}.get(key, self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in ("val", "stack_trace", self.modules_key) if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _value(self) -> Any:
+        return fake_of(self.fake_mode, self.spec)
+
+    def _stack_trace(self) -> str:
+        assert self.origin is not None
+        return self.prefix + self.origin.text()
+
+    def _modules(self) -> dict[str, Any]:
+        assert self.origin is not None
+        return {str(i): item for i, item in enumerate(self.origin.modules)}
 
 
 @functools.cache
