@@ -23,6 +23,7 @@ from foregrad import config, errors
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))  # a page may import from examples/
 PAGES = (
+    "architecture.md",
     "index.md",
     "tutorial.md",
     "coming_from.md",
