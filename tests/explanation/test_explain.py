@@ -340,12 +340,15 @@ def test_autocast_is_measured_as_it_is_captured():
     assert found.memory.measured_peak == pytest.approx(found.memory.predicted_peak, rel=0.05)
 
 
-def test_it_prints_as_text_for_rich_and_for_notebooks():
+def test_it_prints_as_text_for_rich_and_for_notebooks(capsys):
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     found = explain(model, torch.randn(64, 16))
     text = str(found)
     assert "peak of memory" in text
     assert "saved for the backward" in text
+    assert repr(found) == text
+    found.show()
+    assert capsys.readouterr().out == text + "\n"
     assert found._repr_html_().count("<table>") >= 3
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=160, file=io.StringIO())

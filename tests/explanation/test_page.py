@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.partitioners.tables import in_bytes
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
@@ -139,3 +141,58 @@ def test_a_report_of_a_function_that_runs_eagerly_opens(tmp_path):
     assert said == []
     assert "Do it outside the compiled function" in page
     assert "data-ready" in page
+
+
+ACTIONS = """
+const said = {};
+const key = (where, name) => where.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+const $ = (id) => document.getElementById(id);
+const rows = () => document.querySelectorAll("#scene .row").length;
+const marked = (where) => [...document.querySelectorAll(where)].length;
+said.unfolded = rows();
+$("fold").click();
+said.folded = rows();
+$("scene").focus();
+key($("scene"), "Home"); key($("scene"), "ArrowDown"); key($("scene"), "ArrowRight");
+said.opened = rows();
+key($("scene"), "ArrowLeft");
+said.closed = rows();
+$("unfold").click();
+key($("chart"), "ArrowRight"); key($("chart"), "Enter");
+said.fromChart = [marked("#chart .on"), marked("#scene .row.on"), marked("#code .ln.on"), $("detail").hidden];
+[...document.querySelectorAll("#code .ln[data-op]")].pop().click();
+said.fromSource = [$("detail").textContent.split(" ")[0], document.querySelector("#code .ln.on").dataset.n];
+key(document.body, "Escape");
+said.escaped = [$("detail").hidden, marked("#code .ln.on")];
+const cells = (n) => [...document.querySelectorAll(`#table tbody tr td:nth-child(${n})`)].map((cell) => cell.textContent);
+document.querySelector('#table th button[data-c="1"]').click();
+said.sizes = cells(2);
+document.querySelector('#table th button[data-c="1"]').click();
+said.back = cells(2);
+$("filter").value = "gelu"; $("filter").dispatchEvent(new Event("input"));
+said.filtered = cells(5);
+document.body.dataset.said = JSON.stringify(said);
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_it_folds_links_sorts_and_filters_with_keys_and_clicks(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 16))
+    found = foregrad.explain(model, torch.randn(64, 16), backend="eager", measure=False)
+    path = found.save(tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("</body>", f"<script>{ACTIONS}</script></body>"), encoding="utf-8")
+    page, console = in_browser(path, tmp_path / "browser")
+    assert console == []
+    said = json.loads(html.unescape(re.search(r'data-said="([^"]*)"', page)[1]))
+    assert said["folded"] == said["closed"] == 5  # one row a module
+    assert said["folded"] < said["opened"] < said["unfolded"]
+    assert said["fromChart"] == [1, 1, 1, False]
+    name = found.sources[0].keys[int(said["fromSource"][1])].partition(":")[2]
+    assert said["fromSource"][0] == name
+    assert said["escaped"] == [True, 0]
+    sizes = [one.nbytes for one in found.memory.saved]
+    assert said["sizes"] == [in_bytes(size) for size in sorted(sizes, reverse=True)]
+    assert said["back"] == [in_bytes(size) for size in sorted(sizes)]
+    assert set(said["filtered"]) == {"aten.addmm", "aten.gelu"}

@@ -30,7 +30,10 @@ def run_explain(options: argparse.Namespace) -> int:
     """Run the command."""
     function, args, kwargs = load_target(options)
     found = foregrad.explain(function, *args, backend=options.backend, partition=options.partition, **kwargs)
-    print(found.to_json(indent=2) if options.json else found)
+    if options.json:
+        print(found.to_json(indent=2))
+    else:
+        found.show()
     if options.html:
         print(f"the report is in {found.save(options.html)}")
     return 0

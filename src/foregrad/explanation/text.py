@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from ..partitioners.tables import Table, amount, in_bytes
 from .advice import groups
 from .tree import Explanation
 
-__all__ = ["figures", "notebook", "rich", "seconds", "sections", "text"]
+__all__ = ["figures", "notebook", "print_report", "rich", "seconds", "sections", "text"]
 
 _MOST_ROWS = 12
 
@@ -146,6 +148,20 @@ def text(found: Explanation) -> str:
         tables = [str(table).lstrip("\n") for table in section.tables if table.rows]
         parts.append("\n".join([section.title, "=" * len(section.title), *section.lines, *tables]))
     return "\n\n".join(parts)
+
+
+def print_report(found: Explanation) -> None:
+    """With rich on a terminal, where it is installed."""
+    console: Any = None
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            from rich.console import Console
+
+            console = Console(highlight=False)
+    if console is None:
+        print(text(found))
+    else:
+        console.print(rich(found))
 
 
 def rich(found: Explanation) -> Any:

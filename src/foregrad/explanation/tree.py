@@ -185,8 +185,8 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Time:
-    """Seconds of a step, forward and backward, in the median of `rounds` that ran in turns; `compile_s`: until the
-    first call's result.
+    """Seconds of a step, forward and backward: the least of `rounds` that ran in turns; `compile_s`: until the first
+    call's result.
     """
 
     eager_s: float
@@ -229,12 +229,13 @@ class Source:
     keys: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """The findings of `foregrad.explain`: how a function was compiled, and the costs of a call.
 
-    `str()` is a report in plain text, rich and notebooks show it as tables. `not_measured`: why nothing was run, or "".
-    `modules`: the (path, class) of each module that ran, by the numbers in `operators`; `lines`: the user's lines.
+    Printed, it is a report in plain text; `show()`, rich and notebooks make tables of it. `not_measured`: why nothing
+    was run, or "". `modules`: the (path, class) of each module that ran, by the numbers in `operators`; `lines`: the
+    user's lines.
 
     Example:
         >>> import torch, foregrad
@@ -279,7 +280,13 @@ class Explanation:
         """All of it as JSON: an object with the fields of this class."""
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
-    def __str__(self) -> str:
+    def show(self) -> None:
+        """Print the report: as tables on a terminal where rich is installed, else as plain text."""
+        from .text import print_report
+
+        print_report(self)
+
+    def __repr__(self) -> str:
         from .text import text
 
         return text(self)
