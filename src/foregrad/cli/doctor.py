@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
 import json
 import platform
 import shutil
@@ -14,6 +12,7 @@ import torch
 
 import foregrad
 from foregrad._native.build import fault_of, find_library
+from foregrad._torch.requirements import missing, untested
 from foregrad.backends.inductor import why_not
 from foregrad.cache.keeper import store_of
 from foregrad.config import config
@@ -54,7 +53,7 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
     found = {
         "foregrad": f"{foregrad.__version__}, in {foregrad.__path__[0]}",
         "Python": f"{platform.python_version()} ({platform.platform()})",
-        "PyTorch": f"{torch.__version__} (foregrad is for {_supported()})",
+        "PyTorch": f"{torch.__version__}, {untested() or 'one of the tested versions'}",
         "C++ compiler": next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None) or "none",
         "C++ part": _native(faults),
         "GPU": _gpus(),
@@ -63,14 +62,6 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
         "private names": _private_names(faults),
     }
     return found, faults
-
-
-def _supported() -> str:
-    try:
-        needs = importlib.metadata.requires("foregrad") or []
-    except importlib.metadata.PackageNotFoundError:
-        return "the versions in its pyproject.toml"
-    return next((need[len("torch") :] for need in needs if need.startswith(("torch<", "torch>", "torch="))), "any")
 
 
 def _native(faults: list[str]) -> str:
@@ -102,8 +93,6 @@ def _auto() -> str:
 
 def _private_names(faults: list[str]) -> str:
     """The private names of PyTorch that foregrad needs and that this version lacks or has changed."""
-    if importlib.util.find_spec("foregrad._torch.requirements") is None:
-        return "this version of foregrad has no list"
-    gone = importlib.import_module("foregrad._torch.requirements").missing()
+    gone = missing()
     faults += [f"{name}: {what}. Instead: {instead}" for name, what, instead in gone if instead.startswith("nothing")]
     return ", ".join(f"{name} ({what}; instead: {instead})" for name, what, instead in gone) or "all there"
