@@ -215,6 +215,17 @@ def test_arguments_with_a_history():
     assert x.grad_fn is not None
 
 
+class Answer:
+    """An object that is no container to PyTorch, and equal to itself alone."""
+
+
+def test_objects_among_the_results_are_compared_by_their_class():
+    def function(x):
+        return {"sum": x.sum(), "name": "a", "answer": Answer(), "nothing": None}
+
+    assert foregrad.verify(function, torch.ones(2), backend="eager").verdict is Verdict.EQUAL
+
+
 # ------------------------------------------------------------------------------------------------ errors, and data
 def test_both_raise():
     def function(x):

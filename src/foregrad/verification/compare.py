@@ -20,6 +20,7 @@ import torch
 __all__ = ["Exact", "Gap", "Verdict", "compare", "same_bits", "ulps_between"]
 
 _SLACK = 8.0
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)  # others are compared by their type alone
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -120,7 +121,9 @@ def compare(actual: object, expected: object, exact: Exact | None = None) -> Gap
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         if isinstance(actual, torch.Tensor) or isinstance(expected, torch.Tensor):
             return Gap(Verdict.WRONG, f"expected {_named(expected)}, got {_named(actual)}")
-        same = actual is expected or bool(actual == expected)
+        same = actual is expected or type(actual) is type(expected)
+        if same and isinstance(expected, _PLAIN):
+            same = repr(actual) == repr(expected)  # one nan is as good as another
         return EQUAL if same else Gap(Verdict.WRONG, f"expected {expected!r}, got {actual!r}")
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return Gap(Verdict.WRONG, f"expected {_named(expected)}, got {_named(actual)}")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..graph.meta import TensorSpec, spec_of
 from .compare import Exact
 
 __all__ = ["Step", "evaluate", "exact_call", "gives_nothing", "is_random", "steps", "widened"]
@@ -224,13 +225,24 @@ def _map2(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
 
 def _called(module: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_function":
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _laid_out(node.target(*args, **kwargs), node)  # type: ignore[operator]
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     value: Any = module
     for part in str(node.target).split("."):
         value = getattr(value, part)
     return value if node.op == "get_attr" else value(*args, **kwargs)
+
+
+def _laid_out(value: Any, node: fx.Node) -> Any:
+    """A value with the strides that the graph says: a backend's passes may have chosen others than the kernel."""
+    spec = spec_of(node)
+    if not isinstance(value, torch.Tensor) or not isinstance(spec, TensorSpec) or not spec.is_static:
+        return value
+    strides = tuple(map(int, spec.stride))
+    if value.layout is not torch.strided or value.shape != spec.shape or value.stride() == strides or not spec.is_dense:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _filled(argument: Any, values: dict[fx.Node, Any]) -> Any:

@@ -34,11 +34,17 @@ class Stages:
         """Each stage's verdict, and the first operator of the first stage that is wrong."""
         found: list[StageResult] = []
         culprit: Culprit | None = None
-        for stage, suspect in self._of_joint_graph():
-            found.append(stage)
-            culprit = culprit or suspect
+        try:
+            for stage, suspect in self._of_joint_graph():
+                found.append(stage)
+                culprit = culprit or suspect
+        except Exception as error:  # a backend's passes may make what no kernel of eager's takes
+            found.append(StageResult("decompositions and partition", None, _no_run(error)))
         for execution in self.log.executions:
-            stage = self._of_half(execution)
+            try:
+                stage = self._of_half(execution)
+            except Exception as error:
+                stage = StageResult(f"{execution.role.phase} of {execution.joint.name}", None, _no_run(error))
             found.append(stage)
             if stage.verdict is Verdict.WRONG and culprit is None:
                 culprit = first_in_backend(execution)
@@ -191,6 +197,10 @@ def _result(name: str, verdict: Verdict, gap: Gap | None) -> StageResult:
     return StageResult(
         name, verdict, gap.what or f"up to {gap.absolute:.3g}" + (f", {gap.ulps:,} ULPs" * bool(gap.ulps))
     )
+
+
+def _no_run(error: Exception) -> str:
+    return f"it does not run on eager's kernels: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _named_inputs(execution: Execution) -> list[tuple[str, Any]]:

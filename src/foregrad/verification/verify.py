@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from ..api import capture, pipeline_for
+from ..api import pipeline_for
 from ..backends.registry import get_backend
 from ..config import config
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.module import forward_of
 from ..dispatch.pipeline import Pipeline
 from ..errors import UnsupportedError
+from ..frontend.call import flatten_call
 from ..graph.joint import JointGraph
+from ..tracing.capture import capture_call
 from ..tracing.tape.collection import paused_collection
 from .compare import Verdict, compare
 from .locate import Culprit
@@ -141,7 +143,8 @@ class _Verifier:
 
     def _captured(self) -> JointGraph:
         side = make_side(self.function, self.args, self.kwargs)
-        return capture(side.function, *side.args, **side.kwargs)
+        function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
+        return capture_call(flatten_call(function, side.args, side.kwargs, objects=True), name="verified").joint
 
     def _capture(self, eager: Outcome, generators: Generators, culprit: Culprit | None) -> StageResult:
         """The graph as it was captured, on eager's kernels; it is left out where a later stage is known to be wrong."""
