@@ -33,6 +33,7 @@ from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import Reads, ReadSite, same_keys, table_of
+from ..graph.source import compile_source
 from .explain import Difference
 
 __all__ = ["Watch"]
@@ -288,8 +289,9 @@ def _all_of(checks: list[Check]) -> Check:
 
 
 def _version_check(dicts: list[dict[Any, Any]]) -> Check:
-    versions = [*map(dict_version, dicts)]
-    return lambda _: [*map(dict_version, dicts)] == versions
+    tests = " and ".join(f"version(dict_{i}) == {dict_version(table)}" for i, table in enumerate(dicts))
+    known = {"version": dict_version, **{f"dict_{i}": table for i, table in enumerate(dicts)}}
+    return compile_source(f"def check(_):\n    return {tests}\n", "check", known, label="watch")
 
 
 def _cell_check(places: list[ReadSite]) -> Check:
