@@ -49,6 +49,18 @@ def test_second_derivatives_on_request():
     assert foregrad.verify(lambda x: (x.sin() * x).sum(), x, backend="eager", order=0).num_compared == 1
 
 
+def test_another_layout_of_a_result_is_wrong_and_of_a_gradient_is_listed():
+    from foregrad.verification.sides import Outcome
+    from foregrad.verification.verify import _Comparison
+
+    value = torch.ones(2, 2)
+    for name, verdict in (("out", Verdict.WRONG), ("gradient of args[0]", Verdict.ROUNDING)):
+        sides = [Outcome({name: value}, {name: f"strides {s}"}, frozenset()) for s in ((2, 1), (1, 2))]
+        found = _Comparison.of(*sides)
+        assert found.verdict is verdict
+        assert found.lines == [f"{name}: eager strides (2, 1), compiled strides (1, 2)"]
+
+
 def test_rounding_is_no_fault():
     """A decomposition that rounds otherwise is told from one that is wrong."""
     x = torch.randn(64, 64, requires_grad=True)
