@@ -7,12 +7,15 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from torch import nn
 
 import foregrad
 
 PATIENCE_S = 120  # a deadlock, not a slow machine
+
+pytestmark = pytest.mark.usefixtures("captures_may_wait")
 
 
 def together(work, count):
