@@ -109,9 +109,15 @@ def test_as_in_eager(name, way):
     check(PROGRAMS[name], way, directly)
 
 
+# Since 2.15 Dynamo ends a graph where these put hooks that write on two tensors. They are results of one node then: of one
+# that follows from the other that is refused by name, and both hooks are called where one gradient is wanted, as with
+# PyTorch's own compilers.
+HOOKS_BETWEEN_GRAPHS = {"two_hooks_order", "two_inputs"} if torch.__version__ >= (2, 15) else set()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ["plain", "twice", "first input"])
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | NOT_ALL])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | NOT_ALL | HOOKS_BETWEEN_GRAPHS])
 def test_under_torch_compile(name, way):
     check(PROGRAMS[name], way, lambda f: torch.compile(f, backend="foregrad", options={"backend": "eager"}))
 
