@@ -66,7 +66,7 @@ def test_raises_under_torch_compile(name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_plain_assert_under_torch_compile():
-    """Which Dynamo makes an operator of, that raises RuntimeError with its own backend, too, up to 2.14."""
+    """Which Dynamo makes an operator of, that raises RuntimeError with its own backend, too, up to 2.13."""
 
     def function(x):
         assert (x > 0).all(), "negative"

@@ -29,7 +29,11 @@ class Module(torch.nn.Module):
 
 
 # Dynamo, since 2.15, asks results for `grad` and hides the warning, but not from a filter that makes it an error.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+# Up to 2.12 it makes an object of `Function`, which warns.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 
 HOOKS = {
     "scales": lambda y, seen: y.register_hook(lambda g: g * 2),
