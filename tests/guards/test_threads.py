@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 import foregrad
 
@@ -176,3 +179,47 @@ def test_leaves_that_eager_code_uses_at_the_same_time():
     """Threads that wait for each other do so without Python: only another process gets out of that."""
     script = LEAVES_SHARED.format(native=foregrad.config.native)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
+
+
+def test_other_threads_see_nothing_that_a_capture_replaces():
+    model, plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(3)
+    with FakeTensorMode() as mode:
+        fake = torch.ones(3)
+    asked = {
+        "a storage's device": lambda: plain.untyped_storage().device,
+        "shared memory": lambda: torch.ones(3).share_memory_().is_shared(),
+        "a pickle": lambda: pickle.loads(pickle.dumps(plain)).tolist(),
+        "a copy": lambda: copy.deepcopy(plain).tolist(),
+        "a fake's class": lambda: fake.__class__,
+        "a fake's type": lambda: type(fake),
+        "a fake's attributes": lambda: sorted(set(vars(fake)) & {"_fake_device", "fake_mode"}),
+        "whether it is fake": lambda: isinstance(fake, FakeTensor) and fake.fake_mode is mode,
+    }
+    expected, ended, other = {name: ask() for name, ask in asked.items()}, threading.Event(), []
+
+    def look():
+        while not ended.is_set():
+            for name, ask in asked.items():
+                try:
+                    found = ask()
+                except Exception as error:
+                    found = error
+                if found != expected[name]:
+                    other.append((name, found))
+
+    def function(x):
+        attributes = x.__class__, type(x), x.__dict__, dir(x), x.untyped_storage().device
+        return model(x).sum() * len(attributes)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        for _ in range(30):
+            foregrad.compile(function, backend="eager")(torch.ones(2, 4))
+    finally:
+        ended.set()
+        thread.join(PATIENCE_S)
+        sys.setswitchinterval(interval)
+    assert other[:3] == []

@@ -80,7 +80,7 @@ def _any_overrides(values: Iterable[Any]) -> bool:
 
 
 def _device_of_storage(self: Any) -> torch.device:
-    device: torch.device = getattr(self, _DEVICE, None) or _device.fget(self)
+    device: torch.device = getattr(self, _DEVICE, None) or _device.__get__(self)
     return device
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "change_class",
     "drop_own",
     "is_asked_by_user",
+    "is_capturing",
     "own_attributes",
     "plain_class",
     "set_own",
@@ -68,8 +69,18 @@ def plain_class(stand_in: Any) -> type:
     return torch.nn.Parameter if _table_of(stand_in).get("_is_param", False) else torch.Tensor
 
 
+_active = threading.local()
+
+
+def is_capturing() -> bool:
+    """Whether this thread runs a function to capture it: what others ask is answered as ever."""
+    return getattr(_active, "on_table", None) is not None
+
+
 def is_asked_by_user(frames: int = 2) -> bool:
-    """Whether the caller's caller is neither PyTorch nor foregrad."""
+    """Whether the caller's caller is neither PyTorch nor foregrad, on a thread that captures."""
+    if not is_capturing():
+        return False
     asking = sys._getframe(frames).f_globals.get("__name__", "")
     return asking.partition(".")[0] not in {"torch", "foregrad"}
 
@@ -176,9 +187,6 @@ class _Hidden:
         if self.name not in found:
             raise AttributeError(self.name)
         del found[self.name]
-
-
-_active = threading.local()
 
 
 def _asked_for_all(stand_in: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from ..locks import InPlace, make_lock
 from .asked import ReboundNames
 from .fakes import FakeTensor
-from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, plain_class
+from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, is_capturing, plain_class
 
 __all__ = ["PlainTypes", "own_names", "tell_type"]
 
@@ -38,7 +38,7 @@ class _AsType(type):
             if kind is type or kind is _AsType:
                 return _Type  # which is what the asking code finds under that name
             told = _told.get(kind)
-            return kind if told is None else told(args[0])
+            return kind if told is None or not is_capturing() else told(args[0])
         return type(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
