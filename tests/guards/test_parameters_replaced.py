@@ -37,3 +37,15 @@ def test_assigning_parameters():
     for number in range(8):
         net.weight = nn.Parameter(torch.full((3, 3), float(number)))
         torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_parameters_of_a_compiled_module_may_be_swapped():
+    """`swap_tensors` refuses tensors that have weak references, which is how `module.double()` works with that switch."""
+    model = nn.Linear(3, 3)
+    compiled, x = foregrad.compile(model, backend="eager"), torch.ones(2, 3)
+    compiled(x).sum().backward()
+    model.weight.grad = model.bias.grad = None
+    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.full((3, 3), 2.0)))
+    assert torch.equal(compiled(x), model(x))
+    (ours,) = torch.autograd.grad(compiled(x).sum(), model.weight)
+    assert torch.equal(ours, torch.full((3, 3), 2.0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.fakes import FakeTensorMode
 from .._torch.plain_attributes import drop_own
+from ..frontend.sources import Source
 from ..graph.eager_regions import Region
 from ..graph.effect_log import Effect, MarkRequiresGrad, Write, attached
 from ..graph.joint import JointGraph
@@ -254,7 +257,7 @@ class Assembly:
 
     def resumable(self, analysis: Analysis, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
-        known = {id(r.real): (weakref.ref(r.real), r.stand_in) for r in self.inputs.records}
+        known = {id(r.real): (_reference(r), r.stand_in) for r in self.inputs.records}
         for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
             drop_own(record.stand_in, record.real.__dict__)
         differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
@@ -293,3 +296,20 @@ class Assembly:
         sizes = self.recorder.decisions.sizes.made
         entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if id(e) in sizes)]
         return frozenset(entry.name for entry in entries if entry.name is not None)
+
+
+def _reference(record: InputRecord) -> Callable[[], Any]:
+    """What gives an input's tensor as long as it is there, and does not keep it. For what modules hold it is no weak
+    reference: `torch.utils.swap_tensors` refuses tensors that have any.
+    """
+    source = record.source
+    if isinstance(source, Source) and isinstance(source.root, torch.nn.Module):
+        return functools.partial(_now_at, source)
+    return weakref.ref(record.real)
+
+
+def _now_at(source: Source) -> Any:
+    try:
+        return source.get()
+    except (AttributeError, LookupError, TypeError):
+        return None

@@ -38,7 +38,7 @@ __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
 class Session:
     """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
 
-    `known`: for the id of each real tensor that the function used, a weak reference to it and its stand-in.
+    `known`: for the id of each real tensor that the function used, what gives it while it is there, and its stand-in.
     `has_hooks`: the function put hooks on its own tensors; not being linear, they are to see each gradient whole.
     """
 

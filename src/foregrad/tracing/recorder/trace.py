@@ -13,7 +13,7 @@ import torch
 from ..._torch.dispatch import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
 from ..._torch.fakes import FakeTensor, FakeTensorMode, fake_device, new_fake
 from ..._torch.symbols import map_symbolic
-from ...errors import InternalError, UnsupportedLayoutError
+from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
 from ...graph.meta import TensorSpec
 from ..heap.alias import Value
 from ..kernels.plans import PLAIN, draws_nothing
@@ -195,9 +195,10 @@ class Trace(abc.ABC):
         if value is None:
             if self.sparse.entry_of(tensor) is not None:
                 raise self.sparse.refused()
-            raise InternalError(
-                f"a tensor {TensorSpec.of(tensor)} that no recorded operator made was used at "
-                f"{user_line(self.origins.here())}"
+            raise UnsupportedSideEffectError(
+                f"a tensor {TensorSpec.of(tensor)} that was made out of the capture's sight, on another thread or with "
+                f"its modes taken off, is used at {user_line(self.origins.here())}. Make it before the call, or in a "
+                "foregrad.eager_region."
             )
         return value
 
