@@ -49,6 +49,7 @@ CALL_PATH = (
     "guards/test_second_calls.py",
     "guards/test_threads.py",
     "higher/test_uses.py",
+    "unit/test_capture_lets_go.py",
     "unit/test_partial_backward.py",
 )
 

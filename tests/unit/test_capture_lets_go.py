@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch.native import native
 
 
 @pytest.fixture
@@ -127,8 +126,6 @@ USES = [
 def test_a_compiled_module_and_its_parameters(no_collector, door, cls, use):
     if door is foregrad.aot_module and cls is not Net:
         pytest.skip("aot_module writes no Python state")
-    if cls is Counting and native() is None:
-        pytest.skip("a node in Python is a class, which the collector alone frees, and holds what the call writes to")
     plain = cls()
     module = door(plain, backend="eager") if door is foregrad.compile else door(plain, foregrad.nop)
     x = torch.randn(3, 4, requires_grad=True)

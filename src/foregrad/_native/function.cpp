@@ -31,6 +31,7 @@ struct Function {
   PyObject_HEAD
   vectorcallfunc call;
   std::shared_ptr<Program> program;
+  PyObject* weak_references;
 };
 
 const at::Tensor& tensor_of(PyObject* object) {
@@ -411,6 +412,9 @@ int clear(PyObject* self) {
 void dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   auto* function = reinterpret_cast<Function*>(self);
+  if (function->weak_references != nullptr) {
+    PyObject_ClearWeakRefs(self);
+  }
   std::destroy_at(&function->program);
   Py_TYPE(self)->tp_free(self);
 }
@@ -449,6 +453,7 @@ bool add_function_type(PyObject* module) {
   type.tp_clear = clear;
   type.tp_call = PyVectorcall_Call;
   type.tp_vectorcall_offset = offsetof(Function, call);
+  type.tp_weaklistoffset = offsetof(Function, weak_references);
   type.tp_getset = function_properties;
   return PyType_Ready(&type) == 0 &&
       PyModule_AddObjectRef(module, "Function", reinterpret_cast<PyObject*>(&type)) == 0;

@@ -11,6 +11,8 @@ same decisions (`_how_kept`, the specs of tangents); the rendered backward is th
 from __future__ import annotations
 
 import dataclasses
+import functools
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -127,17 +129,19 @@ class _NodeRenderer:
         source = "\n".join((*self._forward(), "", "", *self._backward(), ""))
         backward = compile_source(source, "backward", self.globals, label="autograd node")
         forward = self.globals.pop("forward")
+        held = _held_by_calls(forward, self._in_python(backward))
         function = type(
             "CompiledFunction",
             (torch.autograd.Function,),
-            {"forward": staticmethod(forward), "backward": staticmethod(self._in_python(backward)), TAKES_HANDED: True},
+            {"forward": staticmethod(weakref.proxy(held)), "backward": staticmethod(_rendered), TAKES_HANDED: True},
         )
         if len(self.tangents) > 1:
             defined_hooks_only(function)
         state = backward.__globals__
         state["watched_backward"] = watched(backward, self.compiled)
-        state["backward_graph"] = _compile_on_first_use(self.compiled, lambda made: state.update(backward_graph=made))
+        state["backward_graph"] = _compile_on_first_use(self.compiled, functools.partial(_keep, weakref.ref(backward)))
         apply = engine.beside_threads(engine.direct_apply(function))
+        apply.held = held  # type: ignore[attr-defined]  # the class has a weak reference
         if self.has_marks:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)
@@ -186,10 +190,14 @@ class _NodeRenderer:
         other = compile_source(source, "backward", self.globals, label="autograd node")
         state, signature = other.__globals__, self.signature
         state["watched_backward"] = watched(other, self.compiled)
-        node: Any = None
+        node_of: list[Any] = []  # a weak reference
+        rendered = weakref.ref(other)
 
         def keep(made: Callable[..., Any]) -> None:
-            state["backward_graph"] = node.backward = made
+            _keep(rendered, made)
+            node = node_of[0]()
+            if node is not None:
+                node.backward = made
 
         name, results = self.partitioned.joint.name, signature.num_forward_outputs
         saved_from = list(range(results, results + len(self.partitioned.saved_nodes)))
@@ -220,6 +228,7 @@ class _NodeRenderer:
             autocast_off=self.compiled.disable_autocast,
             runs_once=bool(signature.saving),
         )
+        node_of.append(weakref.ref(node))
         return self._made(node, source)
 
     def _how_shown(self, output: int) -> int:
@@ -439,6 +448,28 @@ def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
     if any(map(is_symbolic, spec.stride)):
         return False, memory_order(spec)
     return True, tuple(spec.stride)
+
+
+def _held_by_calls(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a node, which gives each call its backward: their class, which the collector alone frees, holds
+    neither.
+    """
+
+    def forward_of_call(ctx: Any, *inputs: Any) -> Any:
+        ctx.rendered = backward
+        return forward(ctx, *inputs)
+
+    return forward_of_call
+
+
+def _rendered(ctx: Any, *tangents: Any) -> Any:
+    return ctx.rendered(ctx, *tangents)
+
+
+def _keep(rendered: weakref.ref[Any], made: Callable[..., Any]) -> None:
+    function = rendered()
+    if function is not None:
+        function.__globals__["backward_graph"] = made
 
 
 def _compile_on_first_use(
