@@ -294,3 +294,13 @@ def test_a_counter_that_makes_no_difference_counts_all_the_same():
     model.scale = 3.0
     assert torch.equal(compiled_model(X), X * 3)  # all else is looked at as ever
     assert model.count == 5
+
+
+def test_torch_jit_trace_sees_the_modules_own_code():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    compiled_before = compiled(model)
+    compiled_before(x)
+    for each in (compiled(model), compiled_before):
+        traced = torch.jit.trace(each, (x,))
+        assert torch.equal(traced(x), model(x))
+        assert torch.equal(traced(x[:2]), model(x[:2]))
