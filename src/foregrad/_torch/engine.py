@@ -21,6 +21,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "is_foreign_mode_on",
     "is_node_with",
+    "is_tracing",
     "keeps_graph",
     "keeps_versions",
     "single_level",
@@ -111,6 +112,9 @@ def default_device_is_the_mode() -> bool:
     from torch.utils._device import DeviceContext
 
     return isinstance(torch._C._get_function_stack_at(0), DeviceContext)
+
+
+is_tracing: Callable[[], bool] = torch._C._is_tracing  # by `torch.jit.trace`
 
 
 def is_foreign_mode_on() -> bool:

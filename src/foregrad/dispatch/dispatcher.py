@@ -8,8 +8,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from .._torch import engine
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
@@ -122,7 +120,7 @@ class Dispatcher:
             # The guards of every graph say no to these.
             if transformed is not None and transforms_active():
                 return transformed(args, kwargs)
-            if torch.jit.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
+            if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
                 return function(*args, **kwargs)
             if refusals and (eager := refusals.covers(args, kwargs)):
                 with give_up():
