@@ -58,7 +58,7 @@ from .opaque import is_cached_function, is_random_generator, used_up
 from .reads import Reads, keys_in, table_of
 from .sources import Source
 
-__all__ = ["UserState", "forget_written", "own_globals"]
+__all__ = ["UserState", "forget_written"]
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -108,11 +108,6 @@ def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
         place = reads.places.pop(id(value), None)
         for expected in place.items.values() if place is not None else ():
             _forget_contents(reads, expected.before(), state)
-
-
-def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
-    """What is in a module's globals without what a capture puts in the place of functions there."""
-    return {name: value for name, value in own_names(namespace).items() if not _is_of_foregrad(value)}
 
 
 def _is_of_foregrad(value: Any) -> bool:
@@ -169,7 +164,8 @@ class UserState:
             count = len(self.holders)
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
             for holder in self.holders[count:]:  # what a capture has put in the place of a function is its own
-                holder.before = own_globals(holder.before)
+                own = own_names(holder.before)
+                holder.before = {name: value for name, value in own.items() if not _is_of_foregrad(value)}
         names, _, _ = _seen_code.get(id(code)) or _look_at_code(code)
         if not names <= self._names:
             self._new_names |= names

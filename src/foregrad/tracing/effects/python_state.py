@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..._torch.plain_types import own_names
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
@@ -19,7 +20,7 @@ from ...frontend.opaque import is_generator_of_numpy
 from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.tree import LEAF, Tree, Unwrap
-from ...frontend.user_state import UserState, forget_written, own_globals
+from ...frontend.user_state import UserState, forget_written
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
 from ..inputs.cached_results import FilledCaches
@@ -319,7 +320,7 @@ class PythonState:
 
 def _now_in(holder: Holder) -> Any:
     now = holder.kind.read(holder.target)
-    return own_globals(now) if holder.kind is NAMESPACE else now
+    return own_names(now) if holder.kind is NAMESPACE else now
 
 
 def _written(state: UserState, function: Any) -> list[Holder]:
