@@ -29,7 +29,6 @@ import torch
 
 from .._torch.fakes import FakeTensor
 from .._torch.guards import GLOBAL_HOOKS
-from .._torch.plain_types import own_names
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, imports_dates, is_of_dates
@@ -164,8 +163,7 @@ class UserState:
             count = len(self.holders)
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
             for holder in self.holders[count:]:  # what a capture has put in the place of a function is its own
-                own = own_names(holder.before)
-                holder.before = {name: value for name, value in own.items() if not _is_of_foregrad(value)}
+                holder.before = {name: value for name, value in holder.before.items() if not _is_of_foregrad(value)}
         names, _, _ = _seen_code.get(id(code)) or _look_at_code(code)
         if not names <= self._names:
             self._new_names |= names

@@ -164,7 +164,7 @@ class CaptureRun:
             looked_at, written = put_back(self.inputs.real_of, is_whole=captured is not None)
             if looked_at:
                 self.state.give_up()
-            self.state.caches.take_out(is_whole=captured is not None)
+            self.state.caches.take_out()
         if captured is not None:
             check_escaped_tensors(self.name, looked_at, written)
         return captured

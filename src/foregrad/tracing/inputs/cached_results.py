@@ -12,9 +12,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-import torch
-
-from ...frontend.expected import is_plain
 from ...frontend.opaque import is_cached_function
 
 __all__ = ["CachedFunctions", "FilledCaches", "cached_functions", "take_out"]
@@ -59,7 +56,7 @@ class CachedFunctions:
 
 
 class FilledCaches:
-    """What a run adds to the caches of functions that are reached."""
+    """What a run adds to the caches of functions that are reached: it is taken out, as calls fill them themselves."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[Any, int, frozenset[int]]] = {}
@@ -77,22 +74,13 @@ class FilledCaches:
             (cached for cached, misses, _ in self._before.values() if cached.cache_info().misses != misses), None
         )
 
-    def take_out(self, *, is_whole: bool) -> None:
-        """The run is over. A capture that `is_whole` leaves plain results of plain arguments there, as its call does."""
+    def take_out(self) -> None:
+        """The run is over."""
         for cached, misses, keys in self._before.values():
             if cached.cache_info().misses != misses:
-                table, results = _kept_by(cached)
+                table = _kept_by(cached)[0]
                 for key in [key for key in table if id(key) not in keys]:
-                    if not (is_whole and is_plain(results.get(key, _NOTHING)) and not _is_traced(key)):
-                        del table[key]
-
-
-_NOTHING = object()
-_TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def _is_traced(key: Any) -> bool:
-    return any(isinstance(item, _TRACED) for item in (key if isinstance(key, (list, tuple)) else (key,)))
+                    del table[key]
 
 
 def take_out(cached: Callable[..., Any], is_ours: Callable[[Any], bool]) -> bool:
