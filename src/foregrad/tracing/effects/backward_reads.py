@@ -18,7 +18,7 @@ import torch
 from ...errors import UnsupportedSideEffectError
 from ...frontend.classes import values_of
 from ...frontend.code import instructions_of, names_of
-from ...frontend.expected import ABSENT, is_plain
+from ...frontend.expected import is_plain
 from ...frontend.libraries import is_outside
 from ...frontend.module_tables import hooks_of
 
@@ -35,11 +35,7 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, types.MethodType):
-        owner, function = value.__self__, value.__func__
-        if isinstance(function, types.FunctionType) and isinstance(owner, torch.nn.Module):
-            named = names_of(function.__code__).others
-            return _may_differ(owner, named, knows, depth) or reads_state(function, knows, depth)
-        return not isinstance(owner, type) or reads_state(function, knows, depth)
+        return not isinstance(value.__self__, type) or reads_state(value.__func__, knows, depth)
     if not isinstance(value, types.FunctionType):
         return False
     if is_outside(value.__globals__.get("__name__", "")):
@@ -83,18 +79,7 @@ def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool],
         return not named.isdisjoint(name for base in found.__mro__ for name in values_of(base))
     if isinstance(found, types.FunctionType):
         return depth > 0 and reads_state(found, knows, depth - 1)
-    if isinstance(found, torch.nn.Module):
-        held = [_held(found, name) for name in named]
-        return depth == 0 or any(_may_differ(value, named, knows, depth - 1) for value in held if value is not ABSENT)
     return True
-
-
-def _held(module: torch.nn.Module, name: str) -> Any:
-    """An attribute of a module: a parameter, buffer, submodule, or what its `__dict__` or its class holds."""
-    table = module.__dict__
-    tables = (table.get("_parameters"), table.get("_buffers"), table.get("_modules"), table)
-    classes = (vars(base) for base in type(module).__mro__ if not is_outside(base.__module__))
-    return next((held[name] for held in (*tables, *classes) if held is not None and name in held), ABSENT)
 
 
 def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
