@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["LOOKED_AT", "OPAQUE", "PURE", "REFUSED", "TRUSTED", "WRITES", "is_standard", "kind_of_call", "trust_in"]
+__all__ = ["LOOKED_AT", "OPAQUE", "PURE", "REFUSED", "TRUSTED", "WRITES", "kind_of_call", "trust_in"]
 
 PURE: Final = 0
 WRITES: Final = 1
@@ -231,16 +231,11 @@ def trust_in(module: Any, file: str, name: str = "") -> int:
     root = module.partition(".")[0]
     if root in KNOWN_PACKAGES:
         return TRUSTED
-    if not is_standard(file):
+    if not file.startswith(_STANDARD_FILES):
         return LOOKED_AT
     if root in OPAQUE_MODULES or (module, name) in _OF_THE_COLLECTOR:
         return OPAQUE
     return TRUSTED if root in TRUSTED_MODULES else LOOKED_AT
-
-
-def is_standard(file: str) -> bool:
-    """Whether code in a file is the standard library's."""
-    return file.startswith(_STANDARD_FILES) and "site-packages" not in file and "dist-packages" not in file
 
 
 _OF_THE_COLLECTOR = {("weakref", "__call__"), ("weakref", "remove"), ("_weakrefset", "_remove")}

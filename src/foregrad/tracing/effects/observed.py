@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from ..._torch.native import make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
-from ...frontend.known_calls import LOOKED_AT, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
+from ...frontend.known_calls import LOOKED_AT, TRUSTED, WRITES, kind_of_call, trust_in
 from ...frontend.observer import Observer
 from ...frontend.user_state import UserState
 from ...interrupts import runs_user_code
@@ -98,14 +98,12 @@ class Observed:
         if code.co_filename.startswith((_PACKAGE, "<foregrad")):
             return TRUSTED
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
-        if found == LOOKED_AT and not _is_for_pytorch(frame):
+        if found == LOOKED_AT:
             self.ran[code] = frame.f_globals
             self.state().meet(code, frame.f_globals)
         return found
 
     def _on_call(self, callee: Any, frame: FrameType) -> None:
-        if _is_for_pytorch(frame):
-            return
         if kind_of_call(callee) == WRITES:
             self._write(callee, frame)
         else:
@@ -192,19 +190,6 @@ def _line(frame: FrameType | None) -> str:
     assert frame is not None
     text = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
     return text if frame is last or last is None else f"{text} (by {_name(last)})"
-
-
-def _is_for_pytorch(frame: FrameType | None) -> bool:
-    """Whether the standard library, or a progress bar, does something for PyTorch's own code, such as its logs, and not
-    for the program.
-    """
-    while frame is not None and (is_standard(frame.f_code.co_filename) or _root(frame) == "tqdm"):
-        frame = frame.f_back
-    return frame is not None and trust_in(frame.f_globals.get("__name__"), frame.f_code.co_filename) == TRUSTED
-
-
-def _root(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _name(frame: FrameType) -> str:
