@@ -42,7 +42,6 @@ class Observed:
         self.name, self.state = name, state
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self._met: dict[int, Holder] = {}
-        self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
         made = make_observer(kind_of_call, self._trust, self._on_call)
         self._observer: Any = made or Observer(kind_of_call, self._trust, self._on_call)
@@ -62,15 +61,9 @@ class Observed:
         def in_context(*args: Any, **kwargs: Any) -> T:
             context = contextvars.copy_context()
             try:
-                result = context.run(run, *args, **kwargs)
+                return context.run(run, *args, **kwargs)
             finally:
-                left = self._left_in(context)
-            if left is not None:
-                self._failed = self._failed or UnsupportedSideEffectError(
-                    f"`{self.name}` sets the context variable `{left.name}` for what comes after it, which a compiled "
-                    "call would not repeat. Set it outside the compiled function."
-                )
-            return result
+                self._check_context(context)
 
         return in_context
 
@@ -115,12 +108,8 @@ class Observed:
 
     def _write(self, callee: Any, frame: FrameType) -> None:
         target = callee.__self__
-        if isinstance(target, contextvars.ContextVar):
-            self._variables[id(target)] = target
-        elif id(target) not in self._met and not self.state().knows(target):
-            self._track(target, callee, frame)
-
-    def _track(self, target: Any, callee: Any, frame: FrameType) -> None:
+        if id(target) in self._met or isinstance(target, contextvars.ContextVar) or self.state().knows(target):
+            return
         kind = kind_of(target)
         if kind is None:
             self._refuse(
@@ -161,16 +150,14 @@ class Observed:
         for holder in self._changed():
             holder.kind.put_back(holder.target, holder.before)
 
-    def _left_in(self, context: contextvars.Context) -> Any:
-        """A variable that the program has set; what PyTorch's own code has set is set outside, too."""
-        outside, found = contextvars.copy_context(), None
+    def _check_context(self, context: contextvars.Context) -> None:
+        outside = contextvars.copy_context()
         for variable, value in context.items():
-            if outside.get(variable, context) is not value:
-                if id(variable) in self._variables:
-                    found = variable
-                else:
-                    variable.set(value)
-        return found
+            if outside.get(variable, context) is not value and self._failed is None:
+                self._failed = UnsupportedSideEffectError(
+                    f"`{self.name}` sets the context variable `{variable.name}` for what comes after it, which a "
+                    "compiled call would not repeat. Set it outside the compiled function."
+                )
 
 
 def _spelled(callee: Any) -> str:
