@@ -109,10 +109,6 @@ def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
             _forget_contents(reads, expected.before(), state)
 
 
-def _is_of_foregrad(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == "foregrad"
-
-
 def _of_the_process() -> Iterator[tuple[Any, str]]:
     """What any code may write to, in the standard library's own objects."""
     yield sys.path, "sys.path"
@@ -160,10 +156,7 @@ class UserState:
         """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
         if not self._own_globals.get(id(namespace)):
             self._own_globals[id(namespace)] = True
-            count = len(self.holders)
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
-            for holder in self.holders[count:]:  # what a capture has put in the place of a function is its own
-                holder.before = {name: value for name, value in holder.before.items() if not _is_of_foregrad(value)}
         names, _, _ = _seen_code.get(id(code)) or _look_at_code(code)
         if not names <= self._names:
             self._new_names |= names
