@@ -156,7 +156,7 @@ def text_kept(wrap):
     state = {}
 
     def step(x):
-        state["text"] = f"n={x.shape[0]}, {x.shape[0]!r}"
+        state["text"] = "n=%d, %s" % (x.shape[0], repr(x.shape[0]))
         return x + 1
 
     call, found = wrap(step), []
@@ -303,7 +303,7 @@ def set_between(value, read, change):
     return program
 
 
-class Pair(tuple):  # noqa: SLOT001 - it has attributes
+class Pair(tuple):
     pass
 
 

@@ -211,6 +211,10 @@ def _einsum(_: Any) -> Any:
     return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
 
 
+def _nnpack(_: Any) -> Any:
+    return torch._C._get_nnpack_enabled()
+
+
 def _precision(_: Any) -> Any:
     context = decimal.getcontext()
     return context.prec, context.rounding, context.Emin, context.Emax
@@ -231,6 +235,7 @@ _SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
         *((name, f"torch.{name}()", _autocast_dtypes) for name in _OF_AUTOCAST),
         *((name, f"torch.backends.cuda.{name}()", _attention_kernels) for name in _OF_ATTENTION),
         ("opt_einsum", "torch.backends.opt_einsum", _einsum),
+        ("nnpack", "torch.backends.nnpack", _nnpack),
     ),
     "decimal": (
         ("Decimal", "decimal.getcontext()", _precision),

@@ -157,7 +157,7 @@ class UserState:
         if not self._own_globals.get(id(namespace)):
             self._own_globals[id(namespace)] = True
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
-        names, _, _ = _seen_code.get(id(code)) or _look_at_code(code)
+        names, dates, _ = _seen_code.get(id(code)) or _look_at_code(code)
         if not names <= self._names:
             self._new_names |= names
             self._walk()

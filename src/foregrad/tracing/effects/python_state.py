@@ -175,7 +175,7 @@ class PythonState:
         a call that finds the cache filled does not.
         """
         cached = self.caches.filled()
-        if cached is None or not (self._changed or any(True for _ in self.journals.calls())):
+        if cached is None or not (self._changed or next(self.journals.calls(), None)):
             return
         name = getattr(cached, "__qualname__", "a function")
         error = EscapedTensorError if self.call.fills_caches else UnsupportedSideEffectError
