@@ -76,8 +76,8 @@ class Watch:
             for reference, cls, table in reads.shapes.values()
         ]
         self.modules = list(reads.modules.values())
-        found = tensors_in(self.places)
-        self.compared = found if reads.compares_identity else _at_several(found)
+        tensors = tensors_in(self.places)
+        self.compared = tensors if reads.compares_identity else _at_several(tensors)
         # Those tensors by id, and where in the list each stands first.
         self.found: dict[int, int] = {}
         self.one_another = self._one_another()

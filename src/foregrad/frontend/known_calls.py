@@ -17,8 +17,6 @@ import sys
 import types
 from typing import Any, Final
 
-import torch
-
 __all__ = ["LOOKED_AT", "OPAQUE", "PURE", "REFUSED", "TRUSTED", "WRITES", "kind_of_call", "trust_in"]
 
 PURE: Final = 0
@@ -186,8 +184,6 @@ def kind_of_call(callee: Any) -> int:
     name = callee.__name__
     if owner is None or isinstance(owner, types.ModuleType):
         return _kind_of_function(str(callee.__module__ or getattr(owner, "__name__", "")), name)
-    if isinstance(owner, torch.autograd.graph.Node):  # whose classes say that they are of no module
-        return PURE
     of_type = owner if isinstance(owner, type) else type(owner)
     for cls in of_type.__mro__:
         if isinstance(cls.__dict__.get(name), _OF_C):

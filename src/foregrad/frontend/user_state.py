@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from .._torch.fakes import FakeTensor
-from .._torch.guards import GLOBAL_HOOKS
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, imports_dates, is_of_dates
@@ -52,8 +51,8 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import BAGS, is_class_outside, is_constant, is_outside, referent
-from .opaque import is_cached_function, is_random_generator, used_up
+from .libraries import BAGS, is_class_outside, is_outside, keeps_state, referent
+from .opaque import is_random_generator, used_up
 from .reads import Reads, keys_in, table_of
 from .sources import Source
 
@@ -115,8 +114,6 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
     yield sys.argv, "sys.argv"
     yield warnings.filters, "warnings.filters"
     yield os.environ._data, "os.environ"  # type: ignore[attr-defined]
-    for hooks in GLOBAL_HOOKS:
-        yield hooks, "hooks of all modules"
     if "decimal" in sys.modules:
         yield sys.modules["decimal"].getcontext(), "decimal.getcontext()"
 
@@ -137,7 +134,6 @@ class UserState:
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self.imports_dates = False
-        self.cached: list[Any] = []  # functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
             (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
@@ -151,16 +147,7 @@ class UserState:
         self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
         self._stack += [(value, None, name) for value, name in _of_the_process()]
         self._walk()
-
-    def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
-        if not self._own_globals.get(id(namespace)):
-            self._own_globals[id(namespace)] = True
-            self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
-        names, dates, _ = _seen_code.get(id(code)) or _look_at_code(code)
-        if not names <= self._names:
-            self._new_names |= names
-            self._walk()
+        self._unnamed.clear()
 
     # ---------------------------------------------------------------- afterwards
 
@@ -269,8 +256,6 @@ class UserState:
             return self._wrapped_method
         if cls is types.MappingProxyType:
             return lambda value, parent, step: self._stack.append((gc.get_referents(value)[0], parent, step))
-        if is_cached_function(value):
-            return self._cached_function
         if hasattr(cls, "__wrapped__") or "__wrapped__" in (table_of(value) or ()):
             return self._wrapper
         if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
@@ -285,7 +270,8 @@ class UserState:
                 return self._array
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
-        return None if is_constant(cls) and not issubclass(cls, BAGS) else self._object
+        is_constant = is_class_outside(cls) and not issubclass(cls, BAGS) and not keeps_state(cls)
+        return None if is_constant else self._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
         holder = Holder(kind, target, parent, step, style, kind.read(target))
@@ -379,10 +365,6 @@ class UserState:
         if self._slots[cls]:
             holder = self._hold(SLOTS, value, parent, step, "attr")
             self._push(holder, holder.before.items())
-
-    def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self.cached.append(value)
-        self._stack.append((value.__wrapped__, parent, step))
 
     def _wrapper(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._stack.append((getattr(value, "__wrapped__", None), parent, step))

@@ -32,7 +32,6 @@ from .derivatives.differentiation import Differentiated, differentiate
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
-from .effects.backward_reads import check_module_hooks
 from .effects.custom_functions import CustomFunctions
 from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
@@ -53,7 +52,6 @@ from .effects.side_effects import (
 )
 from .effects.storage_swap import check_marked, views_of_written
 from .heap.recording import Host
-from .heap.records import InputRecord
 from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view
 from .inputs.inputs import Inputs
@@ -101,18 +99,16 @@ class CaptureRun:
         self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
         self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
-        self.checkpoints = Regions(self.recorder, self._written_since)
+        self.checkpoints = Regions(self.recorder)
         self.inner = InnerGradients(self.inputs, self.recorder, self.name)
         self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
         self.settings = SettingsLeft(self.name, call.function, self.recorder.arithmetic)
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
-        self.functions = CustomFunctions(
-            learned.regions, lambda value: self.state.knows(value), may_run=options.runs_regions
-        )
+        self.functions = CustomFunctions(learned.regions, may_run=options.runs_regions)
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.apart)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
-        self.observed = Observed(self.name, lambda: self.state.before)
+        self.observed = Observed(self.name, lambda value: self.state.before.knows(value))
         self.lifting = Lifting(
             self.inputs.adopt,
             lambda: user_line(self.origins.here()),
@@ -164,7 +160,6 @@ class CaptureRun:
             looked_at, written = put_back(self.inputs.real_of, is_whole=captured is not None)
             if looked_at:
                 self.state.give_up()
-            self.state.caches.take_out()
         if captured is not None:
             check_escaped_tensors(self.name, looked_at, written)
         return captured
@@ -248,7 +243,6 @@ class CaptureRun:
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
         self.observed.check(self.state.made.newborns)
-        check_module_hooks(self.name, self.code.modules.values(), self.state.knows)
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
             inputs.shared_bases.update(needed)
@@ -314,7 +308,7 @@ class CaptureRun:
         )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
-        self.code.scan_what_ran(self.observed.ran)
+        self.code.scan_what_ran()
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
@@ -322,25 +316,6 @@ class CaptureRun:
         facts = self.facts.of(len(joint.signature.inputs), self.code.scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
-
-    def _written_since(self) -> Callable[[], str | None]:
-        """What names an input, or another thing, that the function writes to from now on, or draws from."""
-        versions = {id(record): self._writes_to(record) for record in self.inputs.records}
-        changed, drawn = self.state.changed_since(), self.draws.taken
-
-        def written() -> str | None:
-            if self.draws.taken != drawn:
-                return "draws from a random generator of Python's or NumPy's, or reads a clock"
-            found = (r for r in self.inputs.records if self._writes_to(r) != versions.get(id(r), 0))
-            record = next(found, None)
-            what = changed() if record is None else str(record.slot)
-            return None if what is None else f"writes to {what}"
-
-        return written
-
-    def _writes_to(self, record: InputRecord) -> int:
-        value = self.recorder.values.get(id(record.stand_in))
-        return 0 if value is None else value.storage.generation
 
     def _refuse_output(self, what: str) -> None:
         raise ProgramOutputError(

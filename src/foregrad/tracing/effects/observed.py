@@ -20,7 +20,6 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
 from ...frontend.known_calls import LOOKED_AT, TRUSTED, WRITES, kind_of_call, trust_in
 from ...frontend.observer import Observer
-from ...frontend.user_state import UserState
 from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
@@ -34,13 +33,12 @@ T = TypeVar("T")
 
 
 class Observed:
-    """What one run does besides computing. `state` is what the walk before the run has met; `ran` the code that ran and
-    is looked at, with its globals.
-    """
+    """What one run does besides computing. `knows(object)`: the walk before the run has met it."""
 
-    def __init__(self, name: str, state: Callable[[], UserState]) -> None:
-        self.name, self.state = name, state
-        self.ran: dict[CodeType, dict[str, Any]] = {}
+    def __init__(self, name: str, knows: Callable[[Any], bool]) -> None:
+        self.name, self.knows = name, knows
+        self.ran: dict[CodeType, FrameType | None] = {}  # code that is looked at
+        self.functions: dict[int, Any] = {}
         self._met: dict[int, Holder] = {}
         self._failed: UnsupportedSideEffectError | None = None
         made = make_observer(kind_of_call, self._trust, self._on_call)
@@ -92,8 +90,7 @@ class Observed:
             return TRUSTED
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == LOOKED_AT:
-            self.ran[code] = frame.f_globals
-            self.state().meet(code, frame.f_globals)
+            self.ran[code] = None
         return found
 
     def _on_call(self, callee: Any, frame: FrameType) -> None:
@@ -108,7 +105,7 @@ class Observed:
 
     def _write(self, callee: Any, frame: FrameType) -> None:
         target = callee.__self__
-        if id(target) in self._met or isinstance(target, contextvars.ContextVar) or self.state().knows(target):
+        if id(target) in self._met or isinstance(target, contextvars.ContextVar) or self.knows(target):
             return
         kind = kind_of(target)
         if kind is None:

@@ -9,12 +9,12 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from ...frontend.opaque import is_cached_function
 
-__all__ = ["CachedFunctions", "FilledCaches", "cached_functions", "take_out"]
+__all__ = ["CachedFunctions", "cached_functions", "take_out"]
 
 _LIBRARIES = frozenset({"torch", "sympy", "foregrad", "mpmath", "networkx", *sys.stdlib_module_names} - {"__main__"})
 """Whose cached functions keep no tensors."""
@@ -53,34 +53,6 @@ class CachedFunctions:
             if any(_holds(kept, value) for kept in _kept_by(cached)[1].values()):
                 return cached
         return None
-
-
-class FilledCaches:
-    """What a run adds to the caches of functions that are reached: it is taken out, as calls fill them themselves."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, tuple[Any, int, frozenset[int]]] = {}
-
-    def look(self, functions: Iterable[Any]) -> None:
-        """Before the run, or before it comes to these."""
-        for cached in functions:
-            if id(cached) not in self._before:
-                keys = frozenset(map(id, _kept_by(cached)[0]))
-                self._before[id(cached)] = cached, cached.cache_info().misses, keys
-
-    def filled(self) -> Any:
-        """A function that ran, as its cache had no result; or None."""
-        return next(
-            (cached for cached, misses, _ in self._before.values() if cached.cache_info().misses != misses), None
-        )
-
-    def take_out(self) -> None:
-        """The run is over."""
-        for cached, misses, keys in self._before.values():
-            if cached.cache_info().misses != misses:
-                table = _kept_by(cached)[0]
-                for key in [key for key in table if id(key) not in keys]:
-                    del table[key]
 
 
 def take_out(cached: Callable[..., Any], is_ours: Callable[[Any], bool]) -> bool:

@@ -201,12 +201,6 @@ class Lifting(TorchFunctionMode):
             "can be compiled: make it outside and hand its values in, or keep that part outside."
         )
 
-    def _quantized(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise UnsupportedLayoutError(
-            f"`torch.{func.__name__}` at {self.where()} makes a quantized tensor, whose kernels can't be run without "
-            "values. Keep that part outside, or mark it with `foregrad.eager_region`."
-        )
-
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         custom = applied_function()
         if custom is not None:
@@ -297,11 +291,6 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
 _SPARSE = [torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_bsr_tensor]
 _SPARSE += [torch.sparse_bsc_tensor, torch.sparse_compressed_tensor]
-_QUANTIZED = [
-    getattr(torch, name)
-    for name in ("quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_channel")
-    if hasattr(torch, name)
-]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
@@ -310,7 +299,6 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(OBJECTS, Lifting._as_object),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     **dict.fromkeys(_SPARSE, Lifting._sparse),
-    **dict.fromkeys(_QUANTIZED, Lifting._quantized),
     torch.nn.functional.scaled_dot_product_attention: Lifting._attention,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
