@@ -33,7 +33,6 @@ _UNITS = (
     "function.cpp",
     "checks.cpp",
     "memory.cpp",
-    "observer.cpp",
     "module.cpp",
 )
 _HEADERS = ("program.h",)

@@ -16,12 +16,9 @@ import builtins
 import collections
 import functools
 import gc
-import io
-import os
 import random
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -36,10 +33,8 @@ from .holders import (
     BUFFER,
     CELL,
     CLASS,
-    DECIMALS,
     DEQUE,
     DICT,
-    FILE,
     LIST,
     NAMESPACE,
     NUMBERS,
@@ -108,16 +103,6 @@ def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
             _forget_contents(reads, expected.before(), state)
 
 
-def _of_the_process() -> Iterator[tuple[Any, str]]:
-    """What any code may write to, in the standard library's own objects."""
-    yield sys.path, "sys.path"
-    yield sys.argv, "sys.argv"
-    yield warnings.filters, "warnings.filters"
-    yield os.environ._data, "os.environ"  # type: ignore[attr-defined]
-    if "decimal" in sys.modules:
-        yield sys.modules["decimal"].getcontext(), "decimal.getcontext()"
-
-
 class UserState:
     """The state that is reached from `roots`, pairs of a value and what people call it, as it is now."""
 
@@ -141,11 +126,10 @@ class UserState:
             (types.FunctionType, self._function), (types.MethodType, self._method),
             (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
             (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
-            (random.Random, self._random), ((io.StringIO, io.BytesIO), self._file),
+            (random.Random, self._random),
         )  # fmt: skip
         self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
         self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
-        self._stack += [(value, None, name) for value, name in _of_the_process()]
         self._walk()
         self._unnamed.clear()
 
@@ -262,8 +246,6 @@ class UserState:
             return lambda value, parent, step: self._stack.append((referent(value), parent, step))
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
             return self._iterator
-        if cls.__module__ == "decimal" and cls.__name__ == "Context":
-            return self._decimals
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if issubclass(cls, numpy.ndarray):
@@ -337,12 +319,6 @@ class UserState:
     def _random(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not isinstance(value, random.SystemRandom):
             self._hold(RANDOM, value, parent, step, "")
-
-    def _file(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(FILE, value, parent, step, "")
-
-    def _decimals(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(DECIMALS, value, parent, step, "")
 
     def _numpy_random(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(NUMPY_RANDOM, value, parent, step, "")

@@ -37,7 +37,6 @@ from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
 from .effects.given import Given
 from .effects.gradient_looks import check_sizes
-from .effects.observed import Observed
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
@@ -108,7 +107,6 @@ class CaptureRun:
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.apart)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
-        self.observed = Observed(self.name, lambda value: self.state.before.knows(value))
         self.lifting = Lifting(
             self.inputs.adopt,
             lambda: user_line(self.origins.here()),
@@ -125,7 +123,6 @@ class CaptureRun:
             ask=self.facts.ask,
             reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
             overlapping=self.overlapping,
-            observed=self.observed,
         )
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
@@ -155,7 +152,6 @@ class CaptureRun:
         finally:
             if captured is None and not is_kept:
                 self.state.give_up()
-                self.observed.give_up()
             put_back = self.code.escaped_tensors.take_back
             looked_at, written = put_back(self.inputs.real_of, is_whole=captured is not None)
             if looked_at:
@@ -205,7 +201,7 @@ class CaptureRun:
             self._refuse_output if self.options.refuses_output else None,
             self.hooks.on_node,
             self.lifting.storages.as_tensor,
-            self.observed.unobserved(self.regions.call if self.options.runs_regions else self.regions.refuse),
+            self.regions.call if self.options.runs_regions else self.regions.refuse,
             self.functions.is_region,
             Attention(self.recorder, self.lifting),
             self.lifting.classes,
@@ -219,7 +215,7 @@ class CaptureRun:
         with self.settings.put_back(), self.lifting, recorder:
             try:
                 with self.options.around(), capturing(), drawing(self.draws):
-                    result = _run_function(self.observed.of(call.function), given.args, given.kwargs)
+                    result = _run_function(call.function, given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
                 if self.learned.replays_views and recorder.changes.resized:
@@ -233,7 +229,6 @@ class CaptureRun:
                 recorder.decisions.raise_failed()
                 self.lifting.values_asked.raise_failed()
                 self.state.raise_failed()
-                self.observed.raise_failed()
         if self.state.needs_another_run():
             return None
         with recorder:
@@ -242,7 +237,6 @@ class CaptureRun:
         self.draws.check()
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
-        self.observed.check(self.state.made.newborns)
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
             inputs.shared_bases.update(needed)

@@ -84,7 +84,6 @@ class Lifting(TorchFunctionMode):
         ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
         reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
         overlapping: OverlappingViews | None = None,
-        observed: Any = None,
     ) -> None:
         super().__init__()
         self.adopt, self.where, self.known_number = adopt, where, known_number
@@ -101,23 +100,17 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.storages = Storages()
-        self.pause: Callable[[], Any] = _nothing if observed is None else observed.pause
-        self.go_on: Callable[[], Any] = _nothing if observed is None else observed.go_on
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
             deliver()
-        self.pause()
-        try:
-            if func in _KEEP_REAL:
-                return func(*args, **(kwargs or {}))
-            if self.classes:
-                result = self.classes.by_class(self, func, types, args, kwargs)
-                return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
-            return self._run(func, args, kwargs)
-        finally:
-            self.go_on()
+        if func in _KEEP_REAL:
+            return func(*args, **(kwargs or {}))
+        if self.classes:
+            result = self.classes.by_class(self, func, types, args, kwargs)
+            return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
+        return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.ask is not None:
