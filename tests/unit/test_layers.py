@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-LONGEST_FILE, LONGEST_OF_TRACING, LONGEST_CLASS_OF_TRACING = 500, 350, 250
+LONGEST_FILE, LONGEST_CLASS_OF_TRACING = 600, 300
 
 # foregrad stands in for these; it may not lean on them.
 REPLACED = (
@@ -114,9 +114,9 @@ def test_private_torch_is_reached_through_one_package_only(path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_are_short(path):
-    """A file holds one idea: at most 500 lines of it; in `tracing` 350, and 250 of a class."""
+    """A file holds one idea: at most 600 lines of it; in `tracing` 300 of a class."""
     text, is_of_tracing = path.read_text(encoding="utf-8"), path.is_relative_to(PACKAGE / "tracing")
-    assert len(text.splitlines()) <= (LONGEST_OF_TRACING if is_of_tracing else LONGEST_FILE)
+    assert len(text.splitlines()) <= LONGEST_FILE
     classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)] if is_of_tracing else []
     too_long = [c.name for c in classes if c.end_lineno - c.lineno >= LONGEST_CLASS_OF_TRACING]
     assert not too_long
