@@ -4,7 +4,7 @@
 * `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
 * `torch.nn.Module.__setattr__`: to know which it sets to what they are.
 * `torch.Tensor.__getattr__`: to know which attributes a tensor was asked for that it does not have.
-* `print`, and the method by which loggers write: see `program_output`; the start of a thread, which is refused.
+* `print`, and the method by which loggers write: see `program_output`.
 * the methods of generators that seed them or tell their state: see `generators`.
 * `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
 * the registration of hooks on nodes (`y.grad_fn.register_hook`): to know which of them the backward has called.
@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedSideEffectError
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
 from . import (
@@ -349,23 +348,6 @@ def _attention() -> control_flow.Attention | None:
     return None if hooks is None else hooks.attention
 
 
-_start = threading.Thread.start
-
-
-@runs_user_code
-def _refuse_to_start(self: threading.Thread) -> None:
-    """What a thread does with stand-ins, no capture sees."""
-    frame = sys._getframe(1)
-    if _is_capturing() and not str(frame.f_globals.get("__name__")).startswith("foregrad."):
-        while str(frame.f_globals.get("__name__")).partition(".")[0] in ("threading", "concurrent") and frame.f_back:
-            frame = frame.f_back
-        raise UnsupportedSideEffectError(
-            f"a thread is started at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}. A graph "
-            "can't hold what it does: start it outside of the compiled function, or in a foregrad.eager_region."
-        )
-    _start(self)
-
-
 def _is_capturing() -> bool:
     return getattr(_active, "hooks", None) is not None
 
@@ -387,7 +369,6 @@ def _install() -> None:
     control_flow.install(_is_capturing, region_runner, _attention)
     generators.install(_made_generators)
     program_output.install(_teller_of_output, _is_capturing)
-    threading.Thread.start = _refuse_to_start  # type: ignore[method-assign]
     dynamo_off.install(_is_capturing, region_runner)
     transforms.install(_swapped)
     module_moves.install(_is_capturing, _swapped)
@@ -411,7 +392,6 @@ def _remove() -> None:
     control_flow.remove()
     generators.remove()
     program_output.remove()
-    threading.Thread.start = _start  # type: ignore[method-assign]
     dynamo_off.remove()
     transforms.remove()
     module_moves.remove()
