@@ -1,16 +1,17 @@
-"""PyTorch's structured trace, which `tlparse` reads (`TORCH_TRACE`). Checked on torch 2.13.0."""
+"""PyTorch's structured trace, which `tlparse` reads (`TORCH_TRACE`). Checked on torch 2.11.0, 2.13.0, 2.15.0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from torch._logging._internal import trace_log, trace_structured
 
 __all__ = ["trace_artifact"]
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
     """Put a text under a name into the trace, where it is on."""
-    import torch._logging as torch_logging
-
-    torch_logging.trace_structured(  # type: ignore[attr-defined]
-        "artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text, expect_trace_id=False
-    )
+    # PyTorch's handler stands there without a folder, too, until something is written: the text would be made in vain.
+    if any(getattr(handler, "root_dir", "") is not None for handler in trace_log.handlers):
+        metadata = {"name": name, "encoding": "string"}
+        trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text, expect_trace_id=False)
