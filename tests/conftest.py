@@ -73,6 +73,19 @@ def call_path(request):
         yield
 
 
+@pytest.fixture
+def captures_may_wait(monkeypatch):
+    """Functions may sleep, raise signals and wait for other threads while they are captured: such calls are eager
+    otherwise.
+    """
+    from foregrad.frontend import known_calls
+
+    monkeypatch.setattr(known_calls, "TRUSTED_MODULES", known_calls.TRUSTED_MODULES | {"threading", "signal"})
+    monkeypatch.setattr(known_calls, "PURE_CLASSES", known_calls.PURE_CLASSES | {"_queue.SimpleQueue"})
+    for module in ("_signal", "_thread", "time"):
+        monkeypatch.setitem(known_calls.PURE_FUNCTIONS, module, known_calls.EVERYTHING)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed():
     """Each test starts from the same random state, and leaves the caller's alone."""

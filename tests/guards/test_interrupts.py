@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(
         threading.current_thread() is not threading.main_thread(), reason="Python runs handlers on the main thread"
     ),
+    pytest.mark.usefixtures("captures_may_wait"),
     pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning"),  # the functions here write down what passed
 ]
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -16,6 +17,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 import foregrad
 
 PATIENCE_S = 120  # a deadlock, not a slow machine
+
+pytestmark = pytest.mark.usefixtures("captures_may_wait")
 
 
 def together(work, count):

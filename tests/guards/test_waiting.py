@@ -13,6 +13,8 @@ from foregrad import locks
 
 PATIENCE_S = 60  # a deadlock, not a slow machine
 
+pytestmark = pytest.mark.usefixtures("captures_may_wait")
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):

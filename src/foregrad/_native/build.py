@@ -33,6 +33,7 @@ _UNITS = (
     "function.cpp",
     "checks.cpp",
     "memory.cpp",
+    "observer.cpp",
     "module.cpp",
 )
 _HEADERS = ("program.h",)

@@ -14,8 +14,8 @@ PyMODINIT_FUNC PyInit_foregrad_native() {
   HANDLE_TH_ERRORS
   THPObjectPtr module(PyModule_Create(&definition));
   if (!module || !foregrad::add_node_type(module.get()) || !foregrad::add_function_type(module.get()) ||
-      !foregrad::add_check_types(module.get()) ||
-      !foregrad::add_memory_functions(module.get())) {
+      !foregrad::add_check_types(module.get()) || !foregrad::add_memory_functions(module.get()) ||
+      !foregrad::add_observer(module.get())) {
     return nullptr;
   }
   return module.release();

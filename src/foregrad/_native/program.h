@@ -139,5 +139,6 @@ bool add_node_type(PyObject* module);
 bool add_function_type(PyObject* module);
 bool add_check_types(PyObject* module);
 bool add_memory_functions(PyObject* module);
+bool add_observer(PyObject* module);
 
 } // namespace foregrad

@@ -166,6 +166,17 @@ def _to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return _C._to_dlpack(tensor, *args, **kwargs)
 
 
+_text_of_size = torch.SymInt.__repr__
+_WRITES_NO_TEXT = ("torch", "foregrad", "sympy", "logging")
+
+
+def _text_of_number(self: Any) -> str:
+    """Text of a symbolic size is text of its number, for which alone the graph is right."""
+    asker = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+    is_told = _capturing() and asker not in _WRITES_NO_TEXT
+    return repr(int(self)) if is_told else _text_of_size(self)
+
+
 # A module or class, a name in it, what it is bound to
 _Place = tuple[Any, str, Any]
 _PLACES: list[_Place] = [
@@ -181,6 +192,7 @@ _PLACES: list[_Place] = [
     (_C, "_set_view_replay_enabled", _set_view_replay_enabled),
     (_C, "_will_engine_execute_node", _will_engine_execute_node),
     (_C, "DisableTorchFunction", _NoFunctions),
+    (torch.SymInt, "__repr__", _text_of_number),
     (torch, "to_dlpack", _to_dlpack),
     (torch.utils.dlpack, "to_dlpack", _to_dlpack),
 ]

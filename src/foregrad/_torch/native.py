@@ -9,7 +9,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from .._native.build import fault_of, find_library
 from ..errors import ForegradWarning
 from .hooks import only_defined
 
-__all__ = ["make_tensor_check", "make_version_check", "native"]
+__all__ = ["make_observer", "make_tensor_check", "make_version_check", "native"]
 
 _NAME = "foregrad_native"
 
@@ -82,6 +82,14 @@ def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[A
     """
     made = getattr(native(), "VersionCheck", None)
     return None if made is None else made(tuple(dicts), tuple(shapes))
+
+
+def make_observer(
+    of_callee: Callable[[Any], int], of_code: Callable[[Any, Any], int], on_call: Callable[[Any, Any], None]
+) -> Any:
+    """See `frontend/observer.py`, which has the same in Python; None where there is none."""
+    made = getattr(native(), "Observer", None)
+    return None if made is None else made(of_callee, of_code, on_call)
 
 
 def _is_plain(tensor: Any) -> bool:

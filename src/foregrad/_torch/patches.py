@@ -180,6 +180,8 @@ def _of_class(self: torch.Tensor, cls: Any) -> Any:
 def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
     """`Tensor._make_subclass`, too."""
     classes = classes_of_capture()
+    if classes is not None and cls is torch.Tensor and not kwargs:
+        return _swapped(data).detach().requires_grad_(require_grad)
     if classes is None or kwargs or not is_function_class(cls):
         return _make_subclass(cls, data, require_grad, **kwargs)
     return classes.make_subclass(cls, data, require_grad, _swapped)

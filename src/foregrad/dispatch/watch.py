@@ -76,8 +76,9 @@ class Watch:
             for reference, cls, table in reads.shapes.values()
         ]
         self.modules = list(reads.modules.values())
-        self.compared = tensors_in(self.places) if reads.compares_identity else []
-        # Those tensors by id, where the function asks whether two objects are one, and where in the list each stands.
+        found = tensors_in(self.places)
+        self.compared = found if reads.compares_identity else _at_several(found)
+        # Those tensors by id, and where in the list each stands first.
         self.found: dict[int, int] = {}
         self.one_another = self._one_another()
         own = {id(place.holder) for place in self.places}
@@ -322,6 +323,13 @@ def _shape_check(shapes: list[tuple[Any, type, Any]]) -> Check:
         return True
 
     return check
+
+
+def _at_several(found: list[tuple[ReadSite, Any]]) -> list[tuple[ReadSite, Any]]:
+    """Where tensors were found that are also found elsewhere: one input of the graph stands for all these places."""
+    tensors = [place.look(key) for place, key in found]
+    counts = collections.Counter(map(id, tensors))
+    return [place for place, tensor in zip(found, tensors, strict=True) if counts[id(tensor)] > 1]
 
 
 def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:

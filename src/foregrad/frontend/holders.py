@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
+import io
 import operator
 import random
 import types
@@ -19,8 +21,10 @@ __all__ = [
     "BUFFER",
     "CELL",
     "CLASS",
+    "DECIMALS",
     "DEQUE",
     "DICT",
+    "FILE",
     "LIST",
     "NAMESPACE",
     "NUMBERS",
@@ -31,6 +35,7 @@ __all__ = [
     "Holder",
     "Kind",
     "is_import",
+    "kind_of",
     "slots_of",
 ]
 
@@ -272,6 +277,33 @@ def _put_back_numpy_state(generator: Any, before: Any) -> None:
         generator.set_state(before)
 
 
+# -------------------------------------------------------------------- what is no attribute
+
+
+def _same_file(file: Any, before: Any) -> bool:
+    return bool(FILE.read(file) == before)
+
+
+def _put_back_file(file: Any, before: Any) -> None:
+    text, at = before
+    if text is None or file.closed:
+        return  # what was written is not for anybody any more
+    file.seek(0)
+    file.truncate()
+    file.write(text)
+    file.seek(at)
+
+
+def _read_decimals(context: Any) -> Any:
+    exponents = context.Emin, context.Emax, context.capitals, context.clamp
+    return context.prec, context.rounding, *exponents, context.traps.copy()
+
+
+def _put_back_decimals(context: Any, before: Any) -> None:
+    context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps = before
+    context.traps.update(traps)
+
+
 DICT = Kind(_read_dict, _same_dict, _put_back_dict)
 NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace)  # the globals of a module
 LIST = Kind(
@@ -292,5 +324,23 @@ BUFFER = Kind(
     lambda buffer: memoryview(buffer).tobytes(), lambda b, before: memoryview(b).tobytes() == before, _put_back_buffer
 )
 NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
+FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
+DECIMALS = Kind(_read_decimals, lambda _, before: _read_decimals(_) == before, _put_back_decimals)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
+
+
+_KINDS: tuple[tuple[Any, Kind], ...] = (
+    (dict, DICT),
+    (list, LIST),
+    (set, SET),
+    (collections.deque, DEQUE),
+    ((bytearray, array.array), BUFFER),
+    ((io.StringIO, io.BytesIO), FILE),
+    (random.Random, RANDOM),
+)
+
+
+def kind_of(value: Any) -> Kind | None:
+    """The kind of a holder that C knows how to write to; None where nothing can put it back."""
+    return next((kind for cls, kind in _KINDS if isinstance(value, cls)), None)

@@ -28,6 +28,7 @@ __all__ = [
     "asked_of_library",
     "asked_of_module",
     "is_class_outside",
+    "is_constant",
     "is_installed",
     "is_library",
     "is_outside",
@@ -46,6 +47,7 @@ BAGS = (  # classes of libraries whose objects are nothing but their attributes
     collections.UserString,
     collections.ChainMap,
     threading.local,
+    BaseException,
 )
 _LIBRARIES = (
     "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
@@ -54,6 +56,7 @@ _LIBRARIES = (
     "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
+_OPERATORS = {"torch", "numpy", "foregrad", "torchgen", "functorch", "sympy"}
 _OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention")
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
@@ -99,6 +102,16 @@ def keeps_options(value: Any) -> bool:
     return root in sys.stdlib_module_names and root not in _FIXED if root != "torch" else module.startswith(_OF_TORCH)
 
 
+def is_constant(cls: type) -> bool:
+    """Whether what objects of a class hold stays as they were made, or is nobody's state."""
+    return all(_holds_nothing(str(base.__module__)) for base in cls.__mro__)
+
+
+def _holds_nothing(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in _FIXED or (root in _OPERATORS and not module.startswith(_OF_TORCH))
+
+
 def keeps_state(cls: type) -> bool:
     """Whether objects of a library's class hold what calls of their methods leave behind: the moments of an optimizer,
     the scale of a scaler, what a distribution works out once; or the tensors of a block mask.
@@ -135,7 +148,11 @@ def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
         return bytes
     if isinstance(value, (io.StringIO, io.BytesIO)):
         return _written
-    return None
+    return _arguments if isinstance(value, BaseException) else None
+
+
+def _arguments(error: BaseException) -> Any:
+    return error.args
 
 
 def _written(file: Any) -> Any:
@@ -170,6 +187,30 @@ def _warn_always(_: Any) -> Any:
     return torch.is_warn_always_enabled()
 
 
+_OF_AUTOCAST = (
+    "get_autocast_dtype",
+    "get_autocast_cpu_dtype",
+    "get_autocast_gpu_dtype",
+    "is_autocast_enabled",
+    "is_autocast_cpu_enabled",
+    "is_autocast_cache_enabled",
+)
+_OF_ATTENTION = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+
+
+def _autocast_dtypes(_: Any) -> Any:
+    devices = ("cpu", "cuda")
+    return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in devices)
+
+
+def _attention_kernels(_: Any) -> Any:
+    return tuple(getattr(torch.backends.cuda, name)() for name in _OF_ATTENTION)
+
+
+def _einsum(_: Any) -> Any:
+    return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
+
+
 def _precision(_: Any) -> Any:
     context = decimal.getcontext()
     return context.prec, context.rounding, context.Emin, context.Emax
@@ -187,6 +228,9 @@ _SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
         ("cudnn", "torch.backends.cudnn", _cudnn),
         ("is_warn_always_enabled", "torch.is_warn_always_enabled()", _warn_always),
         ("get_fastpath_enabled", "torch.backends.mha.get_fastpath_enabled()", _fast_path),
+        *((name, f"torch.{name}()", _autocast_dtypes) for name in _OF_AUTOCAST),
+        *((name, f"torch.backends.cuda.{name}()", _attention_kernels) for name in _OF_ATTENTION),
+        ("opt_einsum", "torch.backends.opt_einsum", _einsum),
     ),
     "decimal": (
         ("Decimal", "decimal.getcontext()", _precision),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["HOOKS", "TABLES", "ScriptedAttribute", "scripted_place"]
+__all__ = ["HOOKS", "TABLES", "ScriptedAttribute", "hooks_of", "scripted_place"]
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = {
@@ -24,6 +25,21 @@ HOOKS = {
     "_load_state_dict_post_hooks",
     "_non_persistent_buffers_set",
 }
+
+
+_IN_FORWARDS = ("_forward_pre_hooks", "_forward_hooks")
+_IN_BACKWARDS = ("_backward_pre_hooks", "_backward_hooks")
+
+
+def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -> Iterator[Any]:
+    """The hooks that calls of modules call, those of all modules first; or those that their backwards call."""
+    names = _IN_BACKWARDS if in_backward else _IN_FORWARDS
+    for name in names:
+        yield from vars(torch.nn.modules.module)[f"_global{name}"].values()
+    for module in modules:
+        own = object.__getattribute__(module, "__dict__")
+        for name in names:
+            yield from own.get(name, {}).values()
 
 
 def scripted_place(module: torch.nn.Module, name: str) -> tuple[Any, str, Any] | None:

@@ -56,6 +56,7 @@ class Scan:
         self._rank = 0  # how many methods lie between what was given and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
         self._apart = frozenset(function.__code__ for function in apart)
+        self._opened: set[types.CodeType] = set()
         self._seen: dict[int, Any] = {id(function): function for function in apart}  # the values keep the ids theirs
         self._objects: list[
             tuple[Any, str, int, int, set[str]]
@@ -137,28 +138,43 @@ class Scan:
             if not (self._objects_again() or self._namespaces_whole()):
                 return
 
+    def ran(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        """Code that ran, wherever it is from and however it was found: what it names in its globals."""
+        if code not in self._opened and code not in self._apart:
+            self._rank = 1
+            self._names_in(code, namespace)
+
+    def _names_in(self, code: types.CodeType, namespace: dict[str, Any]) -> CodeNames:
+        waiting = [code]
+        while waiting:
+            inner = waiting.pop()
+            self._opened.add(inner)
+            waiting += (constant for constant in inner.co_consts if isinstance(constant, types.CodeType))
+        named = names_of(code, self._apart)
+        others = named.others
+        self.names |= others
+        self.probed |= named.probed
+        self.makes_up_names = self.makes_up_names or any(
+            not is_library(namespace.get(root)) for root in named.made_up_of
+        )
+        if named.compares:
+            self._comparisons(namespace, named.compares)
+        if self._rank <= 1:
+            self._called |= others
+        self.code.append((namespace, named))
+        self.asks_for_class = self.asks_for_class or "__class__" in others
+        self._globals(namespace, named.loaded, others, named.handed_on)
+        if named.whole_namespace:
+            self._globals(namespace, frozenset(others), others, named.handed_on)
+        for name, level in sorted(named.imports):
+            self._imported(namespace, name, level, others)
+        return named
+
     def _open(self, function: types.FunctionType) -> None:
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
             return
-        code = names_of(function.__code__, self._apart)
-        self.names |= code.others
-        self.probed |= code.probed
-        self.makes_up_names = self.makes_up_names or any(
-            not is_library(function.__globals__.get(root)) for root in code.made_up_of
-        )
-        if code.compares:
-            self._comparisons(function, code.compares)
-        if self._rank <= 1:
-            self._called |= code.others
-        namespace, others = function.__globals__, code.others
-        self.code.append((namespace, code))
-        self.asks_for_class = self.asks_for_class or "__class__" in others
-        self._globals(namespace, code.loaded, others, code.handed_on)
-        if code.whole_namespace:
-            self._globals(namespace, frozenset(others), others, code.handed_on)
-        for name, level in sorted(code.imports):
-            self._imported(namespace, name, level, others)
+        code = self._names_in(function.__code__, function.__globals__)
         if function.__dict__:
             self._objects.append((function, function.__name__, 0, self._rank, set()))
         self._cells(function, code)
@@ -173,10 +189,10 @@ class Scan:
         if wrapped is not None:
             self.function(wrapped, function.__name__)
 
-    def _comparisons(self, function: types.FunctionType, paths: frozenset[tuple[str, ...]]) -> None:
+    def _comparisons(self, namespace: dict[str, Any], paths: frozenset[tuple[str, ...]]) -> None:
         """A comparison by `is` matters where either side may be a tensor."""
         for path in paths:
-            value: Any = function.__globals__.get(path[0], ABSENT) if path else ABSENT
+            value: Any = namespace.get(path[0], ABSENT) if path else ABSENT
             for name in path[1:]:
                 value = vars(value).get(name, ABSENT) if isinstance(value, (type, types.ModuleType)) else ABSENT
             if value is ABSENT or isinstance(value, torch.Tensor):
@@ -293,7 +309,8 @@ class Scan:
                 if len(items) <= _MOST_ITEMS:
                     for _, item in items:
                         self.visit(item, f"{name}[...]", depth)
-                if not is_outside(type(value).__module__) and not isinstance(value, tuple):
+                is_users = not is_outside(type(value).__module__) and not isinstance(value, tuple)
+                if is_users or table_of(value):
                     self._object(value, name, depth)
         elif isinstance(value, operator.attrgetter):
             self.names.update(*(text.split(".") for text in value.__reduce__()[1]))
@@ -313,6 +330,8 @@ class Scan:
         elif isinstance(value, BAGS) or not is_outside(type(value).__module__):
             if self._is_new(value) and depth <= _DEEPEST:
                 self._object(value, name, depth)
+                if isinstance(value, BaseException):
+                    self.reads.contents(value, name)
         else:
             if self._is_new(value):
                 self.reads.contents(value, name)

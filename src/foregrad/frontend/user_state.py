@@ -16,15 +16,20 @@ import builtins
 import collections
 import functools
 import gc
+import io
+import os
 import random
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from .._torch.fakes import FakeTensor
+from .._torch.guards import GLOBAL_HOOKS
+from .._torch.plain_types import own_names
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, imports_dates, is_of_dates
@@ -33,8 +38,10 @@ from .holders import (
     BUFFER,
     CELL,
     CLASS,
+    DECIMALS,
     DEQUE,
     DICT,
+    FILE,
     LIST,
     NAMESPACE,
     NUMBERS,
@@ -46,12 +53,12 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import BAGS, is_class_outside, is_outside, keeps_state, referent
-from .opaque import is_random_generator, used_up
+from .libraries import BAGS, is_class_outside, is_constant, is_outside, referent
+from .opaque import is_cached_function, is_random_generator, used_up
 from .reads import Reads, keys_in, table_of
 from .sources import Source
 
-__all__ = ["UserState", "forget_written"]
+__all__ = ["UserState", "forget_written", "own_globals"]
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -103,6 +110,27 @@ def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
             _forget_contents(reads, expected.before(), state)
 
 
+def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
+    """What is in a module's globals without what a capture puts in the place of functions there."""
+    return {name: value for name, value in own_names(namespace).items() if not _is_of_foregrad(value)}
+
+
+def _is_of_foregrad(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == "foregrad"
+
+
+def _of_the_process() -> Iterator[tuple[Any, str]]:
+    """What any code may write to, in the standard library's own objects."""
+    yield sys.path, "sys.path"
+    yield sys.argv, "sys.argv"
+    yield warnings.filters, "warnings.filters"
+    yield os.environ._data, "os.environ"  # type: ignore[attr-defined]
+    for hooks in GLOBAL_HOOKS:
+        yield hooks, "hooks of all modules"
+    if "decimal" in sys.modules:
+        yield sys.modules["decimal"].getcontext(), "decimal.getcontext()"
+
+
 class UserState:
     """The state that is reached from `roots`, pairs of a value and what people call it, as it is now."""
 
@@ -119,6 +147,7 @@ class UserState:
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self.imports_dates = False
+        self.cached: list[Any] = []  # functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
             (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
@@ -126,12 +155,25 @@ class UserState:
             (types.FunctionType, self._function), (types.MethodType, self._method),
             (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
             (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
-            (random.Random, self._random),
+            (random.Random, self._random), ((io.StringIO, io.BytesIO), self._file),
         )  # fmt: skip
         self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
         self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
+        self._stack += [(value, None, name) for value, name in _of_the_process()]
         self._walk()
-        self._unnamed.clear()
+
+    def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
+        if not self._own_globals.get(id(namespace)):
+            self._own_globals[id(namespace)] = True
+            count = len(self.holders)
+            self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
+            for holder in self.holders[count:]:  # what a capture has put in the place of a function is its own
+                holder.before = own_globals(holder.before)
+        names, _, _ = _seen_code.get(id(code)) or _look_at_code(code)
+        if not names <= self._names:
+            self._new_names |= names
+            self._walk()
 
     # ---------------------------------------------------------------- afterwards
 
@@ -240,20 +282,23 @@ class UserState:
             return self._wrapped_method
         if cls is types.MappingProxyType:
             return lambda value, parent, step: self._stack.append((gc.get_referents(value)[0], parent, step))
+        if is_cached_function(value):
+            return self._cached_function
         if hasattr(cls, "__wrapped__") or "__wrapped__" in (table_of(value) or ()):
             return self._wrapper
         if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
             return lambda value, parent, step: self._stack.append((referent(value), parent, step))
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
             return self._iterator
+        if cls.__module__ == "decimal" and cls.__name__ == "Context":
+            return self._decimals
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if issubclass(cls, numpy.ndarray):
                 return self._array
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
-        is_constant = is_class_outside(cls) and not issubclass(cls, BAGS) and not keeps_state(cls)
-        return None if is_constant else self._object
+        return None if is_constant(cls) and not issubclass(cls, BAGS) else self._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
         holder = Holder(kind, target, parent, step, style, kind.read(target))
@@ -320,6 +365,12 @@ class UserState:
         if not isinstance(value, random.SystemRandom):
             self._hold(RANDOM, value, parent, step, "")
 
+    def _file(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._hold(FILE, value, parent, step, "")
+
+    def _decimals(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._hold(DECIMALS, value, parent, step, "")
+
     def _numpy_random(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(NUMPY_RANDOM, value, parent, step, "")
         self.drawing.append((parent, step, value))
@@ -341,6 +392,10 @@ class UserState:
         if self._slots[cls]:
             holder = self._hold(SLOTS, value, parent, step, "attr")
             self._push(holder, holder.before.items())
+
+    def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self.cached.append(value)
+        self._stack.append((value.__wrapped__, parent, step))
 
     def _wrapper(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._stack.append((getattr(value, "__wrapped__", None), parent, step))

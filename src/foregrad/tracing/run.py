@@ -32,11 +32,13 @@ from .derivatives.differentiation import Differentiated, differentiate
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
+from .effects.backward_reads import check_module_hooks
 from .effects.custom_functions import CustomFunctions
 from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
 from .effects.given import Given
 from .effects.gradient_looks import check_sizes
+from .effects.observed import Observed
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
@@ -51,6 +53,7 @@ from .effects.side_effects import (
 )
 from .effects.storage_swap import check_marked, views_of_written
 from .heap.recording import Host
+from .heap.records import InputRecord
 from .inputs.history_changes import HistoryChanges
 from .inputs.inplace_views import check_reshaped, reshape_view
 from .inputs.inputs import Inputs
@@ -98,15 +101,18 @@ class CaptureRun:
         self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
         self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
-        self.checkpoints = Regions(self.recorder)
+        self.checkpoints = Regions(self.recorder, self._written_since)
         self.inner = InnerGradients(self.inputs, self.recorder, self.name)
         self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
         self.settings = SettingsLeft(self.name, call.function, self.recorder.arithmetic)
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
-        self.functions = CustomFunctions(learned.regions, may_run=options.runs_regions)
+        self.functions = CustomFunctions(
+            learned.regions, lambda value: self.state.knows(value), may_run=options.runs_regions
+        )
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.apart)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
+        self.observed = Observed(self.name, lambda: self.state.before)
         self.lifting = Lifting(
             self.inputs.adopt,
             lambda: user_line(self.origins.here()),
@@ -123,6 +129,7 @@ class CaptureRun:
             ask=self.facts.ask,
             reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
             overlapping=self.overlapping,
+            observed=self.observed,
         )
         self.backward = Backward(self.recorder, self.lifting, self.inputs)
         self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
@@ -152,10 +159,12 @@ class CaptureRun:
         finally:
             if captured is None and not is_kept:
                 self.state.give_up()
+                self.observed.give_up()
             put_back = self.code.escaped_tensors.take_back
             looked_at, written = put_back(self.inputs.real_of, is_whole=captured is not None)
             if looked_at:
                 self.state.give_up()
+            self.state.caches.take_out(is_whole=captured is not None)
         if captured is not None:
             check_escaped_tensors(self.name, looked_at, written)
         return captured
@@ -201,7 +210,7 @@ class CaptureRun:
             self._refuse_output if self.options.refuses_output else None,
             self.hooks.on_node,
             self.lifting.storages.as_tensor,
-            self.regions.call if self.options.runs_regions else self.regions.refuse,
+            self.observed.unobserved(self.regions.call if self.options.runs_regions else self.regions.refuse),
             self.functions.is_region,
             Attention(self.recorder, self.lifting),
             self.lifting.classes,
@@ -215,7 +224,7 @@ class CaptureRun:
         with self.settings.put_back(), self.lifting, recorder:
             try:
                 with self.options.around(), capturing(), drawing(self.draws):
-                    result = _run_function(call.function, given.args, given.kwargs)
+                    result = _run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
                 if self.learned.replays_views and recorder.changes.resized:
@@ -229,6 +238,7 @@ class CaptureRun:
                 recorder.decisions.raise_failed()
                 self.lifting.values_asked.raise_failed()
                 self.state.raise_failed()
+                self.observed.raise_failed()
         if self.state.needs_another_run():
             return None
         with recorder:
@@ -237,6 +247,8 @@ class CaptureRun:
         self.draws.check()
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
         self.regions.check()
+        self.observed.check(self.state.made.newborns)
+        check_module_hooks(self.name, self.code.modules.values(), self.state.knows)
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
             inputs.shared_bases.update(needed)
@@ -302,7 +314,7 @@ class CaptureRun:
         )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
-        self.code.scan_what_ran()
+        self.code.scan_what_ran(self.observed.ran)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
@@ -310,6 +322,25 @@ class CaptureRun:
         facts = self.facts.of(len(joint.signature.inputs), self.code.scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
+
+    def _written_since(self) -> Callable[[], str | None]:
+        """What names an input, or another thing, that the function writes to from now on, or draws from."""
+        versions = {id(record): self._writes_to(record) for record in self.inputs.records}
+        changed, drawn = self.state.changed_since(), self.draws.taken
+
+        def written() -> str | None:
+            if self.draws.taken != drawn:
+                return "draws from a random generator of Python's or NumPy's, or reads a clock"
+            found = (r for r in self.inputs.records if self._writes_to(r) != versions.get(id(r), 0))
+            record = next(found, None)
+            what = changed() if record is None else str(record.slot)
+            return None if what is None else f"writes to {what}"
+
+        return written
+
+    def _writes_to(self, record: InputRecord) -> int:
+        value = self.recorder.values.get(id(record.stand_in))
+        return 0 if value is None else value.storage.generation
 
     def _refuse_output(self, what: str) -> None:
         raise ProgramOutputError(

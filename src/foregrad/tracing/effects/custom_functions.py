@@ -7,13 +7,16 @@ gradient, counts its backwards or keeps what came by.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.libraries import is_outside
 from ...graph.eager_regions import differentiated_twice
 from ..tape.again import CaptureAgain
+from .backward_reads import reads_state
 
 __all__ = ["BackwardChangesError", "CustomFunctions", "codes_on_the_way"]
 
@@ -24,16 +27,21 @@ class BackwardChangesError(UnsupportedSideEffectError):
 
 class CustomFunctions:
     """Those that a run applies. `regions` are those that are eager regions, for each run of the capture; `may_run`:
-    whether there may be any.
+    whether there may be any. `knows(object)`: it is older than the call.
     """
 
-    def __init__(self, regions: set[Any], *, may_run: bool) -> None:
-        self.regions, self.may_run = regions, may_run
+    def __init__(self, regions: set[Any], knows: Callable[[Any], bool], *, may_run: bool) -> None:
+        self.regions, self.knows, self.may_run = regions, knows, may_run
         self._applied: dict[Any, None] = {}
 
     def is_region(self, cls: Any) -> bool:
         """Whether a Function that is applied is to run as an eager region."""
         if not is_outside(cls.__module__):
+            if cls not in self._applied and self.may_run and cls not in differentiated_twice:
+                backward = getattr(cls, "backward", None)
+                if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.knows):
+                    self.regions.add(cls)
+                    raise CaptureAgain  # what it looks at is not looked at before
             self._applied[cls] = None
         return cls in self.regions
 

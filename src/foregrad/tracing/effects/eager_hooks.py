@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import without_torch_functions
-from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpError
+from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ...graph.eager_regions import differentiated_twice
 from ...graph.gradient_hooks import CALL, GradientHook
 from ..recorder.recorder import Recorder
+from ..tape.again import CaptureAgain
+from .backward_reads import reads_state
 from .custom_functions import BackwardChangesError, codes_on_the_way
 from .result_hooks import needs_nothing, outside_of
 
@@ -48,9 +50,19 @@ class EagerHooks:
         key = _key(hook)
         if key is None or not self.may_run or self.recorder.in_backward:
             return hook
+        reads = reads_state(hook, self.knows)
         if key in differentiated_twice or not needs_nothing(hook, self.outside, self.knows):
+            if reads:
+                raise UnsupportedSideEffectError(
+                    f"a hook that is put on a tensor at {self.recorder.where()} looks at Python's state, which may be "
+                    "another by the time of the backward, and at what the call computes: no graph holds both. Let the "
+                    "hook look at one of them."
+                )
             return hook
         self._met[key] = hook
+        if reads and key not in self.learned:
+            self.learned[key] = _function(hook)
+            raise CaptureAgain  # what it looks at is not looked at before
         if key not in self.learned:
             return hook
         called = GradientHook(hook, str(getattr(hook, "__name__", type(hook).__name__)), self.recorder.where())

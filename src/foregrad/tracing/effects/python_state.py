@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.plain_types import own_names
-from ...errors import UnsupportedSideEffectError
+from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
@@ -20,9 +19,10 @@ from ...frontend.opaque import is_generator_of_numpy
 from ...frontend.reads import Reads
 from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.tree import LEAF, Tree, Unwrap
-from ...frontend.user_state import UserState, forget_written
+from ...frontend.user_state import UserState, forget_written, own_globals
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
+from ..inputs.cached_results import FilledCaches
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
 from ..values.iterators import UntouchedIterator
@@ -60,6 +60,8 @@ class PythonState:
         roots = [(call.function, name), *zip(call.leaves, call.paths, strict=True), *given.named]
         self.before = UserState(roots)
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
+        self.caches = FilledCaches()
+        self.caches.look(self.before.cached)
         self.containers, self.asking = containers, asking  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
@@ -127,6 +129,19 @@ class PythonState:
         if self._failed is not None:
             raise self._failed
 
+    def changed_since(self) -> Callable[[], str | None]:
+        """What names something that the run changes from now on."""
+        before = {id(holder): holder.kind.read(holder.target) for holder in self.before.changed()}
+        calls = sum(1 for _ in self.journals.calls())
+
+        def changed() -> str | None:
+            for holder in self.before.changed():
+                if not holder.kind.same(holder.target, before.get(id(holder), holder.before)):
+                    return holder.name() or "an object"
+            return None if sum(1 for _ in self.journals.calls()) == calls else "a container"
+
+        return changed
+
     def knows(self, value: Any) -> bool:
         """Whether an object is older than the call, and one for all calls."""
         return self.before.knows(value) and id(value) not in self.made.arguments
@@ -140,6 +155,7 @@ class PythonState:
             return True
         self.given.check_closed(self.name)  # which are made anew for each run
         self._changed = _written(self.before, self.call.function)
+        self._check_caches()
         found: set[Identity] = set()
         for holder in self._changed:
             if self.made.is_argument(holder):
@@ -152,6 +168,20 @@ class PythonState:
         asking = [table for table in modules_asking(self._changed) if id(table) not in self.asking]
         self.asking.update((id(table), table) for table in asking)
         return bool(new or asking)
+
+    def _check_caches(self) -> None:
+        """Raise where the run has filled the cache of a function, and has written: that the function may have done, and
+        a call that finds the cache filled does not.
+        """
+        cached = self.caches.filled()
+        if cached is None or not (self._changed or any(True for _ in self.journals.calls())):
+            return
+        name = getattr(cached, "__qualname__", "a function")
+        error = EscapedTensorError if self.call.fills_caches else UnsupportedSideEffectError
+        raise error(
+            f"`{self.name}` calls `{name}`, which keeps its results, with arguments that it has no result for, and "
+            "changes Python's state: a compiled call can't tell whether it is to do so. Call it outside."
+        )
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -289,7 +319,7 @@ class PythonState:
 
 def _now_in(holder: Holder) -> Any:
     now = holder.kind.read(holder.target)
-    return own_names(now) if holder.kind is NAMESPACE else now
+    return own_globals(now) if holder.kind is NAMESPACE else now
 
 
 def _written(state: UserState, function: Any) -> list[Holder]:

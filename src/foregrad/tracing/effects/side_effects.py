@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +19,7 @@ from ...frontend.function_classes import check_classes
 from ...frontend.lifted import times_lifted
 from ...frontend.reads import Reads
 from ...frontend.tree import Tree, Unwrap, flatten
+from ...subclasses.spec import is_of_capture
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
 
@@ -153,6 +154,11 @@ def check_results(
                 f"`{name}` returns the size of a ragged dimension, {path}, which belongs to its offsets and has no "
                 "value. Return the tensor."
             )
+        if isinstance(result, torch.nn.Module) and any(map(is_of_capture, _tensors_of(result))):
+            raise UnsupportedSideEffectError(
+                f"`{name}` returns a module that it makes, {path}: that of each call would be the same, with no values "
+                "in it. Make it outside."
+            )
         if result in generators:
             raise UnsupportedSideEffectError(
                 f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "
@@ -162,6 +168,13 @@ def check_results(
             raise UnsupportedSideEffectError(
                 f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
             )
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        own = object.__getattribute__(part, "__dict__")
+        for table in (own.get("_parameters", {}), own.get("_buffers", {}), own):
+            yield from (value for value in table.values() if isinstance(value, torch.Tensor))
 
 
 def check_escaped_tensors(name: str, looked_at: list[str], written: list[str]) -> None:

@@ -9,12 +9,15 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+import torch
+
+from ...frontend.expected import is_plain
 from ...frontend.opaque import is_cached_function
 
-__all__ = ["CachedFunctions", "cached_functions", "take_out"]
+__all__ = ["CachedFunctions", "FilledCaches", "cached_functions", "take_out"]
 
 _LIBRARIES = frozenset({"torch", "sympy", "foregrad", "mpmath", "networkx", *sys.stdlib_module_names} - {"__main__"})
 """Whose cached functions keep no tensors."""
@@ -53,6 +56,43 @@ class CachedFunctions:
             if any(_holds(kept, value) for kept in _kept_by(cached)[1].values()):
                 return cached
         return None
+
+
+class FilledCaches:
+    """What a run adds to the caches of functions that are reached."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Any, int, frozenset[int]]] = {}
+
+    def look(self, functions: Iterable[Any]) -> None:
+        """Before the run, or before it comes to these."""
+        for cached in functions:
+            if id(cached) not in self._before:
+                keys = frozenset(map(id, _kept_by(cached)[0]))
+                self._before[id(cached)] = cached, cached.cache_info().misses, keys
+
+    def filled(self) -> Any:
+        """A function that ran, as its cache had no result; or None."""
+        return next(
+            (cached for cached, misses, _ in self._before.values() if cached.cache_info().misses != misses), None
+        )
+
+    def take_out(self, *, is_whole: bool) -> None:
+        """The run is over. A capture that `is_whole` leaves plain results of plain arguments there, as eager does."""
+        for cached, misses, keys in self._before.values():
+            if cached.cache_info().misses != misses:
+                table, results = _kept_by(cached)
+                for key in [key for key in table if id(key) not in keys]:
+                    if not (is_whole and is_plain(results.get(key, _NOTHING)) and not _is_traced(key)):
+                        del table[key]
+
+
+_NOTHING = object()
+_TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _is_traced(key: Any) -> bool:
+    return any(isinstance(item, _TRACED) for item in (key if isinstance(key, (list, tuple)) else (key,)))
 
 
 def take_out(cached: Callable[..., Any], is_ours: Callable[[Any], bool]) -> bool:

@@ -84,6 +84,7 @@ class Lifting(TorchFunctionMode):
         ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
         reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
         overlapping: OverlappingViews | None = None,
+        observed: Any = None,
     ) -> None:
         super().__init__()
         self.adopt, self.where, self.known_number = adopt, where, known_number
@@ -100,17 +101,23 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.storages = Storages()
+        self.pause: Callable[[], Any] = _nothing if observed is None else observed.pause
+        self.go_on: Callable[[], Any] = _nothing if observed is None else observed.go_on
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
             deliver()
-        if func in _KEEP_REAL:
-            return func(*args, **(kwargs or {}))
-        if self.classes:
-            result = self.classes.by_class(self, func, types, args, kwargs)
-            return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
-        return self._run(func, args, kwargs)
+        self.pause()
+        try:
+            if func in _KEEP_REAL:
+                return func(*args, **(kwargs or {}))
+            if self.classes:
+                result = self.classes.by_class(self, func, types, args, kwargs)
+                return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
+            return self._run(func, args, kwargs)
+        finally:
+            self.go_on()
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.ask is not None:
@@ -192,6 +199,12 @@ class Lifting(TorchFunctionMode):
         raise UnsupportedLayoutError(
             f"`torch.{func.__name__}` makes a tensor that is not strided, at {self.where()}. Only strided tensors "
             "can be compiled: make it outside and hand its values in, or keep that part outside."
+        )
+
+    def _quantized(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedLayoutError(
+            f"`torch.{func.__name__}` at {self.where()} makes a quantized tensor, whose kernels can't be run without "
+            "values. Keep that part outside, or mark it with `foregrad.eager_region`."
         )
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -284,6 +297,11 @@ _AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
 _SPARSE = [torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_bsr_tensor]
 _SPARSE += [torch.sparse_bsc_tensor, torch.sparse_compressed_tensor]
+_QUANTIZED = [
+    getattr(torch, name)
+    for name in ("quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_channel")
+    if hasattr(torch, name)
+]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
@@ -292,6 +310,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(OBJECTS, Lifting._as_object),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     **dict.fromkeys(_SPARSE, Lifting._sparse),
+    **dict.fromkeys(_QUANTIZED, Lifting._quantized),
     torch.nn.functional.scaled_dot_product_attention: Lifting._attention,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
 from ...frontend.classes import functions_held_by, values_of
 from ...frontend.libraries import is_outside
+from ...frontend.module_tables import hooks_of
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
@@ -82,14 +84,22 @@ class SeenCode:
                 "module in it: its forward is compiled, and the rest runs around it."
             )
 
-    def scan_what_ran(self) -> None:
-        """The code behind the attributes that were read on modules; names for the modules."""
+    def scan_what_ran(self, ran: Mapping[CodeType, dict[str, Any]]) -> None:
+        """The code behind the attributes that were read on modules, hooks included, and all other code that ran with
+        its globals, `ran`; names for the modules.
+        """
         reads, scan = self.reads, self.scan
+        for in_backward in (False, True):
+            for hook in hooks_of(self.modules.values(), in_backward=in_backward):
+                scan.visit(hook, getattr(hook, "__name__", "a hook"))
         for cls, name in list(reads.class_attributes):
             scan.attribute_of_class(cls, name)
         reads.name_modules(scan.module_names)
         for value, name in reads.objects_of_modules():
             scan.visit(value, name)
+        scan.finish()
+        for code, namespace in ran.items():
+            scan.ran(code, namespace)
         scan.finish()
         self._scan_classes()
 

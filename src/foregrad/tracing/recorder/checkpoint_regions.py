@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ...errors import UnsupportedMutationError, UnsupportedOpError
+from ...errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ..heap.recording import Recording
 from ..heap.view_chain import memory_root
 from ..tape.opinfo import op_info
@@ -34,10 +34,12 @@ class _Region:
 
 
 class Regions:
-    """The checkpointed regions of one capture."""
+    """The checkpointed regions of one capture. `written_since()` gives what names something that is written from then
+    on, or None.
+    """
 
-    def __init__(self, recorder: Recording) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recording, written_since: Callable[[], Callable[[], str | None]]) -> None:
+        self.recorder, self.written_since = recorder, written_since
         self.numbers = itertools.count(1)
         self.depth = 0
         self.must: list[Entry] = []  # what a policy says to compute again, whatever that takes
@@ -46,12 +48,19 @@ class Regions:
     def region(self) -> Iterator[None]:
         """Context: what is recorded is in a checkpointed region."""
         tag = self.recorder.recompute or _Region(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
+        written = self.written_since()
         self.depth += 1
         try:
             with self.recorder.in_region(tag):
                 yield
         finally:
             self.depth -= 1
+        what = written() if torch.is_grad_enabled() else None
+        if what is not None:
+            raise UnsupportedSideEffectError(
+                f"a checkpointed part {what}, and eager does so again when the backward computes that part again; a "
+                "compiled call would not. Keep that outside the checkpoint."
+            )
 
     def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
         """What an operator gives. `run()` also says what the user's policy for it is, which was set at `depth`."""

@@ -1,0 +1,322 @@
+"""The closed world: which calls into C are known to be pure, and which methods write to what they are called on.
+
+While a function is captured, each thing that it does is an operator on tensors, a read or write of a holder that is
+tracked, or a call of something in this table. Anything else makes the call eager, by name: see `tracing/effects/
+observed.py`, which reads the table. `python -m
+foregrad.frontend.known_calls` makes `docs/closed_world.md` from it.
+
+Not seen by the interpreter's events, before Python 3.12 or at all: what C calls by itself (a method handed to `map`),
+objects of C that are called (ufuncs, ctypes, functions of Cython), and operators (`a[i] = x`), which are found by
+comparing the holders. What a function of C does to another argument than its own object is not told: `heapq.heappush`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any, Final
+
+import torch
+
+__all__ = ["LOOKED_AT", "OPAQUE", "PURE", "REFUSED", "TRUSTED", "WRITES", "is_standard", "kind_of_call", "trust_in"]
+
+PURE: Final = 0
+WRITES: Final = 1
+"""It writes to the object that it is a method of: fine for what the call makes, and for what is tracked."""
+REFUSED: Final = 2
+
+LOOKED_AT: Final = 0
+TRUSTED: Final = 1
+"""Code whose calls into C are known as a whole."""
+OPAQUE: Final = 2
+"""Code that is trusted with all that it calls."""
+
+EVERYTHING: Final = "*"
+
+PURE_FUNCTIONS: Final[dict[str, str]] = {
+    "builtins": (
+        "__build_class__ abs aiter all anext any ascii bin callable chr compile delattr dir divmod eval exec format "
+        "getattr globals hasattr hash hex id isinstance issubclass iter len locals max min next oct ord pow repr round "
+        "setattr sorted sum vars __import__"  # attributes that are set are found by comparing
+    ),
+    "_abc": EVERYTHING,
+    "_ast": EVERYTHING,
+    "_bisect": EVERYTHING,
+    "_codecs": EVERYTHING,
+    "_collections": EVERYTHING,
+    "_collections_abc": EVERYTHING,
+    "_contextvars": EVERYTHING,
+    "_csv": EVERYTHING,
+    "_datetime": EVERYTHING,
+    "_functools": EVERYTHING,
+    "_hashlib": EVERYTHING,
+    "_blake2": EVERYTHING,
+    "_md5": EVERYTHING,
+    "_sha1": EVERYTHING,
+    "_sha2": EVERYTHING,
+    "_decimal": "IEEEContext getcontext localcontext",
+    "decimal": "IEEEContext getcontext localcontext",
+    "_heapq": EVERYTHING,
+    "_imp": EVERYTHING,
+    "_json": EVERYTHING,
+    "_locale": "localeconv strcoll strxfrm getlocale",
+    "_opcode": EVERYTHING,
+    "_operator": EVERYTHING,
+    "_pickle": "dumps loads",
+    "_sre": EVERYTHING,
+    "_stat": EVERYTHING,
+    "_statistics": EVERYTHING,
+    "_string": EVERYTHING,
+    "_struct": EVERYTHING,
+    "_thread": "RLock allocate_lock get_ident get_native_id stack_size",
+    "_tracemalloc": EVERYTHING,
+    "_typing": EVERYTHING,
+    "_warnings": "_filters_mutated _filters_mutated_lock_held",
+    "_weakref": EVERYTHING,
+    "array": EVERYTHING,
+    "binascii": EVERYTHING,
+    "cmath": EVERYTHING,
+    "gc": (
+        "collect get_count get_debug get_objects get_referents get_referrers get_stats get_threshold is_tracked "
+        "isenabled"
+    ),
+    "io": "text_encoding",
+    "_io": "text_encoding",
+    "itertools": EVERYTHING,
+    "marshal": "dumps loads",
+    "math": EVERYTHING,
+    "posix": "fspath",
+    "nt": "fspath",
+    "sys": (
+        "_getframe _getframemodulename _is_gil_enabled exc_info exception getdefaultencoding getfilesystemencoding "
+        "getrecursionlimit getrefcount getsizeof getswitchinterval getprofile gettrace intern is_finalizing"
+    ),
+    "unicodedata": EVERYTHING,
+    "zlib": EVERYTHING,
+}
+"""Modules of C, and which of their functions neither write to anything but what they return, nor look at what is not
+tracked. What is asked of clocks and random generators has a way of its own, see `clocks`."""
+
+_SEQUENCE = "append clear extend insert pop remove reverse"
+_MAPPING = "__missing__ clear pop popitem setdefault update"
+WRITING_METHODS: Final[dict[str, str]] = {
+    "builtins.list": f"{_SEQUENCE} sort",
+    "builtins.dict": _MAPPING,
+    "builtins.set": (
+        "add clear difference_update discard intersection_update pop remove symmetric_difference_update update"
+    ),
+    "builtins.bytearray": _SEQUENCE,
+    "collections.OrderedDict": f"{_MAPPING} move_to_end",
+    "collections.defaultdict": _MAPPING,
+    "collections.deque": f"{_SEQUENCE} appendleft extendleft popleft rotate",
+    "array.array": f"{_SEQUENCE} byteswap frombytes fromfile fromlist fromunicode",
+    "_contextvars.ContextVar": "reset set",
+    "decimal.Context": "clear_flags clear_traps",
+    "_io.StringIO": "__exit__ __setstate__ close read readline readlines seek truncate write writelines",
+    "_io.BytesIO": "__exit__ __setstate__ close read read1 readinto readline readlines seek truncate write writelines",
+    "_io._IOBase": "readlines writelines",
+    "_random.Random": "getrandbits random seed setstate",
+}
+"""Classes of C, and which of their methods write to the object. `module.qualname`; all others of these are pure."""
+
+PURE_CLASSES: Final = frozenset(
+    """
+    _collections._tuplegetter _contextvars.Context _contextvars.Token _json.Encoder _json.Scanner
+    _multiprocessing.SemLock _sre.SRE_Scanner _struct.Struct _thread.RLock _thread._local _thread.lock
+    builtins.BaseException builtins.BaseExceptionGroup builtins.ImportError builtins.OSError
+    builtins.SimpleNamespace builtins.UnicodeError builtins.bool builtins.builtin_function_or_method builtins.bytes
+    builtins.cell builtins.classmethod builtins.code builtins.complex builtins.coroutine builtins.dict_itemiterator
+    builtins.dict_items builtins.dict_keyiterator builtins.dict_keys builtins.dict_valueiterator
+    builtins.dict_values builtins.ellipsis builtins.enumerate builtins.filter builtins.float builtins.frame
+    builtins.frozenset builtins.function builtins.generator builtins.getset_descriptor builtins.int
+    builtins.iterator builtins.list_iterator builtins.list_reverseiterator builtins.map builtins.mappingproxy
+    builtins.member_descriptor builtins.memoryview builtins.method builtins.method-wrapper
+    builtins.method_descriptor builtins.module builtins.object builtins.odict_items builtins.odict_keys
+    builtins.odict_values builtins.property builtins.range builtins.range_iterator builtins.reversed
+    builtins.set_iterator builtins.slice builtins.staticmethod builtins.str builtins.str_iterator builtins.super
+    builtins.traceback builtins.tuple builtins.tuple_iterator builtins.type builtins.weakcallableproxy
+    builtins.weakproxy builtins.weakref builtins.wrapper_descriptor builtins.zip datetime.date datetime.datetime
+    datetime.time datetime.timedelta datetime.timezone datetime.tzinfo decimal.ContextManager decimal.Decimal
+    decimal.SignalDictMixin functools._lru_cache_wrapper functools.partial operator.attrgetter operator.itemgetter
+    operator.methodcaller re.Match re.Pattern types.GenericAlias types.SimpleNamespace types.UnionType
+    typing.Generic typing.ParamSpec typing.ParamSpecArgs typing.ParamSpecKwargs typing.TypeAliasType typing.TypeVar
+    typing.TypeVarTuple uuid.UUID weakref.CallableProxyType weakref.ProxyType weakref.ReferenceType zlib.Compress
+    zlib.Decompress
+    """.split()
+)
+"""Classes of C whose methods, `WRITING_METHODS` apart, write to nothing else. Iterators that are older than the call
+are looked after by what stands in for them."""
+
+REFUSED_METHODS: Final[dict[str, str]] = {
+    "functools._lru_cache_wrapper": "cache_clear",
+}
+
+KNOWN_PACKAGES: Final = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "foregrad", "foregrad_native")
+"""Packages whose functions of C are operators, or are looked after by a way of their own; sympy works out sizes."""
+
+NOT_OF_PACKAGES: Final[dict[str, str]] = {
+    "torch._C": (
+        "_set_worker_signal_handlers _set_worker_pids _error_if_any_worker_fails _log_api_usage_metadata_ "
+        "_initExtension _load_for_lite_interpreter"
+    ),
+}
+"""Their functions that are no operators, and set something for the whole process."""
+
+TRUSTED_MODULES: Final = frozenset(
+    """
+    __future__ _collections_abc _py_abc _sitebuiltins _strptime _weakrefset abc ast base64 bisect calendar codecs
+    colorsys contextlib copy copyreg dataclasses datetime difflib dis enum fnmatch fractions functools
+    graphlib heapq html inspect ipaddress json keyword linecache locale numbers opcode operator pprint random
+    re reprlib secrets shlex sre_compile sre_constants sre_parse statistics string stringprep struct symtable textwrap
+    timeit token tokenize traceback types typing uuid weakref _pydatetime _pydecimal _threading_local
+    """.split()
+)
+"""Modules of the standard library whose Python does to C what the table would allow, or keeps what nobody can see."""
+
+OPAQUE_MODULES: Final = frozenset(
+    {"importlib", "_frozen_importlib", "_frozen_importlib_external", "zipimport", "runpy", "logging"}
+)
+"""A module that is imported runs once for the process, in eager as well; of what is logged a capture is told before."""
+
+
+def kind_of_call(callee: Any) -> int:
+    """PURE, WRITES or REFUSED, of a function or bound method of C."""
+    owner = callee.__self__
+    name = callee.__name__
+    if owner is None or isinstance(owner, types.ModuleType):
+        return _kind_of_function(str(callee.__module__ or getattr(owner, "__name__", "")), name)
+    if isinstance(owner, torch.autograd.graph.Node):  # whose classes say that they are of no module
+        return PURE
+    of_type = owner if isinstance(owner, type) else type(owner)
+    for cls in of_type.__mro__:
+        if isinstance(cls.__dict__.get(name), _OF_C):
+            return _kind_of_method(cls, name)
+    for cls in type(owner).__mro__:
+        if isinstance(cls.__dict__.get(name), _OF_C):
+            return _kind_of_method(cls, name)
+    module = str(getattr(callee, "__module__", None) or of_type.__module__)
+    return PURE if module.partition(".")[0] in KNOWN_PACKAGES else REFUSED
+
+
+def _kind_of_function(module: str, name: str) -> int:
+    root = module.partition(".")[0]
+    if root in KNOWN_PACKAGES:
+        return REFUSED if name in NOT_OF_PACKAGES.get(module, "").split() else PURE
+    known = PURE_FUNCTIONS.get(module)
+    return PURE if known is not None and (known == EVERYTHING or name in known.split()) else REFUSED
+
+
+def _kind_of_method(cls: type, name: str) -> int:
+    if cls.__module__.partition(".")[0] in KNOWN_PACKAGES:
+        return PURE
+    qualified = f"{cls.__module__}.{cls.__qualname__}"
+    if name in WRITING_METHODS.get(qualified, "").split():
+        return WRITES
+    if name in REFUSED_METHODS.get(qualified, "").split():
+        return REFUSED
+    if qualified in WRITING_METHODS or qualified in PURE_CLASSES or issubclass(cls, BaseException):
+        return PURE
+    return PURE if cls.__module__ == "itertools" or (cls.__module__ in _HASHES and name != "update") else REFUSED
+
+
+_OF_C = (types.MethodDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType, staticmethod)
+_HASHES = ("_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512")
+
+
+def trust_in(module: Any, file: str, name: str = "") -> int:
+    """How far the Python code of a module in a file is looked at, of a function of that name."""
+    if not isinstance(module, str):
+        return LOOKED_AT
+    root = module.partition(".")[0]
+    if root in KNOWN_PACKAGES:
+        return TRUSTED
+    if not is_standard(file):
+        return LOOKED_AT
+    if root in OPAQUE_MODULES or (module, name) in _OF_THE_COLLECTOR:
+        return OPAQUE
+    return TRUSTED if root in TRUSTED_MODULES else LOOKED_AT
+
+
+def is_standard(file: str) -> bool:
+    """Whether code in a file is the standard library's."""
+    return file.startswith(_STANDARD_FILES) and "site-packages" not in file and "dist-packages" not in file
+
+
+_OF_THE_COLLECTOR = {("weakref", "__call__"), ("weakref", "remove"), ("_weakrefset", "_remove")}
+_STANDARD_FILES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+
+
+def _page() -> str:
+    """The table as a page of the documentation."""
+
+    def rows(table: dict[str, str]) -> str:
+        return "\n".join(
+            f"| `{module}` | {'all' if names == EVERYTHING else ', '.join(f'`{n}`' for n in sorted(names.split()))} |"
+            for module, names in sorted(table.items())
+            if names
+        )
+
+    def listed(names: Any) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(names))
+
+    return f"""# The closed world
+
+While a function is captured, each thing that it does is
+
+1. an operator on tensors, which is recorded, or
+2. a read or a write of a *holder* that is tracked (a dict, list, set, deque, cell, attribute, buffer, ...): reads
+   become guards or inputs, writes become effects that each compiled call repeats, or
+3. a call of something that this page says to be pure.
+
+Anything else makes the call eager, with one warning that names it, your line and the remedy; `on_unsupported="raise"`,
+`capture` and `aot_function` raise `UnsupportedSideEffectError`. The call into C is refused before it is made, and what
+the capture wrote until then is put back: it leaves nothing behind. Of calls into C the interpreter tells (a profile
+function on the capturing thread, while the function runs). Code of packages and of the standard library is looked at
+like your own.
+
+What to do about a refusal: call it outside the compiled function, or put it into a function that
+`foregrad.eager_region` marks, which every call runs as it is.
+
+A method that writes to its object is fine where the capture made the object, and where the object is tracked. Of any
+other object a copy is kept from before the write; when the write is still there at the end, it is taken back and the
+call is eager. Context variables: a capture runs in a context of its own.
+
+Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
+and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.
+
+## Functions of C that are pure
+
+| module | functions |
+|---|---|
+{rows(PURE_FUNCTIONS)}
+
+Functions of C of these packages are operators, or have a way of their own: {listed(KNOWN_PACKAGES)}; but for
+
+| module | functions |
+|---|---|
+{rows(NOT_OF_PACKAGES)}
+
+## Methods that write to their object
+
+| class | methods |
+|---|---|
+{rows(WRITING_METHODS)}
+
+All other methods of these classes are pure, and all methods of {listed(PURE_CLASSES)}, of exceptions, of `itertools`
+and of hashes, but for `update` of the last and
+
+| class | methods |
+|---|---|
+{rows(REFUSED_METHODS)}
+
+## Python of the standard library
+
+Modules whose Python is known to call nothing of C that matters: {listed(TRUSTED_MODULES)}.
+
+Modules that are not looked at, with all that they call: {listed(OPAQUE_MODULES)}.
+"""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(_page())

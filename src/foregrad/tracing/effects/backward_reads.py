@@ -1,0 +1,113 @@
+"""Python that a backward runs reads what is there when it runs: hooks and custom Functions that look at state.
+
+What such code names is looked at, one helper function after the other. Objects, containers and closure cells that are
+older than the call may be others by the time of the backward; so may the numbers that are globals of a script,
+or that some function assigns. A number that is a global of a module, and that no function there assigns, is taken for
+a constant, though somebody may set it from outside between a forward and its backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedSideEffectError
+from ...frontend.classes import values_of
+from ...frontend.code import instructions_of, names_of
+from ...frontend.expected import ABSENT, is_plain
+from ...frontend.libraries import is_outside
+from ...frontend.module_tables import hooks_of
+
+__all__ = ["check_module_hooks", "reads_state"]
+
+_DEEPEST = 4
+_NO_STATE = (types.ModuleType, types.BuiltinFunctionType, torch.Tensor)  # of tensors a graph tells by their versions
+
+
+def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST) -> bool:
+    """Whether code looks at something besides its arguments that may be another when it runs. `knows(object)`: it is
+    older than the call.
+    """
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, types.MethodType):
+        owner, function = value.__self__, value.__func__
+        if isinstance(function, types.FunctionType) and isinstance(owner, torch.nn.Module):
+            named = names_of(function.__code__).others
+            return _may_differ(owner, named, knows, depth) or reads_state(function, knows, depth)
+        return not isinstance(owner, type) or reads_state(function, knows, depth)
+    if not isinstance(value, types.FunctionType):
+        return False
+    if is_outside(value.__globals__.get("__name__", "")):
+        return False
+    names = names_of(value.__code__)
+    for name in names.loaded:
+        found = value.__globals__.get(name)
+        if is_plain(found):
+            if found is not None and _is_assigned(name, value.__globals__):
+                return True
+        elif _may_differ(found, names.others, knows, depth):
+            return True
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        if name in names.cells and cell != types.CellType():
+            found = cell.cell_contents
+            if is_plain(found):
+                if knows(cell):
+                    return True
+            elif (knows(cell) or knows(found)) and _may_differ(found, names.others, knows, depth):
+                return True
+    return False
+
+
+def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Callable[[Any], bool]) -> None:
+    """Raise where a hook in the backward of a module looks at state: a graph has what was there in the capture."""
+    for hook in hooks_of(modules, in_backward=True) if torch.is_grad_enabled() else ():
+        if reads_state(hook, knows):
+            raise UnsupportedSideEffectError(
+                f"`{name}` calls a module with the backward hook `{getattr(hook, '__name__', type(hook).__name__)}`, "
+                "which looks at Python's state, and that may be another by the time of the backward. Put the hook on a "
+                "module outside the compiled function."
+            )
+
+
+def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool], depth: int) -> bool:
+    if isinstance(found, _NO_STATE):
+        return False
+    if isinstance(found, type):
+        if issubclass(found, torch.autograd.Function) or is_outside(found.__module__):
+            return False
+        return not named.isdisjoint(name for base in found.__mro__ for name in values_of(base))
+    if isinstance(found, types.FunctionType):
+        return depth > 0 and reads_state(found, knows, depth - 1)
+    if isinstance(found, torch.nn.Module):
+        held = [_held(found, name) for name in named]
+        return depth == 0 or any(_may_differ(value, named, knows, depth - 1) for value in held if value is not ABSENT)
+    return True
+
+
+def _held(module: torch.nn.Module, name: str) -> Any:
+    """An attribute of a module: a parameter, buffer, submodule, or what its `__dict__` or its class holds."""
+    table = module.__dict__
+    tables = (table.get("_parameters"), table.get("_buffers"), table.get("_modules"), table)
+    classes = (vars(base) for base in type(module).__mro__ if not is_outside(base.__module__))
+    return next((held[name] for held in (*tables, *classes) if held is not None and name in held), ABSENT)
+
+
+def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
+    """Whether a global may be assigned while the program runs: by a script, or by a function of its module."""
+    if namespace.get("__name__") == "__main__":
+        return True
+    held: list[Any] = []
+    for value in namespace.values():
+        held += vars(value).values() if isinstance(value, type) else [value]
+    codes = [value.__code__ for value in held if isinstance(value, types.FunctionType)]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        if name in code.co_names and ("STORE_GLOBAL", name) in {(i.name, i.value) for i in instructions_of(code)}:
+            return True
+    return False

@@ -1,0 +1,219 @@
+"""The closed world of one run: what it calls in C is in the table of `frontend/known_calls.py`, or the call is eager.
+
+The interpreter tells of each call before it is made, so that a call that is not known is never made. A method that
+writes is fine on what the walk before the run has met, and on what the run made. Of anything else a copy is kept from
+before the first write, and a write that is left is refused by name and taken back.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any, NoReturn, TypeVar
+
+from ..._torch.native import make_observer
+from ...errors import UnsupportedSideEffectError
+from ...frontend.holders import Holder, kind_of
+from ...frontend.known_calls import LOOKED_AT, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
+from ...frontend.observer import Observer
+from ...frontend.user_state import UserState
+from ...interrupts import runs_user_code
+from ..tape.collection import Newborns
+
+__all__ = ["Observed"]
+
+_FEW = 64  # objects, from which on those that nobody else holds any more are let go of
+_OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+
+T = TypeVar("T")
+
+
+class Observed:
+    """What one run does besides computing. `state` is what the walk before the run has met; `ran` the code that ran and
+    is looked at, with its globals.
+    """
+
+    def __init__(self, name: str, state: Callable[[], UserState]) -> None:
+        self.name, self.state = name, state
+        self.ran: dict[CodeType, dict[str, Any]] = {}
+        self._met: dict[int, Holder] = {}
+        self._variables: dict[int, Any] = {}  # of contexts, that the program sets
+        self._failed: UnsupportedSideEffectError | None = None
+        made = make_observer(kind_of_call, self._trust, self._on_call)
+        self._observer: Any = made or Observer(kind_of_call, self._trust, self._on_call)
+        self.pause, self.go_on = self._observer.pause, self._observer.go_on
+
+    def of(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The same function, observed, with context variables of its own."""
+
+        @runs_user_code
+        def run(*args: Any, **kwargs: Any) -> T:
+            self._observer.start()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._observer.stop()
+
+        def in_context(*args: Any, **kwargs: Any) -> T:
+            context = contextvars.copy_context()
+            try:
+                result = context.run(run, *args, **kwargs)
+            finally:
+                left = self._left_in(context)
+            if left is not None:
+                self._failed = self._failed or UnsupportedSideEffectError(
+                    f"`{self.name}` sets the context variable `{left.name}` for what comes after it, which a compiled "
+                    "call would not repeat. Set it outside the compiled function."
+                )
+            return result
+
+        return in_context
+
+    def unobserved(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The same function, of which and from which on nothing is observed until it is done."""
+
+        @functools.wraps(function)
+        def run(*args: Any) -> T:
+            self.pause()
+            try:
+                return function(*args)
+            finally:
+                self.go_on()
+
+        return run
+
+    def raise_failed(self) -> None:
+        """The run was refused, whoever has caught that meanwhile."""
+        if self._failed is not None:
+            raise self._failed
+
+    # ---------------------------------------------------------------- what the observer asks
+
+    def _trust(self, code: CodeType, frame: FrameType) -> int:
+        if code.co_filename.startswith((_PACKAGE, "<foregrad")):
+            return TRUSTED
+        found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
+        if found == LOOKED_AT and not _is_for_pytorch(frame):
+            self.ran[code] = frame.f_globals
+            self.state().meet(code, frame.f_globals)
+        return found
+
+    def _on_call(self, callee: Any, frame: FrameType) -> None:
+        if _is_for_pytorch(frame):
+            return
+        if kind_of_call(callee) == WRITES:
+            self._write(callee, frame)
+        else:
+            self._refuse(
+                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, which may do or look at something that a "
+                "compiled call would not: it is not among the functions that are known to be pure. Call it outside the "
+                "compiled function, or in a function that `foregrad.eager_region` marks."
+            )
+
+    def _write(self, callee: Any, frame: FrameType) -> None:
+        target = callee.__self__
+        if isinstance(target, contextvars.ContextVar):
+            self._variables[id(target)] = target
+        elif id(target) not in self._met and not self.state().knows(target):
+            self._track(target, callee, frame)
+
+    def _track(self, target: Any, callee: Any, frame: FrameType) -> None:
+        kind = kind_of(target)
+        if kind is None:
+            self._refuse(
+                f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, which writes to an object that nothing can "
+                "put back. Do it outside the compiled function."
+            )
+        if len(self._met) > _FEW:
+            self._let_go()
+        text = f"a {type(target).__name__} that {_spelled(callee)} writes to at {_line(frame)}"
+        self._met[id(target)] = Holder(kind, target, None, text, "", kind.read(target))
+
+    def _let_go(self) -> None:
+        """Of what only this holds any more: the run made it."""
+        for key in [key for key, holder in self._met.items() if sys.getrefcount(holder.target) < _OWN_REFERENCES]:
+            del self._met[key]
+
+    def _refuse(self, message: str) -> NoReturn:
+        self._failed = self._failed or UnsupportedSideEffectError(message)
+        raise self._failed
+
+    # ---------------------------------------------------------------- afterwards
+
+    def _changed(self) -> Iterator[Holder]:
+        self._let_go()
+        yield from (h for h in self._met.values() if not h.kind.same(h.target, h.before))
+
+    def check(self, newborns: Newborns) -> None:
+        """Raise where the run has written to something older than itself that no walk has met."""
+        for holder in self._changed():
+            if not newborns.has(holder.target):
+                self._refuse(
+                    f"`{self.name}` writes to {holder.step}, which is older than the call and found where nobody "
+                    "looks. Do it outside the compiled function, or hand the object in."
+                )
+
+    def give_up(self) -> None:
+        """Everything as it was."""
+        for holder in self._changed():
+            holder.kind.put_back(holder.target, holder.before)
+
+    def _left_in(self, context: contextvars.Context) -> Any:
+        """A variable that the program has set; what PyTorch's own code has set is set outside, too."""
+        outside, found = contextvars.copy_context(), None
+        for variable, value in context.items():
+            if outside.get(variable, context) is not value:
+                if id(variable) in self._variables:
+                    found = variable
+                else:
+                    variable.set(value)
+        return found
+
+
+def _spelled(callee: Any) -> str:
+    owner = callee.__self__
+    if owner is None or type(owner) is type(sys):
+        module = str(callee.__module__ or getattr(owner, "__name__", ""))
+        return f"`{module}.{callee.__name__}`" if module not in ("", "builtins") else f"`{callee.__name__}`"
+    return f"`{(owner if isinstance(owner, type) else type(owner)).__qualname__}.{callee.__name__}`"
+
+
+def _line(frame: FrameType | None) -> str:
+    """The line of the user's that leads there, and that of the library that makes the call."""
+    last = frame
+    while frame is not None and _is_librarys(frame):
+        frame = frame.f_back
+    frame = frame or last
+    assert frame is not None
+    text = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return text if frame is last or last is None else f"{text} (by {_name(last)})"
+
+
+def _is_for_pytorch(frame: FrameType | None) -> bool:
+    """Whether the standard library, or a progress bar, does something for PyTorch's own code, such as its logs, and not
+    for the program.
+    """
+    while frame is not None and (is_standard(frame.f_code.co_filename) or _root(frame) == "tqdm"):
+        frame = frame.f_back
+    return frame is not None and trust_in(frame.f_globals.get("__name__"), frame.f_code.co_filename) == TRUSTED
+
+
+def _root(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _name(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+
+
+def _is_librarys(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_LIBRARIES) or os.sep + "site-packages" + os.sep in file
+
+
+_LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ", "<foregrad", _PACKAGE)

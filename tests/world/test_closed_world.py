@@ -1,0 +1,337 @@
+"""Each thing that a captured function does is an operator, a tracked read or write, or known to be pure; or it is eager."""
+
+import collections
+import contextvars
+import decimal
+import hashlib
+import io
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
+from foregrad.frontend import known_calls
+
+X = torch.ones(2)
+DIGEST = hashlib.sha256()
+
+
+@pytest.fixture(params=[True, False], ids=["native", "python"], autouse=True)
+def observer(request, monkeypatch):
+    """Both observers, in C++ and in Python."""
+    if not request.param:
+        monkeypatch.setattr("foregrad.tracing.effects.observed.make_observer", lambda *_: None)
+
+
+def called(function, times=3):
+    """What calls of a compiled function give, and the warnings of ours."""
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        results = [compiled(X) for _ in range(times)]
+    return results, [str(one.message) for one in said if issubclass(one.category, ForegradWarning)], compiled
+
+
+FOREIGN = {
+    "time.sleep": lambda: time.sleep(0.0),
+    "posix.putenv": lambda: os.environ.__setitem__("FOREGRAD_TEST", "1"),
+    "_signal.signal": lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL),
+    "io.open": lambda: open(os.devnull).close(),
+    "posix.stat": lambda: os.path.exists(os.devnull),
+    "sys.setrecursionlimit": lambda: sys.setrecursionlimit(sys.getrecursionlimit()),
+    "_thread.start_new_thread": lambda: threading.Thread(target=int).start(),
+    "posix.getpid": lambda: os.getpid(),
+    "HASH.update": lambda: DIGEST.update(b"1"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_function_of_c_that_is_not_in_the_table_makes_the_call_eager_by_name(name):
+    foreign = FOREIGN[name]
+
+    def step(x):
+        foreign()
+        return x + 1
+
+    results, said, _ = called(step)
+    assert all(torch.equal(result, X + 1) for result in results)
+    assert len(said) == 1
+    assert f"{name}` at {__file__}:" in said[0]
+    assert "eager_region" in said[0]
+
+
+def test_it_is_refused_where_no_call_is_to_run_eagerly():
+    def step(x):
+        time.sleep(0.0)
+        return x + 1
+
+    for door in (lambda: foregrad.compile(step, on_unsupported="raise")(X), lambda: foregrad.capture(step, X)):
+        with pytest.raises(UnsupportedSideEffectError, match=r"time\.sleep"):
+            door()
+
+
+EXTENSION = """
+#include <Python.h>
+static PyObject *count(PyObject *self, PyObject *arg) {
+  static long calls = 0;
+  return PyLong_FromLong(++calls);
+}
+static PyMethodDef methods[] = {{"count", count, METH_NOARGS, ""}, {0}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "counting_c", 0, -1, methods};
+PyMODINIT_FUNC PyInit_counting_c(void) { return PyModule_Create(&definition); }
+"""
+
+
+def test_a_function_of_an_extension_is_called_as_often_as_in_eager(tmp_path, monkeypatch):
+    """What an extension keeps for itself nobody can see: it is not called before the call is known to be eager."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = tmp_path / "counting_c.c"
+    source.write_text(EXTENSION)
+    target = tmp_path / f"counting_c{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = sysconfig.get_path("include")
+    subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(target)], check=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "counting_c", raising=False)
+    import counting_c
+
+    def step(x):
+        return x * counting_c.count()
+
+    results, said, _ = called(step)
+    first = results[0][0].item()
+    assert [result[0].item() - first for result in results] == [0, 1, 2]
+    assert len(said) == 1
+    assert "`counting_c.count`" in said[0]
+
+
+def test_a_refusal_that_the_function_catches_stays_one():
+    def step(x):
+        try:
+            time.sleep(0.0)
+        except Exception:
+            return x - 1
+        return x + 1
+
+    results, said, _ = called(step)
+    assert all(torch.equal(result, X + 1) for result in results)
+    assert len(said) == 1
+
+
+LEFT = contextvars.ContextVar("left", default=0)
+
+
+class Written:
+    """Things of the process and of the standard library that a step writes to; `now()` is what is there."""
+
+    def __init__(self):
+        self.file = io.StringIO()
+
+    def environment(self):
+        os.environ["FOREGRAD_TEST"] = str(int(os.environ.get("FOREGRAD_TEST", "0")) + 1)
+
+    def path(self):
+        sys.path.append("/nowhere")
+
+    def context(self):
+        LEFT.set(LEFT.get() + 1)
+
+    def decimals(self):
+        decimal.getcontext().prec += 1
+
+    def text(self):
+        self.file.write("a")
+
+    def filters(self):
+        warnings.filterwarnings("ignore", message=f"number {len(warnings.filters)}")
+
+    def now(self):
+        filters = [one for one in warnings.filters if "number" in str(one)]
+        seen = os.environ.get("FOREGRAD_TEST"), sys.path.count("/nowhere"), LEFT.get(), decimal.getcontext().prec
+        return *seen, self.file.getvalue(), len(filters)
+
+
+@pytest.mark.parametrize("what", ["environment", "path", "context", "decimals", "text", "filters"])
+def test_what_is_written_is_written_once_in_each_call(what):
+    """The capture that is given up has written nothing; the calls write as in eager."""
+
+    def after(wrap):
+        written = Written()
+        write = getattr(written, what)
+
+        def step(x):
+            write()
+            return x + 1
+
+        def run():
+            call = wrap(step)
+            for _ in range(3):
+                call(X)
+            return written.now()
+
+        path, precision = list(sys.path), decimal.getcontext().prec
+        environment = os.environ.pop("FOREGRAD_TEST", None)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ForegradWarning)
+                return contextvars.copy_context().run(run)
+        finally:
+            sys.path[:], decimal.getcontext().prec = path, precision
+            os.environ.pop("FOREGRAD_TEST", None)
+            if environment is not None:
+                os.environ["FOREGRAD_TEST"] = environment
+
+    assert after(lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager")) == after(lambda f: f)
+
+
+def use_of_fresh_objects(x):
+    parts, table, seen = [], {}, set()
+    for i in range(200):
+        parts.append(x * i)
+        table.setdefault(i % 3, []).append(i)
+        seen.add(i)
+    table.update(a=1)
+    counts = collections.Counter("abca")
+    counts.update("a")
+    window = collections.deque(maxlen=2)
+    window.extend(range(5))
+    text = io.StringIO()
+    text.write("abc")
+    variable = contextvars.ContextVar("inside", default=1.0)
+    token = variable.set(2.0)
+    factor = variable.get()
+    variable.reset(token)
+    with decimal.localcontext() as context:
+        context.prec = 4
+        third = float(decimal.Decimal(1) / 3)
+    key = hashlib.sha256(b"abc").hexdigest()
+    generator = random.Random(3)
+    parts.sort(key=id)
+    parts.reverse()
+    return (
+        sum(parts)
+        * factor
+        * third
+        * len(seen)
+        * len(key)
+        * counts["a"]
+        * window[0]
+        * len(text.getvalue())
+        * (1 + generator.random())
+    )
+
+
+def test_what_the_call_makes_may_be_written_to():
+    """Methods that write are fine on objects that are no older than the call."""
+    results, said, compiled = called(use_of_fresh_objects)
+    assert not said
+    assert all(torch.allclose(result, use_of_fresh_objects(X)) for result in results)
+    assert len(foregrad.explain_recompiles(compiled)) == 1
+
+
+def test_an_older_object_that_nobody_met_is_not_written_to_in_silence():
+    """It is found by a way that no scan of code sees; the write is taken back, and each call makes it."""
+    hidden = ["a"]
+    address = id(hidden)
+
+    def step(x):
+        import gc
+
+        found = next(one for one in gc.get_objects() if id(one) == address)
+        found.append("b")
+        return x + 1
+
+    _, said, _ = called(step)
+    assert hidden == ["a", "b", "b", "b"]
+    assert len(said) == 1
+
+
+def test_a_warning_is_given_by_each_call_as_in_eager():
+    def step(x):
+        warnings.warn("as in eager", stacklevel=1)
+        return x + 1
+
+    compiled = foregrad.compile(step, backend="eager", on_unsupported="eager")
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            compiled(X)
+        assert sum(str(one.message) == "as in eager" for one in said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", ForegradWarning)
+        with pytest.raises(UserWarning, match="as in eager"):
+            compiled(X)
+
+
+def test_a_profiler_is_told_of_what_it_would_be_told():
+    told = []
+
+    def profiler(frame, event, argument):
+        if event == "call" and frame.f_code.co_name == "step":
+            told.append(event)
+
+    def step(x):
+        return x + len([1, 2])
+
+    compiled = foregrad.compile(step, backend="eager", on_unsupported="eager")
+    sys.setprofile(profiler)
+    try:
+        compiled(X)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert told == ["call"]
+
+
+def test_every_name_in_the_table_is_one():
+    """The table names what is there: in the Python that runs, or in another that is supported."""
+    named = [(module, names) for module, names in known_calls.PURE_FUNCTIONS.items() if module in sys.modules]
+    for module, names in named:
+        of = sys.modules[module]
+        known = [name for name in names.split() if name != known_calls.EVERYTHING]
+        assert not known or any(hasattr(of, name) for name in known), module
+    for qualified, names in known_calls.WRITING_METHODS.items():
+        module, _, name = qualified.rpartition(".")
+        cls = getattr(sys.modules.get(module), name, None)
+        if cls is not None:
+            missing = {method for method in names.split() if not hasattr(cls, method)}
+            assert missing <= {"__missing__", "clear", "__setstate__"}, qualified  # of another class, or Python
+
+
+def test_the_page_shows_the_table():
+    """docs/closed_world.md is made from the table: `python -m foregrad.frontend.known_calls`."""
+    page = pathlib.Path(__file__).parents[2] / "docs" / "closed_world.md"
+    made = subprocess.run(
+        [sys.executable, "-m", "foregrad.frontend.known_calls"], capture_output=True, text=True, check=True
+    ).stdout
+    assert page.read_text() == made
+
+
+def test_files_are_read_anew_in_each_call():
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "scale.txt"
+
+        def step(x):
+            return x * float(path.read_text())
+
+        compiled = foregrad.compile(step, backend="eager", on_unsupported="eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForegradWarning)
+            for scale in (2.0, 3.0):
+                path.write_text(str(scale))
+                assert torch.equal(compiled(X), X * scale)
