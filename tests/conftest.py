@@ -81,6 +81,7 @@ def captures_may_wait(monkeypatch):
     from foregrad.frontend import known_calls
 
     monkeypatch.setattr(known_calls, "TRUSTED_MODULES", known_calls.TRUSTED_MODULES | {"threading", "signal"})
+    monkeypatch.setattr(known_calls, "REFUSED_METHODS", {})
     monkeypatch.setattr(known_calls, "PURE_CLASSES", known_calls.PURE_CLASSES | {"_queue.SimpleQueue"})
     for module in ("_signal", "_thread", "time"):
         monkeypatch.setitem(known_calls.PURE_FUNCTIONS, module, known_calls.EVERYTHING)

@@ -72,6 +72,7 @@ def test_generators_are_as_they_were_after_a_capture():
     assert torch.Generator().manual_seed(3).initial_seed() == 3
 
 
+@pytest.mark.usefixtures("captures_may_wait")
 def test_other_threads_seed_and_draw_while_a_function_is_captured():
     inside, done = threading.Event(), threading.Event()
     found = []

@@ -57,6 +57,8 @@ _LIBRARIES = (
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _OPERATORS = {"torch", "numpy", "foregrad", "torchgen", "functorch", "sympy"}
+# Objects of these are written to by other threads, too.
+_OF_THREADS = {"_queue", "_thread", "asyncio", "concurrent", "multiprocessing", "queue", "threading"}
 _OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention")
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
@@ -109,7 +111,7 @@ def is_constant(cls: type) -> bool:
 
 def _holds_nothing(module: str) -> bool:
     root = module.partition(".")[0]
-    return root in _FIXED or (root in _OPERATORS and not module.startswith(_OF_TORCH))
+    return root in _FIXED or root in _OF_THREADS or (root in _OPERATORS and not module.startswith(_OF_TORCH))
 
 
 def keeps_state(cls: type) -> bool:

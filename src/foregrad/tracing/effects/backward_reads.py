@@ -3,7 +3,8 @@
 What such code names is looked at, one helper function after the other. Objects, containers and closure cells that are
 older than the call may be others by the time of the backward; so may the numbers that are globals of a script,
 or that some function assigns. A number that is a global of a module, and that no function there assigns, is taken for
-a constant, though somebody may set it from outside between a forward and its backward.
+a constant, and so is one in a variable of an enclosing function that the code itself does not assign: somebody may
+still set either between a forward and its backward.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
         if name in names.cells and cell != types.CellType():
             found = cell.cell_contents
             if is_plain(found):
-                if knows(cell):
+                if knows(cell) and _is_stored(name, value.__code__):
                     return True
             elif (knows(cell) or knows(found)) and _may_differ(found, names.others, knows, depth):
                 return True
@@ -95,6 +96,13 @@ def _held(module: torch.nn.Module, name: str) -> Any:
     tables = (table.get("_parameters"), table.get("_buffers"), table.get("_modules"), table)
     classes = (vars(base) for base in type(module).__mro__ if not is_outside(base.__module__))
     return next((held[name] for held in (*tables, *classes) if held is not None and name in held), ABSENT)
+
+
+def _is_stored(name: str, code: types.CodeType) -> bool:
+    """Whether a function, or one inside of it, assigns a variable of an enclosing function."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    stores = ("STORE_DEREF", name) in {(i.name, i.value) for i in instructions_of(code)}
+    return stores or any(_is_stored(name, other) for other in inner)
 
 
 def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
