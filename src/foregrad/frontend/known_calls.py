@@ -155,8 +155,11 @@ REFUSED_METHODS: Final[dict[str, str]] = {
     "_thread.RLock": _LOCKED,
 }
 
-KNOWN_PACKAGES: Final = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "foregrad", "foregrad_native")
-"""Packages whose functions of C are operators, or are looked after by a way of their own; sympy works out sizes."""
+KNOWN_PACKAGES: Final = tuple(
+    "torch torchgen functorch numpy sympy mpmath foregrad foregrad_native typing_extensions".split()
+)
+"""Packages whose functions of C are operators, or are looked after by a way of their own; sympy works out sizes, and
+`typing_extensions` wraps functions that are deprecated."""
 
 NOT_OF_PACKAGES: Final[dict[str, str]] = {
     "torch._C": (
@@ -172,10 +175,12 @@ TRUSTED_MODULES: Final = frozenset(
     colorsys contextlib copy copyreg dataclasses datetime difflib dis enum fnmatch fractions functools
     graphlib heapq html inspect ipaddress json keyword linecache locale numbers opcode operator pprint random
     re reprlib secrets shlex sre_compile sre_constants sre_parse statistics string stringprep struct symtable textwrap
-    timeit token tokenize traceback types typing uuid weakref _pydatetime _pydecimal _threading_local
+    timeit token tokenize traceback types typing uuid warnings weakref _py_warnings _pydatetime _pydecimal
+    _threading_local
     """.split()
 )
-"""Modules of the standard library whose Python does to C what the table would allow, or keeps what nobody can see."""
+"""Modules whose Python does to C what the table would allow, or keeps what nobody can see. What a function that is
+deprecated warns of (`typing_extensions`, `warnings`) is said at the capture, as once in a process by default."""
 
 OPAQUE_MODULES: Final = frozenset(
     {"importlib", "_frozen_importlib", "_frozen_importlib_external", "zipimport", "runpy", "logging"}

@@ -164,7 +164,8 @@ class UserState:
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
-        if not self._own_globals.get(id(namespace)):
+        # Of `warnings` the filters are tracked, see `_of_the_process`; the list that a caller records in is not the call's.
+        if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
             self._own_globals[id(namespace)] = True
             count = len(self.holders)
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
