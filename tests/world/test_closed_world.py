@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import decimal
+import gc
 import hashlib
 import io
 import os
@@ -335,3 +336,19 @@ def test_files_are_read_anew_in_each_call():
             for scale in (2.0, 3.0):
                 path.write_text(str(scale))
                 assert torch.equal(compiled(X), X * scale)
+
+
+def test_what_listens_to_the_garbage_collector_is_no_part_of_the_program():
+    def listener(phase, info):
+        os.getloadavg()
+
+    def f(x):
+        gc.collect()
+        return x * 2
+
+    gc.callbacks.append(listener)
+    try:
+        call = foregrad.compile(f, backend="eager", on_unsupported="raise")
+        assert call(torch.ones(2)).tolist() == [2.0, 2.0]
+    finally:
+        gc.callbacks.remove(listener)

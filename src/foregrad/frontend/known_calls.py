@@ -192,6 +192,8 @@ def kind_of_call(callee: Any) -> int:
     """PURE, WRITES or REFUSED, of a function or bound method of C."""
     owner = callee.__self__
     name = callee.__name__
+    if owner is None and callee.__qualname__ == f"TensorBase.{name}":  # a static method of C knows no more of itself
+        return PURE
     if owner is None or isinstance(owner, types.ModuleType):
         return _kind_of_function(str(callee.__module__ or getattr(owner, "__name__", "")), name)
     if isinstance(owner, torch.autograd.graph.Node):  # whose classes say that they are of no module

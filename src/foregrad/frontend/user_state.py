@@ -164,7 +164,7 @@ class UserState:
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
-        # Of `warnings` the filters are tracked, see `_of_the_process`; the list that a caller records in is not the call's.
+        # Of `warnings` the filters are tracked, see `_of_the_process`: the list that a caller records in is his.
         if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
             self._own_globals[id(namespace)] = True
             count = len(self.holders)

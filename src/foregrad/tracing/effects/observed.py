@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from ..._torch.native import make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
-from ...frontend.known_calls import LOOKED_AT, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
+from ...frontend.known_calls import LOOKED_AT, OPAQUE, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
 from ...frontend.observer import Observer
 from ...frontend.user_state import UserState
 from ...interrupts import runs_user_code
@@ -97,6 +98,8 @@ class Observed:
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         if code.co_filename.startswith((_PACKAGE, "<foregrad")):
             return TRUSTED
+        if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
+            return OPAQUE
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == LOOKED_AT and not _is_for_pytorch(frame):
             self.ran[code] = frame.f_globals
