@@ -49,8 +49,8 @@ class Config:
     """Say on stderr that a call compiles, once that takes over two seconds. None: where stderr is a terminal."""
 
     native: bool = True
-    """Let calls go through the C++ part, where `foregrad build-native` or the installation built it. The same
-    otherwise; a call costs some microseconds less."""
+    """Let calls go through the C++ part, where it was built (`foregrad doctor` says so). The same otherwise; a call
+    costs some microseconds less."""
 
     cache: bool = True
     """Keep on disk what `compile` works out, where a backend's results can be kept, for the next process."""

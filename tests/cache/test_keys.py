@@ -187,7 +187,7 @@ for name in ("constant 2.5", "module's attribute a", "guard on a size 2", "polic
 
 def test_keys_are_the_same_in_other_processes_and_for_other_hash_seeds():
     found = set()
-    for seed in ("0", "1", "77"):
+    for seed in ("0", "77"):
         script = SCRIPT.format(path=sys.path)
         done = subprocess.run(
             [sys.executable, "-c", script],

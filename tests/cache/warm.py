@@ -149,6 +149,7 @@ def run(name, backend):
         from torch._dynamo.utils import counters
 
         told |= {key: counters["inductor"][f"fxgraph_cache_{key}"] for key in ("hit", "miss", "bypass")}
+        counters.clear()
     return told
 
 

@@ -75,10 +75,9 @@ def test_what_the_user_wrote_cannot_end_the_script():
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-@pytest.mark.parametrize("size", ["1400,1000", "720,1200"])
-def test_a_report_of_24_layers_is_whole(gpt2, tmp_path, size):
+def test_a_report_of_24_layers_is_whole(gpt2, tmp_path):
     found, path = gpt2
-    page, said = in_browser(path, tmp_path / "browser", size, "#select=f:tanh_3")
+    page, said = in_browser(path, tmp_path / "browser", fragment="#select=f:tanh_3")
     assert re.search(r'data-ready="\d+"', page)  # milliseconds: no promise of a test's, on a machine with neighbours
     assert said == []
     layers = len(re.findall(r'class="layer [^"]*"', page))
@@ -120,7 +119,7 @@ def test_five_thousand_nodes_are_drawn(tmp_path):
 @pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 def test_a_small_report_has_everything(tmp_path):
     found = small()
-    page, said = in_browser(found.save(tmp_path / "small.html"), tmp_path / "browser")
+    page, said = in_browser(found.save(tmp_path / "small.html"), tmp_path / "browser", "720,1200")
     assert said == []
     assert page.count('class="pill b again"') == len(found.memory.again) > 0
     for title in ("Saved", "Run twice", "Operators", "Inputs", "Guards"):

@@ -31,7 +31,7 @@ def run(*command, cwd, **environment):
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**kept, **environment},
+        env={**kept, "FOREGRAD_BUILD_NATIVE": "0", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -42,7 +42,7 @@ def run(*command, cwd, **environment):
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    done = run(*command, cwd=folder, FOREGRAD_BUILD_NATIVE="0")
+    done = run(*command, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = folder.glob("*.whl")
     return made

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -53,6 +55,48 @@ def test_sources_that_this_pytorch_does_not_take(monkeypatch, tmp_path, capsys):
     assert "elsewhere.cpp" in line
     assert cli.main([*arguments, "--verbose"]) == 1
     assert len(capsys.readouterr().err.splitlines()) > 2
+
+
+def waited_for(done):
+    for _ in range(600):
+        if done():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it takes too long")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is built there")
+def test_in_the_background_each_library_is_tried_once(monkeypatch, tmp_path):
+    version = torch.__version__
+    monkeypatch.setattr(building, "_folders", lambda: iter([tmp_path]))
+    assert not building.build_in_background(version), "the tests forbid it"
+    monkeypatch.setenv("FOREGRAD_BUILD_NATIVE", "1")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert building.attempt(version) is None
+    assert building.build_in_background(version)
+    waited_for(lambda: building.attempt(version))
+    assert building.attempt(version) == "there is no C++ compiler: looked for no-such-compiler"
+    assert not building.build_in_background(version)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is built there")
+def test_what_was_built_in_the_background_is_found(monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho built > "$2"\n')
+    compiler.chmod(0o755)
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(building, "_folders", lambda: iter([folder]))
+    monkeypatch.setenv("FOREGRAD_BUILD_NATIVE", "1")
+    monkeypatch.setenv("CXX", str(compiler))
+    folder.mkdir()
+    mark = (folder / building.library_name(torch.__version__)).with_suffix(".building")
+    mark.touch()
+    assert not building.build_in_background(torch.__version__), "another process is at it"
+    os.utime(mark, (0, 0))
+    assert building.build_in_background(torch.__version__), "that one was killed long ago"
+    waited_for(lambda: building.find_library(torch.__version__) is not None and not mark.exists())
+    assert building.fault_of(building.find_library(torch.__version__)) is None
 
 
 def test_no_headers_of_pytorch(monkeypatch, tmp_path):

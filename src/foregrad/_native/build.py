@@ -3,7 +3,8 @@
 Only the standard library, and nothing of foregrad: the build backend runs this file by itself, without PyTorch.
 
 A library is named for the sources, the PyTorch and the Python that it was made for, and only looked for by that name:
-when one of them changes, calls go through Python until it is built again. Nothing is ever built but on request. At its
+when one of them changes, calls go through Python until it is built again: on request, when foregrad is installed, or by
+a process in the background that the first compiled function starts (`FOREGRAD_BUILD_NATIVE=0`: not these two). At its
 end stands a checksum with which build of PyTorch it is for: a file without that, or of which a part is missing, is not
 loaded (loading half a library can end the process), nor is one that somebody else could have put there.
 """
@@ -20,10 +21,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["BuildError", "build", "fault_of", "find_library", "find_torch", "library_name"]
+__all__ = [
+    "BuildError",
+    "attempt",
+    "build",
+    "build_in_background",
+    "fault_of",
+    "find_library",
+    "find_torch",
+    "library_name",
+]
 
 HERE = Path(__file__).resolve().parent
 _UNITS = (
@@ -41,6 +52,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall
 _QUIET = ("-Wno-missing-field-initializers",)  # Python's tables leave most of their fields at zero
 
 
+_LONGEST_S = 900  # a build that takes longer was killed
 _SEAL = b"foregrad-native-1:"
 _SUM = hashlib.sha256().digest_size
 
@@ -163,7 +175,46 @@ def build(folder: Path | None = None) -> Path:
     for other in target.parent.glob(target.name[:-15] + "*.so"):  # of other sources
         if other != target:
             other.unlink(missing_ok=True)
+    _mark(target).unlink(missing_ok=True)
     return target
+
+
+def build_in_background(torch_version: str) -> bool:
+    """Start a process that builds the library for the processes that come later. Nothing waits for it.
+
+    False where it is switched off, where such a process runs already, or failed: each library is tried once.
+    """
+    folder = next(filter(_writable, _folders()), None)
+    if os.environ.get("FOREGRAD_BUILD_NATIVE", "1") == "0" or sys.platform == "win32" or folder is None:
+        return False
+    mark = _mark(folder / library_name(torch_version))
+    try:
+        if mark.exists() and not mark.stat().st_size and time.time() - mark.stat().st_mtime > _LONGEST_S:
+            mark.unlink()
+        mark.touch(exist_ok=False)
+        search = os.pathsep.join(filter(None, [str(find_torch()[0].parent), os.environ.get("PYTHONPATH")]))
+        subprocess.run(
+            [sys.executable, str(HERE / "build.py"), str(mark)],
+            env={**os.environ, "PYTHONPATH": search},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, BuildError):
+        return False
+    return True
+
+
+def attempt(torch_version: str) -> str | None:
+    """How far a build in the background is: why it failed, "" while it runs, None where none was begun."""
+    marks = (_mark(folder / library_name(torch_version)) for folder in _folders())
+    return next((mark.read_text() for mark in marks if mark.exists()), None)
+
+
+def _mark(target: Path) -> Path:
+    """A file that is there, empty, while a process in the background builds `target`; then it says why that failed."""
+    return target.with_suffix(".building")
 
 
 def _folders() -> Iterator[Path]:
@@ -202,8 +253,17 @@ def _system(folder: Path) -> list[str]:
     return ["-isystem", str(folder)]
 
 
-if __name__ == "__main__":
+def _build_with_mark(mark: Path) -> None:
+    """Leave the process that started this one, which waits until then; build; say at the mark why that failed."""
+    if os.fork():
+        return
+    os.setsid()
+    os.nice(10)
     try:
-        print(build())
+        build(mark.parent)
     except BuildError as error:
-        sys.exit(str(error))
+        mark.write_text(str(error))
+
+
+if __name__ == "__main__":
+    _build_with_mark(Path(sys.argv[1]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import importlib.util
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 
 import torch
 
-from .._native.build import fault_of, find_library
+from .._native.build import build_in_background, fault_of, find_library
 from ..errors import ForegradWarning
 from .hooks import only_defined
 
 __all__ = ["make_observer", "make_tensor_check", "make_version_check", "native"]
 
 _NAME = "foregrad_native"
+_log = logging.getLogger("foregrad.native")
 
 
 @functools.cache
@@ -29,6 +31,8 @@ def native() -> Any:
     """The extension module, loaded on first use; None where there is none."""
     path = find_library(torch.__version__)
     if path is None:
+        if build_in_background(torch.__version__):
+            _log.info("The C++ part of calls is being built. Processes that start in half a minute use it.")
         return None
     fault = fault_of(Path(path))
     if fault is not None:

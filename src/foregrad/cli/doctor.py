@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import foregrad
-from foregrad._native.build import fault_of, find_library
+from foregrad._native.build import attempt, fault_of, find_library
 from foregrad._torch.requirements import missing, untested
 from foregrad.backends.inductor import why_not
 from foregrad.cache.keeper import store_of
@@ -67,7 +67,9 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
 def _native(faults: list[str]) -> str:
     path = find_library(torch.__version__)
     if path is None:
-        return "not built, calls go through Python: `foregrad build-native` builds it"
+        failed = attempt(torch.__version__)
+        why = "is being built" if failed == "" else f"not built ({failed})" if failed else "not built"
+        return f"{why}, calls go through Python: `foregrad build-native` builds it"
     fault = fault_of(path)
     if fault is None:
         return str(path)
