@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import foregrad
 from foregrad.backends.inductor import why_not
 from foregrad.errors import ForegradWarning, UnsupportedAliasError, UnsupportedError, UnsupportedSideEffectError
-from foregrad.graph import region_operators
+from foregrad.graph import eager_regions
 
 region = foregrad.eager_region
 
@@ -382,13 +382,13 @@ def test_the_autograd_graph_goes_with_the_saved_tensor():
 
 
 def test_keys_go_with_the_calls():
-    before = len(region_operators._kept)
+    before = len(eager_regions._kept)
     called = _compiled()
     outs = [called(torch.ones(3, requires_grad=True)) for _ in range(3)]
-    assert len(region_operators._kept) >= before + 3
+    assert len(eager_regions._kept) >= before + 3
     del outs, called
     gc.collect()
-    assert len(region_operators._kept) <= before
+    assert len(eager_regions._kept) <= before
 
 
 def test_retain_graph_and_a_second_backward():

@@ -1,8 +1,7 @@
 """Collectives that work in place, as functions of tensors: those without a functional form, and eager regions.
 
-`foregrad::collective` stands for one in a graph, which has its key. Its first result says that it has run: the next one
-takes that, so that they keep their order. Known weakness: what a key stands for is never forgotten; equal ones have
-one key.
+The first result of one in a graph says that it has run: the next one takes that, so that they keep their order. Known
+weakness: those that graphs call are never forgotten; equal ones have one key.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import torch
 
 from .._torch.dispatch import ThreadDispatchMode
 from .._torch.distributed import finished_work, run_collective
+from .python_calls import PythonCall, status
 
-__all__ = ["COLLECTIVE", "Collective", "GivenAgain", "arguments_of", "returned", "tensors_in", "written_to"]
+__all__ = ["Collective", "GivenAgain", "arguments_of", "returned", "tensors_in", "written_to"]
 
 # Arguments that an operator writes to; into the first it adds, of the others it knows only what they hold then.
 _WRITTEN = ("tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists")
@@ -51,7 +51,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
 
 
-class Collective:
+class Collective(PythonCall):
     """One operator of `c10d`: its arguments, and what the tensors in them and its group are to be.
 
     `written`: the positions of the tensors that it writes to, among all of them. It works on copies and returns these.
@@ -79,13 +79,15 @@ class Collective:
         run_collective(self.op, args, self.group)
         return [own[i] for i in self.written]
 
-    @property
-    def key(self) -> int:
-        """What stands for it in graphs."""
-        number = _numbers.setdefault(self, len(_numbers))
-        if number == len(_known):
-            _known.append(self)
-        return number
+    def run(self, inputs: Sequence[torch.Tensor], after: Any, sizes: Any) -> list[torch.Tensor]:
+        return [status(), *self(*inputs)]
+
+    def fake(self, inputs: Sequence[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
+        return [status(), *(inputs[i].clone() for i in self.written)]
+
+    def known_once(self) -> Collective:
+        """The one among equal ones that graphs call."""
+        return _known.setdefault(self, self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +97,7 @@ class _Place:
     device: torch.device
 
 
-_numbers: dict[Collective, int] = {}
-_known: list[Collective] = []
+_known: dict[Collective, Collective] = {}
 
 
 def _filled(value: Any, tensor: Callable[[Any], Any]) -> Any:
@@ -104,14 +105,6 @@ def _filled(value: Any, tensor: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_filled(item, tensor) for item in value]
     return tensor(value) if isinstance(value, (_Place, torch.Tensor)) else value
-
-
-def _run(key: int, tensors: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.zeros((), dtype=torch.int64), *_known[key](*tensors)]
-
-
-def _fake(key: int, tensors: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.zeros((), dtype=torch.int64, device="cpu"), *(tensors[i].clone() for i in _known[key].written)]
 
 
 class GivenAgain(ThreadDispatchMode):
@@ -130,14 +123,3 @@ class GivenAgain(ThreadDispatchMode):
         for tensor, value in zip(written_to(func, given), values, strict=True):
             tensor.copy_(value)
         return returned(func, given, finished_work())
-
-
-_library = torch.library.Library("foregrad", "FRAGMENT")
-_library.define(
-    "collective(int key, Tensor[] tensors, Tensor[] after) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
-)
-_library.impl("collective", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("foregrad::collective", _fake, lib=_library)
-_operators: Any = torch.ops.foregrad
-COLLECTIVE = _operators.collective.default
-torch.fx.node.has_side_effect(COLLECTIVE)

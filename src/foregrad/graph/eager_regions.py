@@ -1,8 +1,16 @@
 """Eager regions: functions of the user's that graphs call as they are, on real tensors.
 
 A region's effects can't be undone. So where a call of a compiled function comes to it again, in a capture or in another
-graph, what it gave is given once more: see `Journal`. The operators that stand for regions in graphs are in
-`region_operators`.
+graph, what it gave is given once more: see `Journal`. A region runs only once the values that the program branched on
+before it are those of its graph.
+
+The user's function runs with gradients on, and the autograd graph that this makes is kept for the region's backward.
+A region's first result is the key under which the backward finds it: a tensor over memory that owns the autograd graph,
+so that the graph lives as long as the saved tensor does. The second result is a status, which a decision looks at and
+the next region is given, so that no region is dropped and all keep their order.
+
+Known weaknesses: what an inner autograd graph keeps in memory is counted by no budget, and goes with the whole of it,
+not node by node.
 """
 
 from __future__ import annotations
@@ -10,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +26,22 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
-from .._torch.dispatch import default_generator
+from .._torch.dispatch import default_generator, no_saved_tensors_hooks
+from .._torch.hooks import without_tensor_hooks
+from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
-from ..errors import UnsupportedMutationError
+from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..interrupts import runs_user_code
 from .collectives import Collective, GivenAgain
+from .python_calls import PythonCall, status
 
 __all__ = [
     "Ran",
     "Region",
+    "RegionChangedError",
+    "RegionRaisedError",
     "begin",
     "differentiated_twice",
     "finish",
@@ -35,7 +50,6 @@ __all__ = [
     "layout_of",
     "open_journal",
     "reached_from",
-    "regions",
     "rewind",
     "run_region",
     "strides_of",
@@ -46,8 +60,20 @@ Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
 
 
+class RegionChangedError(RuntimeError):
+    """Raised inside of a graph: what a region gives, or what came before it, is not what the graph is for."""
+
+
+class RegionRaisedError(Exception):
+    """Raised inside of a graph: the user's function raised `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclasses.dataclass(eq=False)
-class Region:
+class Region(PythonCall):
     """One call of a user's function, as it was captured. What is None is known once it has run.
 
     `build(tensors)` gives its arguments, `take_apart(result, tensors)` the tensors in a result and the rest of it. The
@@ -73,10 +99,96 @@ class Region:
     requires_grad: tuple[bool, ...] = ()
     rest: Any = None
     reached: tuple[tuple[int, ...], ...] = ()
-    key: int = dataclasses.field(default_factory=itertools.count(1).__next__)
+    backwards: dict[tuple[bool, ...], RegionBackward] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        regions[self.key] = self
+    def run(
+        self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Key, status, values. `after` are the values that the program branched on before."""
+        if getattr(self.function, "owner", None) in differentiated_twice:
+            raise RegionChangedError(f"whether `{self.name}` is an eager region")
+        if any(_differs(value.item(), expected) for value, expected in zip(after, self.decided, strict=True)):
+            raise RegionChangedError("values that the program branched on before an eager region")
+        with under_settings(self.settings), no_saved_tensors_hooks():
+            try:
+                ran = run_region(self, inputs[: len(self.differentiable)])
+            except ForegradError:
+                raise
+            except Exception as error:
+                raise RegionRaisedError(error) from error
+        _check_same(self, ran, sizes)
+        return self.results(ran)
+
+    def results(self, ran: Ran) -> list[torch.Tensor]:
+        """The results of the operator for one run."""
+        kept = _Kept(next(_kept_keys).to_bytes(8, "little"))
+        reached = {position for positions in self.reached for position in positions}
+        starts = [*ran.given, *(leaf() for leaf in self.leaves)]
+        kept.region = self
+        kept.outputs = [get_gradient_edge(output) if output.requires_grad else None for output in ran.outputs]
+        kept.inputs = [tensor if i in reached else None for i, tensor in enumerate(starts)]
+        key = torch.frombuffer(kept, dtype=torch.int64)
+        _kept[int.from_bytes(kept, "little")] = kept
+        return [key, status(), *ran.values()]
+
+    def fake(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        return [torch.empty((1,), dtype=torch.int64), status(), *_empty(self.layouts, sizes)]
+
+    def backward(self, present: Sequence[bool]) -> RegionBackward:
+        """The call that gives the gradients of inputs, where those of these results are there."""
+        key = tuple(present)
+        if key not in self.backwards:
+            reached = [positions for positions, is_there in zip(self.reached, key, strict=True) if is_there]
+            wanted = sorted({position for positions in reached for position in positions})
+            layouts = tuple(self.input_layouts[i] for i in wanted)
+            self.backwards[key] = RegionBackward(self.name, self.where, key, tuple(wanted), layouts)
+        return self.backwards[key]
+
+
+@dataclasses.dataclass(eq=False)
+class RegionBackward(PythonCall):
+    """The gradients of a region's inputs, from the region's key and the gradients of the results that are `present`.
+
+    `wanted` are the positions of the inputs that get one, `layouts` those of these.
+    """
+
+    name: str
+    where: str
+    present: tuple[bool, ...]
+    wanted: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
+        key, *gradients = inputs
+        kept = _kept.get(int(key))
+        if kept is None:
+            raise UnsupportedSideEffectError(
+                "the autograd graph of an eager region is gone: a hook for saved tensors has copied the tensor that "
+                "holds it. Call the compiled function outside of `saved_tensors_hooks` and the like."
+            )
+        outputs = [output for output, is_present in zip(kept.outputs, self.present, strict=True) if is_present]
+        wanted: list[Any] = [kept.inputs[i] for i in self.wanted]
+        with without_tensor_hooks(wanted):
+            found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        taken = {storage_key(gradient) for gradient in gradients}
+        results = []
+        for given, leaf in zip(found, wanted, strict=True):
+            gradient: torch.Tensor | None = given  # None where nothing leads there in this very run
+            result = torch.zeros_like(leaf, memory_format=torch.contiguous_format) if gradient is None else gradient
+            if result.layout is not torch.strided:
+                raise UnsupportedLayoutError(
+                    f"the eager region `{self.name}` called at {self.where} gives a gradient of layout "
+                    f"{result.layout}. Only strided gradients leave a region: make it dense inside."
+                )
+            result = result.contiguous()
+            results.append(result.clone() if storage_key(result) in taken else result)
+            taken.add(storage_key(results[-1]))
+        return results
+
+    def fake(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
+        return _empty(self.layouts, sizes)
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,8 +213,19 @@ class Ran:
         return made
 
 
-regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
-"""Those that graphs call, by their key."""
+class _Kept(bytearray):
+    """The memory of a key: it owns the autograd graph of one run, by the edges where it begins and ends.
+
+    The region's backward runs as long as this is there, whoever called the region.
+    """
+
+    region: Region
+    outputs: list[Any]
+    inputs: list[torch.Tensor | None]
+
+
+_kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()
+_kept_keys = itertools.count(1)
 differentiated_twice: weakref.WeakSet[Any] = weakref.WeakSet()
 """Custom Functions that are regions no more, as regions can't be differentiated twice and one of them was to be."""
 
@@ -323,3 +446,39 @@ def strides_of(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
         strides[dim] = step
         step = step * shape[dim]
     return tuple(strides)
+
+
+def _differs(value: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and math.isnan(expected):
+        return not math.isnan(value)
+    return bool(value != expected)
+
+
+def _check_same(region: Region, ran: Ran, sizes: Sequence[int]) -> None:
+    """Raise where a run gave something else than the graph is for."""
+    known = [leaf() for leaf in region.leaves]
+    same = (
+        [layout_of(output) for output in ran.outputs] == list(region.layouts)
+        and [size for output in ran.outputs for size in output.shape] == list(sizes)
+        and [output.requires_grad for output in ran.outputs] == list(region.requires_grad)
+        and _same_rest(ran.rest, region.rest)
+        and all(any(leaf is one for one in known) for leaf in ran.leaves)
+    )
+    if not same:
+        raise RegionChangedError(f"what the eager region `{region.name}` returns")
+
+
+def _same_rest(one: Any, other: Any) -> bool:
+    (tree, leaves), (other_tree, other_leaves) = one, other
+    if tree != other_tree or len(leaves) != len(other_leaves):
+        return False
+    return all(a is b or (type(a) is type(b) and a == b) for a, b in zip(leaves, other_leaves, strict=True))
+
+
+def _empty(layouts: Sequence[Layout], sizes: Sequence[Any]) -> list[torch.Tensor]:
+    rest = list(sizes)
+    made = []
+    for dtype, device, order in layouts:
+        shape, rest = rest[: len(order)], rest[len(order) :]
+        made.append(torch.empty_strided(shape, strides_of(shape, order), dtype=dtype, device=device))
+    return made

@@ -10,10 +10,9 @@ import torch
 
 from .._torch.symbols import expression_text
 from ..errors import ForegradError
-from ..graph.eager_regions import begin, finish, rewind
+from ..graph.eager_regions import RegionRaisedError, begin, finish, rewind
 from ..graph.effects import CheckInfo
 from ..graph.joint import JointGraph
-from ..graph.region_operators import RegionRaisedError
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.spelling import literal, shown
 

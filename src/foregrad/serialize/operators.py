@@ -24,10 +24,8 @@ from ..tracing.tape.opinfo import item_or_empty, set_to, take_data, undefine_gra
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
-# Operators that read files or print, whatever they are given, and those that stand for functions of this process.
-_FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print"}
-_FORBIDDEN |= {"foregrad::eager_region", "foregrad::eager_region_backward", "foregrad::gradient_hook"}
-_FORBIDDEN.add("foregrad::collective")  # its key is of this process
+# Operators that read files or print, whatever they are given, and the one that calls functions of this process.
+_FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print", "foregrad::call"}
 
 # What takes the same views where an operator believes any strides: it looks whether they stay inside of the memory.
 _CHECKED = {

@@ -9,18 +9,19 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ..._torch.dispatch import without_torch_functions
 from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ...graph.eager_regions import differentiated_twice
-from ...graph.gradient_hooks import CALL, GradientHook
+from ...graph.python_calls import CALL, GradientHook
 from ..recorder.recorder import Recorder
 from ..tape.again import CaptureAgain
 from .backward_reads import reads_state
 from .custom_functions import BackwardChangesError, codes_on_the_way
+from .eager_regions import Once
 from .result_hooks import needs_nothing, outside_of
 
 __all__ = ["EagerHooks"]
@@ -98,33 +99,24 @@ class _Call:
         self.recorder, self.called, self.key = recorder, called, key
 
     def __call__(self, gradient: torch.Tensor) -> Any:
-        return _Hooked.apply(self, gradient)
+        return Once.apply(lambda: self.result(gradient), self.refuse, gradient)
 
     def result(self, gradient: torch.Tensor) -> torch.Tensor:
         """The stand-in of what the hook makes of a gradient."""
         recorder = self.recorder
         if gradient.layout is not torch.strided:
             raise recorder.sparse.refused()
-        spec = recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (gradient,), {}))
-        entry = recorder.entry(CALL, (self.called.key, recorder.to_entries(gradient)), {}, is_random=False)
-        result: torch.Tensor = recorder.bind_results(entry, recorder.fake_of(spec), spec)
-        return result
-
-
-class _Hooked(torch.autograd.Function):
-    """A gradient behind a hook, which can't be differentiated: what the hook does is in no graph."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, gradient: torch.Tensor) -> Any:
-        ctx.call = call
         with without_torch_functions():
-            return call.result(gradient)
+            spec = recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (gradient,), {}))
+            inputs: list[Any] = [recorder.to_entries(gradient)]
+            entry = recorder.entry(CALL, (self.called.key, inputs, [], []), {}, is_random=False)
+            results: list[torch.Tensor] = recorder.bind_results(entry, [recorder.fake_of(spec)], [spec])
+        return results[0]
 
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        call: _Call = ctx.call
-        differentiated_twice.add(call.key)
+    def refuse(self) -> NoReturn:
+        """What the hook gives is differentiated."""
+        differentiated_twice.add(self.key)
         raise UnsupportedOpError(
-            f"the hook `{call.called.name}` registered at {call.called.where} is differentiated, and it does what no "
+            f"the hook `{self.called.name}` registered at {self.called.where} is differentiated, and it does what no "
             "graph holds. Compile the function again: its calls run eagerly then."
         )

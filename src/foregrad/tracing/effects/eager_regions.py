@@ -11,7 +11,7 @@ import dataclasses
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -33,6 +33,7 @@ from ...graph.collectives import Collective
 from ...graph.eager_regions import (
     Ran,
     Region,
+    RegionBackward,
     differentiated_twice,
     layout_of,
     open_journal,
@@ -41,7 +42,7 @@ from ...graph.eager_regions import (
     strides_of,
 )
 from ...graph.meta import TensorSpec, contiguous_strides
-from ...graph.region_operators import BACKWARD, FORWARD, inputs_of, results_of
+from ...graph.python_calls import CALL
 from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
@@ -50,7 +51,7 @@ from ..values.draw_patches import not_drawing
 from .python_state import PythonState
 from .region_arguments import Arguments, rebuilt, take_apart
 
-__all__ = ["EagerRegions"]
+__all__ = ["EagerRegions", "Once"]
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -148,7 +149,7 @@ class EagerRegions:
             self._check_aliases(region, ran)
             sizes = [tuple(_symbolic(size, tensors) for size in output.shape) for output in ran.outputs]
         entries += [recorder.value_of(leaf).read(recorder.emit) for leaf in leaves]
-        entry = self._entry(region, ran, (region.key, decided, entries, [d for size in sizes for d in size]), sizes)
+        entry = self._entry(region, ran, (region.key, entries, decided, [d for size in sizes for d in size]), sizes)
         self.made.append(region)
         values = _Linked.apply(_Call(self, region, entry, inputs, [tuple(t.shape) for t in inputs]), *inputs)
         count = len(values) - len(region.written or ())
@@ -233,13 +234,13 @@ class EagerRegions:
     def _entry(self, region: Region, ran: Ran, args: tuple[Any, ...], sizes: list[tuple[Any, ...]]) -> Entry:
         recorder = self.recorder
         with recorder.in_region(None):
-            entry = recorder.entry(FORWARD, args, {}, is_random=True)
+            entry = recorder.entry(CALL, args, {}, is_random=True)
         cpu = torch.device("cpu")
         head = TensorSpec((1,), (1,), torch.int64, cpu), TensorSpec((), (), torch.int64, cpu)
         described = zip(sizes, region.layouts, strict=True)
         entry.spec = (*head, *(TensorSpec(s, strides_of(s, order), dtype, on) for s, (dtype, on, order) in described))
         with plain_execution():
-            recorder.decisions.supply(entry, results_of(region, ran))
+            recorder.decisions.supply(entry, region.results(ran))
         status = recorder.entry(operator.getitem, (entry, 1), {}, is_random=False)
         status.spec = head[1]
         recorder.decisions.add(Decided(status, 0, region.where))
@@ -261,21 +262,30 @@ class _Call:
         recorder = self.regions.recorder
         return tuple(recorder.bind_results(self.entry, recorder.fakes_like(self.entry.spec))[_HEAD:])
 
-    def gradients(self, present: list[bool], gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        recorder, region = self.regions.recorder, self.region
+    def gradients(self, backward: RegionBackward, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        recorder = self.regions.recorder
         key = recorder.entry(operator.getitem, (self.entry, 0), {}, is_random=False)
         key.spec = self.entry.spec[0]  # type: ignore[index]
-        wanted = inputs_of(region, present)
-        shapes = [self.shapes[i] for i in wanted]
-        sizes = [size for shape in shapes for size in shape]
-        args = (region.key, key, [recorder.to_entries(g) for g in gradients], present, sizes)
-        entry = recorder.entry(BACKWARD, args, {}, is_random=False)
-        layouts = [region.input_layouts[i] for i in wanted]
+        shapes = [self.shapes[i] for i in backward.wanted]
+        inputs, sizes = [key, *map(recorder.to_entries, gradients)], [size for shape in shapes for size in shape]
+        entry = recorder.entry(CALL, (backward.key, inputs, [], sizes), {}, is_random=False)
         entry.spec = tuple(
             TensorSpec(shape, contiguous_strides(shape), dtype, device)
-            for shape, (dtype, device, _) in zip(shapes, layouts, strict=True)
+            for shape, (dtype, device, _) in zip(shapes, backward.layouts, strict=True)
         )
         return tuple(recorder.bind_results(entry, recorder.fakes_like(entry.spec)))
+
+    def refuse(self) -> NoReturn:
+        """The gradients are differentiated."""
+        region = self.region
+        said = "Keep it out of that, or write it in PyTorch's operators without the mark."
+        if isinstance(custom := getattr(region.function, "owner", None), type):  # nobody has marked it
+            differentiated_twice.add(custom)
+            said = "Call the function again: from now on such calls run eagerly."
+        raise UnsupportedOpError(
+            f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
+            f"supported. {said}"
+        )
 
 
 class _Linked(torch.autograd.Function):
@@ -294,35 +304,27 @@ class _Linked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         call: _Call = ctx.call
-        present = [gradient is not None for gradient in gradients]
+        backward = call.region.backward([gradient is not None for gradient in gradients])
         found: list[Any] = [None] * len(call.shapes)
-        wanted = inputs_of(call.region, present)
-        if wanted:
-            results = _Gradient.apply(call, present, [g for g in gradients if g is not None], *gradients, *call.inputs)
-            for index, result in zip(wanted, results, strict=True):
+        if backward.wanted:
+            given = [g for g in gradients if g is not None]
+            results = Once.apply(lambda: call.gradients(backward, given), call.refuse, *gradients, *call.inputs)
+            for index, result in zip(backward.wanted, results, strict=True):
                 found[index] = result
         return None, *found
 
 
-class _Gradient(torch.autograd.Function):
-    """The gradients of a region, which depend on `tensors`: those that came in, and its inputs."""
+class Once(torch.autograd.Function):
+    """What `make()` gives, which depends on `tensors`; `refuse()` where it is differentiated: Python is in no graph."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, present: list[bool], gradients: list[torch.Tensor], *tensors: Any) -> Any:
-        ctx.call = call
-        return call.gradients(present, gradients)
+    def forward(ctx: Any, make: Callable[[], Any], refuse: Callable[[], NoReturn], *tensors: Any) -> Any:
+        ctx.refuse = refuse
+        return make()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        region = ctx.call.region
-        said = "Keep it out of that, or write it in PyTorch's operators without the mark."
-        if isinstance(custom := getattr(region.function, "owner", None), type):  # nobody has marked it
-            differentiated_twice.add(custom)
-            said = "Call the function again: from now on such calls run eagerly."
-        raise UnsupportedOpError(
-            f"the eager region `{region.name}` called at {region.where} is differentiated twice, which is not "
-            f"supported. {said}"
-        )
+        ctx.refuse()
 
 
 def _name_of(function: Any) -> str:

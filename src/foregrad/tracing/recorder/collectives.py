@@ -21,7 +21,8 @@ from ..._torch.dispatch import dispatching_again, without_modes, without_torch_f
 from ..._torch.distributed import finished_work, functional_collective, group_of, reduction_of, work_of
 from ..._torch.patches import region_runner
 from ...errors import UnsupportedOpError
-from ...graph.collectives import COLLECTIVE, Collective, arguments_of, returned, tensors_in, written_to
+from ...graph.collectives import Collective, arguments_of, returned, tensors_in, written_to
+from ...graph.python_calls import CALL
 from ..heap.recording import Recording
 from ..tape.again import CaptureAgain
 from ..tape.tape import Entry
@@ -119,7 +120,7 @@ class Collectives:
         if is_early and recorder.decisions.made and not self.by_regions:
             self.run_as_regions()
         last = self.made[-1] if self.made and self.made[-1].is_backward is recorder.in_backward else None
-        is_functional = last is None or last.target is not COLLECTIVE  # nothing keeps the order of these after those
+        is_functional = last is None or last.target is not CALL  # nothing keeps the order of these after those
         if is_functional and not (is_early and self.by_regions):
             form = _FORMS.get(name) if given.get("sparse_indices") is None else None
             calls = form(recorder, given, size, reduction) if form is not None and reduction is not None else None
@@ -134,10 +135,10 @@ class Collectives:
         rest = given | {"process_group": None}  # found by its name: a group that is destroyed is to go
         called = Collective(op, [*rest.values()], group, str(reduction), [at[id(t)] for t in written])
         if not (is_early and self.by_regions):
-            if last is not None and last.target is COLLECTIVE:
+            if last is not None and last.target is CALL:
                 last = recorder.emit(operator.getitem, last, 0)
             after = [] if last is None else [last]
-            entry = self._keep(recorder.emit(COLLECTIVE, called.key, recorder.to_entries(tensors), after))
+            entry = self._keep(recorder.emit(CALL, called.known_once().key, recorder.to_entries(tensors), after, []))
             results = [recorder.emit(operator.getitem, entry, i) for i in range(1, 1 + len(written))]
         else:
             call: Any = region_runner()

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...graph.collectives import COLLECTIVE
+from ...graph.collectives import Collective
 from ...graph.meta import TensorSpec
+from ...graph.python_calls import call_of
 
 __all__ = ["Entry", "Tape", "entries_in", "map_entries"]
 
@@ -63,7 +64,7 @@ class Entry:
     def is_collective(self) -> bool:
         """Whether this is a collective that the program called by itself, which other processes wait for."""
         is_functional = getattr(self.target, "namespace", "") == "_c10d_functional"
-        return self.has_effect and (is_functional or self.target is COLLECTIVE)
+        return self.has_effect and (is_functional or isinstance(call_of(self.target, self.args), Collective))
 
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"

@@ -1,0 +1,97 @@
+"""The operator with which a graph calls Python: eager regions and their backwards, hooks on gradients, collectives.
+
+`foregrad::call` has the key of a `PythonCall`, which says what is run on real tensors and what it gives on fakes.
+`after` are tensors that must be computed before: what the program branched on, or that another call has run.
+`sizes` are the symbolic sizes of results. No pass drops a call, repeats it or takes it for an equal one.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["CALL", "GradientHook", "PythonCall", "call_of", "status"]
+
+Tensors = Sequence[torch.Tensor]
+
+
+class PythonCall(abc.ABC):
+    """One place in graphs that runs Python. Graphs know it by its key only: whoever runs a graph keeps it."""
+
+    @functools.cached_property
+    def key(self) -> int:
+        number = next(_keys)
+        _calls[number] = self
+        return number
+
+    @abc.abstractmethod
+    def run(self, inputs: Tensors, after: Tensors, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """The results, in memory that nobody else has."""
+
+    @abc.abstractmethod
+    def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
+        """Tensors as `run` gives them, whatever they hold."""
+
+
+_keys = itertools.count(1)
+_calls: weakref.WeakValueDictionary[int, PythonCall] = weakref.WeakValueDictionary()
+
+_library = torch.library.Library("foregrad", "FRAGMENT")
+_library.define(
+    "call(int key, Tensor[] inputs, Tensor[] after, SymInt[] sizes) -> Tensor[]",
+    tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
+)
+_library.impl("call", lambda key, *args: _calls[key].run(*args), "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "foregrad::call", lambda key, inputs, after, sizes: _calls[key].fake(inputs, sizes), lib=_library
+)
+CALL: Any = torch.ops.foregrad.call.default
+torch.fx.node.has_side_effect(CALL)
+
+
+def call_of(target: Any, args: Sequence[Any]) -> PythonCall | None:
+    """What an operator with these arguments calls, if it calls Python."""
+    return _calls[args[0]] if target is CALL else None
+
+
+def status() -> torch.Tensor:
+    """A result that says that a call has run."""
+    return torch.zeros((), dtype=torch.int64, device="cpu")
+
+
+@dataclasses.dataclass(eq=False)
+class GradientHook(PythonCall):
+    """A hook on a gradient that no graph can hold, `name`d for messages; `where`: the user's line that registers it.
+
+    It is given a copy of the gradient, and a copy of what comes of it is the result: what the hook keeps is in memory
+    that no compiler uses again.
+    """
+
+    hook: Callable[[torch.Tensor], Any]
+    name: str
+    where: str
+
+    def run(self, inputs: Tensors, after: Tensors, sizes: Sequence[int]) -> list[torch.Tensor]:
+        given = inputs[0].clone()
+        result = self.hook(given)
+        if result is None:
+            result = given
+        elif not isinstance(result, torch.Tensor):
+            raise TypeError(f"the hook `{self.name}` returned a {type(result).__name__}, where a gradient is expected")
+        looks = [(t.shape, t.dtype, t.device, t.layout) for t in (result, given)]
+        if looks[0] != looks[1]:
+            raise RuntimeError(
+                f"the hook `{self.name}` has changed the size or type of the gradient: it got {looks[1]} and returned "
+                f"{looks[0]}"
+            )
+        return [torch.empty_like(given).copy_(result)]
+
+    def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
+        return [torch.empty_like(inputs[0].clone())]
