@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -21,9 +22,9 @@ from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.written_arrays import ArraysWritten
 from ..tracing.values.draws import ArrayNeeded, DrawsFound
-from .by_sizes import BySizes
 from .explain import Difference, Recompile, Recompiles
 from .fallbacks import Fallbacks
+from .forms import Form, Outer, sizes_of
 from .graphs import Graphs
 from .guard_list import MISS
 from .paths import Paths
@@ -52,14 +53,11 @@ class Dispatcher:
         *,
         dynamic: bool | None = False,
         open_sizes: Mapping[str, frozenset[int]] | None = None,
-        levels: bool = True,
         on_unsupported: str | None = None,
-        why_lifted: tuple[Difference, ...] = (),
-        most_forms: int | None = None,
+        outer: Outer | None = None,
     ) -> None:
-        """`levels`: calls come under torch.func transforms and with dual numbers too. `on_unsupported`: what is done
-        with calls that can't be compiled; None is as `config` says. `why_lifted`: for each graph of the function that
-        takes less of its state as an argument, why that was not right. `most_forms`: see `BySizes`.
+        """`on_unsupported`: what is done with calls that can't be compiled; None is as `config` says. `outer`: this
+        compiles a form of a function, which is called under no torch.func transform and without dual numbers.
         """
         self.function = function
         self.pipeline = pipeline
@@ -70,26 +68,20 @@ class Dispatcher:
         self._turn = Turn()  # held to make graphs, never while one or the function runs
         self.refusals = Refusals(function, self.name, self.config.on_unsupported)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
-        self._why_lifted = why_lifted
-        self.inner: Dispatcher | None = None  # of the function that takes some of its state as an argument
-        self._stateful: Any = None  # what calls that
+        self._levels, self._outer = outer is None, outer or Outer()
+        self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
+        self._by_sizes, self._most_sizes = Form(sizes_of), config.recompile_limit if self._outer.splits_sizes else 0
+        self._state = Form()
+        self.forms = self._classes, self._by_sizes, self._state  # in the order in which they are tried
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
-        made_as = self.config, self.name
-        self._by_sizes = BySizes(
-            lambda: Dispatcher(function, pipeline, *made_as, levels=False, most_forms=0),
-            config.recompile_limit if most_forms is None else most_forms,
-        )
-        self._levels = levels
-        self._of_classes: OfClasses | None = None  # the form that takes tensors of classes apart, and
-        self._inner_of_classes: Dispatcher | None = None  # what is compiled of it
-        self._gives_classes = False  # such a tensor is a result, whatever the arguments are
-        self._only_written: set[tuple[int, Any]] = set()  # containers that calls add to and do not read
         self._sizes = SizesSeen(dynamic, open_sizes)
+        self._sizes.varied = self._outer.varied
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
         self._paths = Paths(self.name, config)
+        made_as = self.config, self.name
         # What is compiled of it for its calls under transforms: a function of tensors, called under none.
         self.transformed = Transformed(
-            function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, levels=False), *made_as
+            function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
         self.entry = self.make_entry()
 
@@ -137,18 +129,21 @@ class Dispatcher:
 
     def source(self) -> str:
         """The rendered Python of every specialization."""
-        parts = [s.source() for s in self.specializations]
-        if self._inner_of_classes is not None:
-            parts.append(self._inner_of_classes.source())
-        return "\n\n".join(parts if self.inner is None else [source_of(self._stateful), self.inner.source()])
+        parts = [] if self._state.made else [s.source() for s in self.specializations]
+        parts += [source_of(stateful) for _, stateful in self._state.made.values()]
+        return "\n\n".join([*parts, *(inner.source() for inner in self.inner())])
+
+    def inner(self) -> list[Dispatcher]:
+        """What compiles forms of the function."""
+        return [inner for form in self.forms for inner, _ in form.made.values()]
 
     def recompiles(self) -> Recompiles:
         """Every compilation so far, and what each was for."""
         entries = [*self.refusals.entries, *self.transformed.refusals.entries]
         eager = tuple(map(dataclasses.replace, entries))
         own = Recompiles(self.name, tuple(self.compilations), eager)
-        for other in (*filter(None, [self.inner, self._inner_of_classes]), *self._by_sizes.others.values()):
-            own = own.then(other.recompiles())
+        for inner in self.inner():
+            own = own.then(inner.recompiles())
         return own
 
     # ---------------------------------------------------------------- compiling
@@ -156,11 +151,16 @@ class Dispatcher:
     def _call_unmatched(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
     ) -> Any:
-        if self._of_classes is not None and (self._gives_classes or has_classes(args, kwargs)):
-            return self._called_of_classes(args, kwargs)
-        if self.inner is not None:
-            return self._stateful(args, kwargs)
-        return self._compile_and_call(args, kwargs, tried)
+        result = self._call_forms(args, kwargs)
+        return self._compile_and_call(args, kwargs, tried) if result is MISS else result
+
+    def _call_forms(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a form of the function gives for a call; `MISS` where none is for it."""
+        for form in self.forms:
+            result = form.call(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._diverged(args, kwargs) if self._state.made else MISS
 
     def _compile_and_call(
         self,
@@ -171,109 +171,94 @@ class Dispatcher:
         lifts: bool = True,
     ) -> Any:
         with in_one_call():
-            return self._captured_and_called(args, kwargs, tried, lifts=lifts)
-
-    def _captured_and_called(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...], *, lifts: bool
-    ) -> Any:
-        if lifts and self._lift(args, kwargs):
-            return self._stateful(args, kwargs)
-        while True:
+            if lifts and self._lift(args, kwargs):
+                return self._call_forms(args, kwargs)
+            while True:
+                with held, self._turn.taken() as is_ours:
+                    made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
+                    first = self._make(args, kwargs) if is_ours and not made_meanwhile else None
+                for call in made_meanwhile:
+                    result = call(args, kwargs)
+                    if result is not MISS:
+                        return result
+                tried += made_meanwhile
+                if not made_meanwhile:
+                    break
+            result = self._call_forms(args, kwargs) if lifts else self._classes.call(args, kwargs)
+            if result is not MISS:
+                return result
+            if not isinstance(first, Specialization):
+                try:
+                    return self.fallbacks.run(args, kwargs, first)
+                finally:
+                    del first  # an error, whose traceback leads to this frame
+            result = first.call(args, kwargs)
+            if result is not MISS:
+                return result
+            # What the function looks at changed while it was captured: a cache filled, a module imported. Once more.
             with held, self._turn.taken() as is_ours:
-                made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
-                first = self._make(args, kwargs) if is_ours and not made_meanwhile else None
-            for call in made_meanwhile:
-                result = call(args, kwargs)
-                if result is not MISS:
-                    return result
-            tried += made_meanwhile
-            if not made_meanwhile:
-                break
-        if self._of_classes is not None and (self._gives_classes or has_classes(args, kwargs)):
-            return self._called_of_classes(args, kwargs)
-        if lifts and self.inner is not None:
-            return self._stateful(args, kwargs)
-        if not isinstance(first, Specialization):
-            try:
-                return self.fallbacks.run(args, kwargs, first)
-            finally:
-                del first  # an error, whose traceback leads to this frame
-        result = first.call(args, kwargs)
-        if result is not MISS:
-            return result
-        # What the function looks at changed while it was captured: a cache was filled, a module imported. Once more.
-        with held, self._turn.taken() as is_ours:
-            self.graphs.remove(first)
-            second = self._try_to_specialize(args, kwargs) if is_ours else None
-        if not isinstance(second, Specialization):
-            return self.fallbacks.run(args, kwargs, second)
-        result = second.call(args, kwargs)
-        if result is MISS and first.makes_the_same_of_it(second):
-            second.leave_unrepeated(self.name)
+                self.graphs.remove(first)
+                second = self._try_to_specialize(args, kwargs) if is_ours else None
+            if not isinstance(second, Specialization):
+                return self.fallbacks.run(args, kwargs, second)
             result = second.call(args, kwargs)
-        if result is MISS:
-            if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
-                self.graphs.remove(second)
-                self._paths.diverged += 1
-                with give_up():
-                    return self.function(*args, **kwargs)
-            return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
-        return result
+            if result is MISS and first.makes_the_same_of_it(second):
+                second.leave_unrepeated(self.name)
+                result = second.call(args, kwargs)
+            if result is MISS:
+                if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
+                    self.graphs.remove(second)
+                    self._paths.diverged += 1
+                    with give_up():
+                        return self.function(*args, **kwargs)
+                return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
+            return result
 
     def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Place, ...] = ()) -> bool:
         """Whether the function takes some of its state as an argument from now on: numbers that differ in each call,
         and what it draws.
         """
-        if self.inner is None and may_lift_more(self.function):
+        if not self._state.made and may_lift_more(self.function):
             places = draws or state_that_varies(self.function, self.name, self.specializations, self._fixed)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # the graphs that there are draw nothing
                     self.graphs.try_none()
-        return self.inner is not None
+        return bool(self._state.made)
 
     def _take(self, places: tuple[Place, ...], why: tuple[Difference, ...] = ()) -> None:
         lifted = Lifted(self.function, places)
-        inner = Dispatcher(
+        varied = self._sizes.varied | numbers_read(self.specializations)
+        inner = self._compiling(
             lifted,
-            self.pipeline,
-            self.config,
-            self.name,
+            Outer(why, self._outer.only_written, varied),
+            open_sizes={**self._sizes.open, **{place.path: frozenset[int]() for place in places}},
             dynamic=self._sizes.dynamic,
-            open_sizes={**self._sizes.open, **{place.path: frozenset() for place in places}},
-            levels=False,
-            why_lifted=why,
         )
-        inner._only_written = self._only_written
-        inner._sizes.varied = self._sizes.varied | numbers_read(self.specializations)
-        owner, function = weakref.ref(self), self.function
+        self._state.made = {True: (inner, render_stateful(self.name, lifted, inner.entry))}
 
-        def differently(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-            me = owner()
-            return function(*args, **kwargs) if me is None else me._differently(args, kwargs)
+    def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
+        return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
 
-        stateful = render_stateful(self.name, lifted, inner.entry, differently)
-        self._stateful = self._by_sizes.call(stateful) if self._by_sizes.others else stateful
-        self.inner = inner
-
-    def _differently(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _diverged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call that draws otherwise than is an argument by now, makes a tensor of another array that it drew, or
         needs to know the numbers in an array of its state.
         """
-        lifted: Any = self.inner.function if self.inner is not None else None
+        made = self._state.made.get(True)  # another thread may have dropped it
+        lifted: Any = None if made is None else made[0].function
         if arrays := lifted_arrays(lifted):
             self._fixed |= arrays
-            self.inner, self._stateful = None, None
+            self._state.made = {}
             return self._compile_and_call(args, kwargs, self.graphs.calls)
         if lifted is not None and lifted.missing and len(lifted.places) < _MOST_PLACES:
             self._take((*lifted.places, *numbered((), lifted.missing, len(lifted.places))))
-            return self._stateful(args, kwargs)
-        has_others, other = bool(self._by_sizes.others), self._by_sizes.other(args, kwargs)
-        if other is None:
-            return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False)
-        if not has_others:
-            self._stateful = self._by_sizes.call(self._stateful)
-        return other.entry(*args, **kwargs)
+            return self._call_forms(args, kwargs)
+        sizes, others = sizes_of(args, kwargs), self._by_sizes.made
+        if sizes not in others and len(others) < self._most_sizes:
+            other = self._compiling(self.function, Outer(splits_sizes=False))
+            others[sizes] = other, lambda args, kwargs: other.entry(*args, **kwargs)
+        result = self._by_sizes.call(args, kwargs)
+        return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
         """A graph for a call that fits none of those that there are; where the call runs eagerly, the error for which
@@ -306,13 +291,13 @@ class Dispatcher:
                 return None
             return self._without_graph(error)
         self.fallbacks.made()
-        self._only_written |= only_written_by(specialization)
+        self._outer.only_written.update(only_written_by(specialization))
         self.graphs.add(specialization)
         return specialization
 
     def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
         call = flatten_call(self.function, args, kwargs, objects=True)
-        fills, written = self.fallbacks.may_fill, frozenset(self._only_written)
+        fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written)
         try:
             return self.specializer.specialize(call, self.specializations)
@@ -329,33 +314,17 @@ class Dispatcher:
             or not (found.is_result or has_classes(args, kwargs))
         ):
             return False
-        self._gives_classes |= found.is_result
-        if self._of_classes is None:
-            form = OfClasses(self.function)
-            dynamic, open_sizes = self._sizes.dynamic, self._sizes.open
-            options: Any = {
-                "dynamic": dynamic,
-                "open_sizes": open_sizes,
-                "levels": False,
-                "on_unsupported": self.refusals.mode,
-            }
-            self._inner_of_classes = Dispatcher(form, self.pipeline, self.config, self.name, **options)
-            self._of_classes = form
+        form, made = OfClasses(self.function), self._classes.made
+        self._classes.takes_all |= found.is_result
+        if not made:
+            inner = self._compiling(form, Outer(), open_sizes=self._sizes.open, dynamic=self._sizes.dynamic)
+            made[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True
-
-    def _called_of_classes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        assert self._of_classes is not None
-        assert self._inner_of_classes is not None
-        try:
-            return self._of_classes.called(self._inner_of_classes.entry, args, kwargs)
-        except (UnsupportedError, UnknownLeafError) as error:
-            refused = self.fallbacks.after(error)
-        return self.fallbacks.run(args, kwargs, refused)
 
     def _without_graph(self, error: Exception) -> Exception | None:
         """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""
         if isinstance(error, DrawsFound):
-            if self.inner is None and self._lift((), {}, numbered(error.draws, error.converted)):
+            if not self._state.made and self._lift((), {}, numbered(error.draws, error.converted)):
                 return None
             error = error.refusal()
         places = error.places if isinstance(error, ArraysWritten) else ()
@@ -377,7 +346,7 @@ class Dispatcher:
         """Remember why another graph is made, and tell who listens."""
         lifted: tuple[str, ...] = ()
         if not self.compilations and isinstance(self.function, Lifted):
-            reasons = self._why_lifted
+            reasons = self._outer.why
             lifted = tuple(place.path for place in self.function.places if isinstance(place, StatePlace))
         entry = Recompile(len(self.compilations) + 1, reasons, lifted)
         self.compilations.append(entry)
@@ -385,6 +354,16 @@ class Dispatcher:
             _log.info("%s is compiled again, graph %d: %s", self.name, entry.number, reasons[-1])
             for number, reason in enumerate(reasons, 1):
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
+
+
+def _called_of_classes(
+    form: OfClasses, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    try:
+        return form.called(entry, args, kwargs)
+    except (UnsupportedError, UnknownLeafError) as error:
+        refused = fallbacks.after(error)
+    return fallbacks.run(args, kwargs, refused)
 
 
 _MOST_PLACES = 24  # that a function takes from Python's state and from what it draws

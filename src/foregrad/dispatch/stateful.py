@@ -25,6 +25,7 @@ from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item
 from ..tracing.values.draws import DrawsDiffer
 from .drawn import DrawLines
+from .guard_list import MISS
 from .specialization import Specialization
 
 __all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_varies"]
@@ -83,13 +84,13 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
 
 
 def render_stateful(
-    name: str, lifted: Lifted, inner: Callable[..., Any], differently: Callable[..., Any]
+    name: str, lifted: Lifted, inner: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """A function of (args, kwargs) that calls `inner` with the state ahead of them. `differently` makes the calls that
-    draw other numbers, or none, or need to know those in an array.
+    """A function of (args, kwargs) that calls `inner` with the state ahead of them. It gives `MISS` for calls that draw
+    other numbers, or none, or need to know those in an array.
     """
-    names = Names(["args", "kwargs", "inner", "eagerly", "state"])
-    globals_: dict[str, Any] = {"inner": inner, "eagerly": lifted.func}
+    names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
+    globals_: dict[str, Any] = {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
 
     def bind(wanted: str, value: Any) -> str:
         bound = names.fresh(wanted)
@@ -113,7 +114,6 @@ def render_stateful(
     drawn = "".join(f"        {line}\n" for line in draws.lines)
     put_back = f"{bind('put_back', lifted.generators.put_back)}()" if lifted.generators.kinds else "pass"
     is_of_arrays = any(isinstance(place, Converted) and is_of_given(place.value) for place in lifted.places)
-    otherwise = f"{bind('differently', differently)}(args, kwargs)"
     source = (
         "def call(args, kwargs):\n"
         f"{remember}"
@@ -122,7 +122,7 @@ def render_stateful(
         f"        state = ({', '.join(reads)},)\n"
         "    except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError):\n"
         f"        {put_back}\n"
-        f"        return {otherwise if is_of_arrays else 'eagerly(*args, **kwargs)'}\n"
+        f"        return {'MISS' if is_of_arrays else 'eagerly(*args, **kwargs)'}\n"
     )
     if lifted_arrays(lifted) or any(isinstance(place, (Draw, Converted)) for place in lifted.places):
         source += (
@@ -130,7 +130,7 @@ def render_stateful(
             "        return inner(state, *args, **kwargs)\n"
             f"    except {bind('DrawsDiffer', DrawsDiffer)}:\n"
             f"        {put_back}\n"
-            f"    return {otherwise}\n"
+            "    return MISS\n"
         )
     else:
         source += "    return inner(state, *args, **kwargs)\n"

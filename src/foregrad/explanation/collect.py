@@ -322,7 +322,8 @@ def _quiet() -> AbstractContextManager[Any]:
 def _specializations(dispatcher: Dispatcher | None) -> Iterator[Specialization]:
     if dispatcher is not None:
         yield from dispatcher.specializations
-        yield from _specializations(dispatcher.inner)
+        for inner in dispatcher.inner():
+            yield from _specializations(inner)
 
 
 def _called(value: Any) -> str:
