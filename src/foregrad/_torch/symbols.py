@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "is_symbolic",
     "map_symbolic",
     "may_vary",
+    "numbers_told",
     "same_numbers",
     "symbol_made",
     "write_expression",
@@ -115,7 +117,8 @@ class TracedSymbol(torch.SymFloat):
 class TracedInt(torch.SymInt):
     """A symbolic integer that was a plain one to the program: it says that it is one, and shows as one.
 
-    So does what is computed from it. torch's own code must see the `plain` one.
+    So does what is computed from it. torch's own code must see the `plain` one. Arithmetic that gives floats is that
+    of Python, operator by operator, as the numbers of the capture do it (see `SymbolTable.tell`).
     """
 
     def plain(self) -> Any:
@@ -147,7 +150,14 @@ class TracedInt(torch.SymInt):
 
 
 def _on_plain(name: str) -> Callable[..., Any]:
+    is_swapped = name in _SWAPPED
+    op = getattr(operator, name.strip("_")[is_swapped:]) if is_swapped or name in _ARITHMETIC else None
+
     def method(self: TracedInt, *others: Any) -> Any:
+        if op is not None and (numbers := numbers_told(self)) is not None:
+            operands = (*others, self) if is_swapped else (self, *others)
+            if _gives_a_float(op, operands):
+                return numbers.apply(op, *operands)
         others = tuple(o.plain() if type(o) is TracedInt else o for o in others)
         result = getattr(torch.SymInt, name)(self.plain(), *others)
         return TracedInt(result.node) if type(result) is torch.SymInt else result
@@ -155,6 +165,25 @@ def _on_plain(name: str) -> Callable[..., Any]:
     return method
 
 
+def _gives_a_float(op: Callable[..., Any], operands: Sequence[Any]) -> bool:
+    """Whether an operator on traced integers and other numbers gives a float, or compares one that is traced."""
+    if op in _COMPARISONS:
+        return any(isinstance(o, TracedSymbol) for o in operands)
+    if op is operator.truediv or any(type(o) is float or isinstance(o, TracedSymbol) for o in operands):
+        return all(isinstance(o, (int, float)) for o in operands)
+    return op is operator.pow and type(operands[1]) in (int, TracedInt) and concrete(operands[1]) < 0
+
+
+def numbers_told(number: TracedInt) -> Any:
+    """What the capture that an integer is of does its arithmetic by (see `SymbolTable.tell`); None: nothing does."""
+    told = getattr(number.node.shape_env, _TOLD, None)
+    return None if told is None else told()
+
+
+_TOLD = "_foregrad_numbers"
+_COMPARISONS = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
+_ARITHMETIC = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow lt le gt ge eq ne".split()}
+_SWAPPED = {f"__r{name}__" for name in "add sub mul truediv floordiv mod pow".split()}
 _WRITTEN_OUT = {"__init__", "__class__", "__getattr__", "__reduce__", *vars(TracedInt)}
 for _name, _method in vars(torch.SymInt).items():
     if callable(_method) and _name.startswith("__") and _name not in _WRITTEN_OUT:
@@ -190,6 +219,10 @@ class SymbolTable:
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
         self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
         self.computed: dict[Any, None] = {}  # symbols whose values the graph itself finds
+
+    def tell(self, numbers: Any) -> None:
+        """Arithmetic on integers of this table that gives floats is done by `numbers.apply(operator, *operands)`."""
+        setattr(self.env, _TOLD, weakref.ref(numbers))
 
     def symbol(self, value: int, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
         """A symbolic integer that is `value` now; a plain 0 or 1 for these, which are never symbolic."""

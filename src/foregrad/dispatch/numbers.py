@@ -40,9 +40,9 @@ def fixed_numbers(joint: JointGraph) -> frozenset[int]:
         for info in signature.symbols
         if info.dim is None and joint.symbols.value_of(info.symbol) is not None
     }
-    # A float that the program needed to know is decided on; what was computed from it says where it comes from.
+    # A float that the program needed to know is decided on; what was computed from a number says where it comes from.
     decided = {decision.where for decision in signature.decisions if type(decision.value) is float}
-    found |= {info.argument for info in signature.inputs if info.number is float and str(info.slot) in decided}
+    found |= {info.argument for info in signature.inputs if info.number is not None and str(info.slot) in decided}
     return frozenset(argument for argument in found if argument is not None)
 
 

@@ -124,15 +124,17 @@ class SizesSeen:
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
         """The leaves that are integers or floats and were others before; the integers 0 and 1 are never symbolic."""
-        found = set()
+        found, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers, which others replace
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
-            is_static = self.dynamic is False and path not in self.open
-            if is_static or type(leaf) not in (int, float) or path in self.constants:
+            if type(leaf) not in (int, float) or path in self.constants:
+                continue
+            is_open = path in self.open or path.startswith(inside)
+            if self.dynamic is False and not is_open:
                 continue
             seen = self._numbers_seen.setdefault((path, type(leaf)), set())
             if math.isfinite(leaf) if type(leaf) is float else may_vary(leaf):
                 seen.add(repr(leaf))
-                if len(seen) > 1 or path in self.open:
+                if len(seen) > 1 or is_open:
                     found.add(index)
         return frozenset(found)
 

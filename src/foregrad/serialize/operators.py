@@ -20,6 +20,7 @@ from ..errors import ArtifactError
 from ..tracing.kernels.checks import VALUE_CHECKS
 from ..tracing.kernels.formulas import independent_of_phase
 from ..tracing.tape.opinfo import item_or_empty, set_to, take_data, undefine_gradient
+from ..tracing.values.math_functions import NUMBER_FUNCTIONS
 
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 
@@ -38,6 +39,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
         f"operator.{name}": getattr(operator, name)
         for name in "getitem add sub mul truediv floordiv mod neg pos pow eq ne lt le gt ge and_ or_ not_ abs".split()
     },
+    **{f"{function.__module__}.{function.__name__}": function for function in NUMBER_FUNCTIONS},
     **{
         f"torch.{name}": getattr(torch, name)
         for name in "sym_max sym_min sym_float sym_int sym_not sym_ite sym_sum".split()

@@ -76,9 +76,11 @@ class Assembly:
         recorder = self.recorder
         taken: set[int] = set()
         for index, entry in enumerate(analysis.entries):
+            if not isinstance(entry.spec, TensorSpec):
+                continue  # a number, which has no memory
             root = memory_root(entry)
             if root.target is None or id(root) in taken:
-                starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and entry.spec.is_dense
+                starts_late = entry.spec.offset != 0 and entry.spec.is_dense
                 again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
                 op = aten.clone.default if starts_late else aten.copy.default
                 entry = recorder.emit(op, *again, spec=analysis.specs[index])

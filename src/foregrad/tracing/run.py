@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -71,6 +73,7 @@ from .tape.symbols import fake_mode_of, symbols_of
 from .values.decisions import Decisions
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
+from .values.math_functions import traced_math
 from .values.numbers import Numbers
 from .values.prefix import generators_drawn_from
 from .values.sizes import OpenSizes
@@ -195,6 +198,10 @@ class CaptureRun:
         check_marked(recorder, analysis, records)
         return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
 
+    def _traced_math(self) -> AbstractContextManager[None]:
+        has_numbers = bool(self.call.numbers or self.call.varied)
+        return traced_math if has_numbers else contextlib.nullcontext()  # type: ignore[return-value]
+
     def _hooks(self) -> Hooks:
         """What PyTorch is to tell while the function runs, and what it is to be given in place of its own."""
         return Hooks(
@@ -223,7 +230,7 @@ class CaptureRun:
         self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.lifting, recorder:
             try:
-                with self.options.around(), capturing(), drawing(self.draws):
+                with self.options.around(), capturing(), drawing(self.draws), self._traced_math():
                     result = _run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)

@@ -13,7 +13,7 @@ from ..._torch.dispatch import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
 from ..._torch.jagged import is_dispatch_argument, is_ragged
 from ..._torch.plain_attributes import set_own
-from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic
+from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic, symbol_made
 from ..._torch.tensors import (
     base_of,
     is_marked,
@@ -156,6 +156,7 @@ class Inputs:
         if is_symbolic(number):
             self.numbers.append(NumberRecord(entry, index, slot, number))
             self.recorder.tape.append(entry)
+            self.recorder.decisions.numbers.integers[symbol_made(number)] = str(slot)
         return number
 
     def _float(self, index: int, value: float, slot: Slot) -> Any:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, may_vary, symbol_made
+from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, numbers_told, may_vary, symbol_made
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
-__all__ = ["Numbers", "TracedFloat"]
+__all__ = ["TRACED", "Numbers", "TracedFloat", "numbers_of"]
 
 
 class Numbers:
@@ -31,7 +31,9 @@ class Numbers:
         self.made: list[TracedFloat] = []
         self.by_entry: dict[int, TracedFloat] = {}
         self.by_symbol: dict[Any, TracedFloat] = {}
-        self.integers: set[Any] = set()  # symbols
+        self.integers: dict[Any, str] = {}  # symbols of those that the program takes for plain ones: where they are from
+        if table is not None:
+            table.tell(self)
 
     def float(self, entry: Entry, value: float, where: str) -> TracedFloat:
         """The number that `entry` computes, `value` in this call."""
@@ -52,12 +54,13 @@ class Numbers:
         number = self.size(value, where) if may_vary(value) else None
         if number is None:
             return None
-        self.integers.add(symbol_made(number))
+        self.integers[symbol_made(number)] = where
         return TracedInt(number.node)
 
     def _symbols(self) -> SymbolTable:
         if self.table is None:
             self.table = SymbolTable()
+            self.table.tell(self)
             self.recorder.fake_mode.shape_env = self.table.env
             self.recorder.is_symbolic = True
         return self.table
@@ -91,19 +94,40 @@ class Numbers:
 
     def apply(self, op: Callable[..., Any], *operands: Any) -> Any:
         """Python's operator on numbers: recorded; a result that is no float is decided on."""
-        numbers = [o for o in operands if isinstance(o, TracedFloat)]
-        value = op(*(o.value if isinstance(o, TracedFloat) else o for o in operands))
-        entries = tuple(o.entry if isinstance(o, TracedFloat) else o for o in operands)
-        entry = self.recorder.entry(op, entries, {}, is_random=False)
+        value = op(*map(_value_of, operands))
+        where = next(filter(None, map(self._where, operands)))
+        entry = self.recorder.entry(op, tuple(map(_as_operand, operands)), {}, is_random=False)
         if type(value) is float and math.isfinite(value):
-            return self.float(entry, value, numbers[0].where)
-        return self.recorder.decisions.decide(entry, value, numbers[0].where)
+            return self.float(entry, value, where)
+        return self.recorder.decisions.decide(entry, value, where)
+
+    def _where(self, operand: Any) -> str | None:
+        if type(operand) is not TracedInt:
+            return operand.where if type(operand) is TracedFloat else None
+        return next((self.integers[s] for s in symbol_made(operand).free_symbols if s in self.integers), "a size")
 
     def decide_fixed(self) -> None:
         """Numbers that an operator asked the value of are decisions."""
         for number in self.made:
             if self.table is not None and self.table.is_guarded(symbol_made(number)):
                 self.recorder.decisions.decide(number.entry, number.value, number.where)
+
+
+def numbers_of(number: Any) -> Numbers | None:
+    """The numbers of the capture that a traced one is of."""
+    return number.numbers if type(number) is TracedFloat else numbers_told(number)
+
+
+def _value_of(number: Any) -> Any:
+    """A number as it is in the call that is captured."""
+    return number.value if type(number) is TracedFloat else concrete(number)
+
+
+def _as_operand(number: Any) -> Any:
+    """A number as an operator on the tape takes it."""
+    if type(number) is TracedInt:
+        return number.plain()
+    return number.entry if type(number) is TracedFloat else number
 
 
 _FLOATS_OWN = frozenset(name for name in dir(float) if not name.startswith("_"))
@@ -129,7 +153,8 @@ class TracedFloat(TracedSymbol):
         return self._fixed()
 
     def __int__(self) -> int:
-        return int(self._fixed())
+        result: int = self.numbers.apply(int, self)
+        return result
 
     def __bool__(self) -> bool:
         result: bool = self.numbers.apply(bool, self)
@@ -158,7 +183,7 @@ class TracedFloat(TracedSymbol):
 
 def _binary(op: Callable[..., Any], *, swapped: bool) -> Callable[[Any, Any], Any]:
     def method(self: TracedFloat, other: Any) -> Any:
-        if type(other) is not TracedFloat and type(other) not in (int, float, bool):
+        if type(other) not in _NUMBERS:
             return NotImplemented
         return self.numbers.apply(op, other, self) if swapped else self.numbers.apply(op, self, other)
 
@@ -169,6 +194,8 @@ def _unary(op: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda self: self.numbers.apply(op, self)
 
 
+TRACED = (TracedFloat, TracedInt)
+_NUMBERS = (*TRACED, int, float, bool)
 for _name in "add sub mul truediv floordiv mod pow".split():
     setattr(TracedFloat, f"__{_name}__", _binary(getattr(operator, _name), swapped=False))
     setattr(TracedFloat, f"__r{_name}__", _binary(getattr(operator, _name), swapped=True))
@@ -176,5 +203,7 @@ for _name in "lt le gt ge eq ne".split():
     setattr(TracedFloat, f"__{_name}__", _binary(getattr(operator, _name), swapped=False))
 for _name in "neg pos abs".split():
     setattr(TracedFloat, f"__{_name}__", _unary(getattr(operator, _name)))
-for _name in "round trunc floor ceil divmod".split():
+for _op in (round, math.trunc, math.floor, math.ceil):
+    setattr(TracedFloat, f"__{_op.__name__}__", lambda self, *args, _op=_op: self.numbers.apply(_op, self, *args))
+for _name in ("divmod", "rdivmod"):
     setattr(TracedFloat, f"__{_name}__", lambda self, *args, _name=_name: getattr(self._fixed(), f"__{_name}__")(*args))
