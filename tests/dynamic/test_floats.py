@@ -41,10 +41,21 @@ def a_step(x, rate):
         lambda x, s: F.leaky_relu(x, s),
         lambda x, s: torch.where(x > s, x, s),
         a_step,
+        lambda x, s: x * math.sqrt(abs(s)) + math.atan2(s, 2) * math.cos(s),
+        lambda x, s: x * (2 if type(s) is float else 3) * s,
+        lambda x, s: x * torch.tensor(s) + torch.as_tensor([s, 1, 2 * s, 0.5]) + torch.tensor([s, 2.0, s, s])[:1],
+        lambda x, s: x * max(s, -1.0) + min([s, 5.0]) * max(x.sum().item(), s),
+        lambda x, s: x * (float("inf") > s) * sum([s, s]),
     ],
 )
 def test_one_graph_for_many(fn):
     expect(fn, 2)
+
+
+def test_what_an_operator_asks_of_one_is_decided():
+    fn = lambda x, s: torch.add(x, x.sin(), alpha=s) + torch.addmm(x @ x.T, x, x.T, beta=s, alpha=2 * s).sum()
+    expect(fn, 2, values=(0.1, 0.2, 0.3, -2.5))
+    expect(fn, 3, values=(0.1, 0.2, 1.0, 0.3, 1.0))  # whether it is one
 
 
 def test_through_min_cut():
@@ -62,9 +73,8 @@ def test_a_branch_on_one_is_a_way():
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x, s: x * math.sqrt(abs(s)),
         lambda x, s: x * len(str(s)),
-        lambda x, s: x * 2 if type(s) is float else x,
+        lambda x, s: x * math.fsum([s, s]),
         lambda x, s: x * int(s * 10),
         lambda x, s: F.dropout(x, s),
         lambda x, s: x.abs() ** s,

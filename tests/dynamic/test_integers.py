@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -66,7 +68,6 @@ def test_a_branch_on_one_is_a_guard():
 
 
 def test_where_the_value_matters_each_gets_a_graph():
-    expect(lambda x, n: x * 2 if type(n) is int else x * 3, (3, 4, 5), 3)
     expect(lambda x, n: {str(n): x + 1, f"{n + 1}": x}, (3, 4, 5), 3)
     expect(lambda x, n: sum(x * i for i in range(n)), (3, 4, 5), 3)
     expect(lambda x, n: x.sum(n % 2), (2, 3, 4), 3)
@@ -75,6 +76,12 @@ def test_where_the_value_matters_each_gets_a_graph():
 
 def test_it_says_that_it_is_an_integer():
     expect(lambda x, n: x * n if isinstance(n, int) and isinstance(n + 1, int) else x, (3, 4, 5, 6), 2)
+    expect(lambda x, n: x * 2 if type(n) is int else x * 3, (3, 4, 5, 6), 2)
+
+
+def test_floats_that_are_computed_of_it_are_pythons():
+    expect(lambda x, n: (x * math.cos(math.pi * n / 7), 0.9**n, n**-2, n / 3 + n, (n + 0.5) // 0.3), (3, 4, 5, 6), 2)
+    expect(lambda x, n: x * (1.5 if n / 3 < n else 2.5) + round(n / 100) + int(n * 0.01), (3, 4, 5, 6), 2)
 
 
 def test_bits_and_division_are_pythons():

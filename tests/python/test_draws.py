@@ -66,7 +66,7 @@ PROGRAMS = {
         "for _ in range(2 if random.random() < 0.5 else 3):\n    x = x * random.random()\nreturn x",
         True,
     ),
-    "function of math": ("return x * math.log(random.random() + 1)", True),
+    "function of math": ("return x * math.log(random.random() + 1)", False),
     "text": ("return x * len(str(random.random()))", True),
     "drawn from drawn": ("return x * random.uniform(0, random.random())", True),
 }

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..locks import make_lock
 from . import generators
 from .fakes import FakeTensor
 
-__all__ = ["ReboundNames", "ViewReplay", "install", "remove", "tell_storage"]
+__all__ = ["ReboundNames", "ViewReplay", "install", "rebind", "remove", "tell_storage"]
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
@@ -201,6 +201,11 @@ _originals = [(module, name, getattr(module, name)) for module, name, _ in _PLAC
 _REPLACED: dict[int, Any] = {
     id(original): replacement for (_, _, original), (_, _, replacement) in zip(_originals, _PLACES, strict=True)
 } | {id(torch.Generator): generators.asked_class()}
+
+
+def rebind(functions: Mapping[Any, Any]) -> None:
+    """Have others in the place of these functions, too, under names that code of the user's has for them."""
+    _REPLACED.update((id(original), replacement) for original, replacement in functions.items())
 
 
 def install(is_capturing: Callable[[], bool]) -> None:

@@ -181,6 +181,10 @@ def numbers_told(number: TracedInt) -> Any:
 
 
 _TOLD = "_foregrad_numbers"
+_RELATIONS = {"!=": operator.ne, "==": operator.eq, "<": operator.lt, "<=": operator.le} | {
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _COMPARISONS = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
 _ARITHMETIC = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow lt le gt ge eq ne".split()}
 _SWAPPED = {f"__r{name}__" for name in "add sub mul truediv floordiv mod pow".split()}
@@ -262,11 +266,17 @@ class SymbolTable:
         number: Any = self.env.create_symfloatnode(symbol, hint=value, source=source)
         return number.node
 
-    def is_guarded(self, symbol: Any) -> bool:
-        """Whether somebody needed to know the value of a symbol."""
-        return bool(self.env.replace(symbol) != symbol) or any(
-            symbol in guard.expr.free_symbols for guard in self.env.guards
-        )
+    def found_of(self, symbol: Any) -> list[tuple[Callable[..., Any], float]] | None:
+        """What somebody needed to know of the symbol of a float: comparisons with numbers; None: its value."""
+        if self.env.replace(symbol) != symbol:
+            return None
+        found = []
+        for expression in {guard.expr for guard in self.env.guards if symbol in guard.expr.free_symbols}:
+            op = _RELATIONS.get(getattr(expression, "rel_op", ""))
+            if op is None or expression.lhs is not symbol or not expression.rhs.is_number:
+                return None
+            found.append((op, float(expression.rhs)))
+        return found
 
     def guards(self, first: int = 0) -> list[Any]:
         """What was found out about the sizes while capturing, as sympy expressions that must be true.

@@ -10,8 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
+from .._torch.dispatch import plain_execution
 from .._torch.symbols import concrete, map_symbolic
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
@@ -59,9 +61,10 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
 def _what_it_does(joint: JointGraph) -> list[Any]:
     """The operators on tensors in a graph with what they are given, and what it returns besides tensors.
 
-    Numbers are what they were in the call that was captured.
+    Numbers are what they were in the call that was captured, and small tensors that are made of them and of constants.
     """
     names: dict[fx.Node, Any] = {}
+    made: dict[fx.Node, torch.Tensor] = {}
     count = 0
     done: list[Any] = []
     placeholders = joint.placeholders()
@@ -72,6 +75,11 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
             continue
         if _gives_a_number(node):
             names[node] = concrete(node.meta["val"])
+            continue
+        tensor = _made_of_numbers(joint, node, names, made)
+        if tensor is not None:
+            made[node] = tensor
+            names[node] = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.tolist()}"
             continue
         names[node] = f"value {count}"
         count += 1
@@ -91,6 +99,34 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
             value = [(s.op, map_symbolic((s.args, s.kwargs), concrete), s.index) for s in getattr(output, "steps", ())]
         done.append((type(output), output.path, repr(value)))
     return done
+
+
+def _made_of_numbers(
+    joint: JointGraph, node: fx.Node, names: dict[fx.Node, Any], made: dict[fx.Node, torch.Tensor]
+) -> torch.Tensor | None:
+    """The small tensor that a node is in the call that was captured, where it depends on numbers and constants only."""
+    spec = spec_of(node)
+    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or not _is_small(spec):
+        return None
+    if node.op == "get_attr":
+        constant: torch.Tensor = getattr(joint.module, str(node.target))
+        return constant
+    given = node.all_input_nodes
+    of_tensors = any(n in made for n in given) and all(n in made or not isinstance(names[n], str) for n in given)
+    is_known = of_tensors or node.target is torch.ops.aten.scalar_tensor.default
+    if not is_known or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: made.get(n, names[n]))
+    with plain_execution(), torch.no_grad():
+        result: torch.Tensor = node.target(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))  # type: ignore[operator]
+    return result
+
+
+def _is_small(spec: TensorSpec) -> bool:
+    return all(type(size) is int for size in spec.shape) and spec.nbytes <= _LIMIT_BYTES
+
+
+_LIMIT_BYTES = 1024
 
 
 def _outputs(joint: JointGraph) -> list[Any]:

@@ -78,8 +78,8 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
     for place, value in zip(places, call.leaves, strict=False):
         if isinstance(place, Draw) and place.path in constants and type(value) is float:
             raise UnsupportedSideEffectError(
-                f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (a function of "
-                "`math`, int(), text). Compute with it as with a tensor, or take it before the call and pass it."
+                f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
+                "text). Compute with it as with a tensor, or take it before the call and pass it."
             )
 
 

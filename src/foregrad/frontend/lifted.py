@@ -49,7 +49,7 @@ _MOST_NESTED = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatePlace:
-    """A place in the state. `kind` is "item" (of a dict), "attribute" or "cell". `is_array`: it holds NumPy arrays."""
+    """A place in the state. `kind` is "item" (of a dict, a list), "attribute" or "cell". `is_array`: of NumPy."""
 
     kind: str
     target: Any
@@ -60,12 +60,13 @@ class StatePlace:
     @classmethod
     def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:
         """The place of what a `ReadSite` has under a key."""
-        kind = "item" if site.kind == "dict" else "cell" if isinstance(site.holder, types.CellType) else "attribute"
+        kind = "cell" if isinstance(site.holder, types.CellType) else "attribute"
+        kind = "item" if site.kind in ("dict", "list") else kind
         return cls(kind, site.holder, None if kind == "cell" else key, site.path(key), is_array)
 
     def put(self, value: Any) -> None:
         if self.kind == "item":
-            dict.__setitem__(self.target, self.key, value)
+            (list if isinstance(self.target, list) else dict).__setitem__(self.target, self.key, value)
         elif self.kind == "cell":
             self.target.cell_contents = value
         else:

@@ -60,6 +60,16 @@ def keys_in(container: Any) -> tuple[Any, ...]:
     return tuple(kind.keys(container))
 
 
+def are_numbers_alike(a: Any, b: Any) -> bool:
+    """Whether two are integers, or floats, or tuples or lists of as many of these."""
+    if type(a) is not type(b) or type(a) not in (tuple, list):
+        return type(a) is type(b) and type(a) in (int, float)
+    return 0 < len(a) == len(b) <= _MOST_TOGETHER and all(map(are_numbers_alike, a, b))
+
+
+_MOST_TOGETHER = 64
+
+
 def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
     """Whether they are equal, and of the same types: True is no 1."""
     return keys == others and list(map(type, keys)) == list(map(type, others))
@@ -135,13 +145,13 @@ class ReadSite:
         return None
 
     def other_numbers(self) -> Iterator[Any]:
-        """The keys under which an integer or float was found, and another of its type is now."""
-        if self.kind not in ("dict", "object"):
+        """The keys under which an integer or float was found, or a tuple or list of such, and another is now."""
+        if self.kind not in ("dict", "object") and type(self.holder) is not list:
             return
         for key, expected in self.items.items():
-            if expected.kind == "equal" and type(expected.value) in (int, float):
+            if expected.kind == "equal" or (expected.kind == "same" and type(expected.before()) is list):
                 now = self.look(key)
-                if type(now) is type(expected.value) and not expected.holds(now):
+                if are_numbers_alike(expected.before(), now) and not expected.holds(now):
                     yield key
 
     def keys_of(self, value: Any) -> Iterator[Any]:

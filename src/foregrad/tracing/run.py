@@ -200,7 +200,7 @@ class CaptureRun:
 
     def _traced_math(self) -> AbstractContextManager[None]:
         has_numbers = bool(self.call.numbers or self.call.varied)
-        return traced_math if has_numbers else contextlib.nullcontext()  # type: ignore[return-value]
+        return traced_math if has_numbers else contextlib.nullcontext()
 
     def _hooks(self) -> Hooks:
         """What PyTorch is to tell while the function runs, and what it is to be given in place of its own."""

@@ -145,9 +145,10 @@ class PythonWrites:
 
     def sequence(self, holder: Holder) -> None:
         now, before = list(holder.kind.read(holder.target)), holder.before
-        now = [
-            before[i] if i < len(before) and self._stands_for(item, before[i]) else item for i, item in enumerate(now)
-        ]
+        for i, (item, was) in enumerate(zip(now, before, strict=False)):
+            is_number = item is not None and item is self._stand_in(holder, i)
+            if is_number or self._stands_for(item, was):
+                now[i] = was
         start = 0
         while start < min(len(now), len(before)) and now[start] is before[start]:
             start += 1

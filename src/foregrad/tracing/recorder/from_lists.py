@@ -1,4 +1,5 @@
-"""Tensors made of lists that hold tensors: `torch.tensor([loss, 1.0])` and its like; and of arrays that were drawn.
+"""Tensors made of lists that hold tensors: `torch.tensor([loss, 1.0])` and its like; of numbers that the graph
+computes, in lists and alone; and of arrays that were drawn.
 
 PyTorch reads the numbers in C++, where no operator is seen, and a fake tensor has none to read. Here the tensors are
 cast, stacked and put in their places by operators instead, so that no value becomes a part of the program. Shape, type,
@@ -15,6 +16,7 @@ import torch
 from ..._torch.dispatch import plain_execution
 from ..._torch.fakes import FakeTensor, fake_device
 from ..values.drawn_arrays import DrawnArray
+from ..values.numbers import TRACED
 
 __all__ = ["MAKERS"]
 
@@ -27,6 +29,8 @@ def _tensors_at(data: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor
             yield from _tensors_at(item, (*path, index))
         elif isinstance(item, torch.Tensor):
             yield (*path, index), item
+        elif type(item) in TRACED:
+            yield (*path, index), torch.scalar_tensor(item, dtype=_kind_of(item))
 
 
 def _on_zeros(data: Any) -> Any:
@@ -36,18 +40,27 @@ def _on_zeros(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         device = fake_device(data) if isinstance(data, FakeTensor) else data.device
         return torch.zeros((), dtype=data.dtype, device=device).expand(tuple(map(int, data.shape)))
+    if type(data) in TRACED:
+        return 0.0 if isinstance(data, float) else 0
     return data
 
 
+def _kind_of(number: Any) -> torch.dtype:
+    return torch.float64 if isinstance(number, float) else torch.int64
+
+
 def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
-    """What `make(data)` gives; None where the list `data` holds no tensor."""
-    places = list(_tensors_at(data))
+    """What `make(data)` gives; None where the list, or number, `data` is known."""
+    is_number = type(data) in TRACED
+    places = list(_tensors_at([data] if is_number else data))
     if not places:
         return None
     with plain_execution():
         zeros = make(_on_zeros(data))
         like: dict[str, Any] = {"dtype": zeros.dtype, "device": zeros.device}
         numbers, shape, strides = zeros.tolist(), tuple(zeros.shape), zeros.contiguous().stride()
+    if is_number:
+        return torch.scalar_tensor(data, **like)
     with torch.no_grad():
         values = torch.stack([tensor.detach().reshape(()).to(**like) for _, tensor in places])
         if len(places) == zeros.numel():
@@ -62,7 +75,7 @@ def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if type(data) is DrawnArray:
         return _of_array(func, data, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("data", "obj")})
-    if not isinstance(data, (list, tuple)):
+    if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
         return func(*args, **kwargs)
     rest = {key: value for key, value in kwargs.items() if key not in ("data", "obj", "requires_grad")}
     made = _made(data, lambda zeros: func(zeros, *args[1:], **rest))
@@ -95,7 +108,7 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     like |= {key: value for key, value in kwargs.items() if key in like and value is not None}
     if type(data) is DrawnArray:
         return _of_array(torch.tensor, data, requires_grad=kwargs.get("requires_grad"), **like)
-    if not isinstance(data, (list, tuple)):
+    if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
         return func(*args, **kwargs)
     made = _made(data, lambda zeros: torch.tensor(zeros, **like))
     if made is None:

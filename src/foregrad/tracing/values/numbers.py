@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, numbers_told, may_vary, symbol_made
+from ..._torch.plain_types import tell_type
+from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, may_vary, numbers_told, symbol_made
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
@@ -31,7 +32,7 @@ class Numbers:
         self.made: list[TracedFloat] = []
         self.by_entry: dict[int, TracedFloat] = {}
         self.by_symbol: dict[Any, TracedFloat] = {}
-        self.integers: dict[Any, str] = {}  # symbols of those that the program takes for plain ones: where they are from
+        self.integers: dict[Any, str] = {}  # symbols of those that are plain ones to the program: where they are from
         if table is not None:
             table.tell(self)
 
@@ -107,10 +108,13 @@ class Numbers:
         return next((self.integers[s] for s in symbol_made(operand).free_symbols if s in self.integers), "a size")
 
     def decide_fixed(self) -> None:
-        """Numbers that an operator asked the value of are decisions."""
-        for number in self.made:
-            if self.table is not None and self.table.is_guarded(symbol_made(number)):
+        """Numbers that an operator asked the value of are decisions, and so is what it asked of them."""
+        for number in list(self.made):
+            found = self._symbols().found_of(symbol_made(number))
+            if found is None:
                 self.recorder.decisions.decide(number.entry, number.value, number.where)
+            for op, other in found or ():
+                self.apply(op, number, other)
 
 
 def numbers_of(number: Any) -> Numbers | None:
@@ -194,6 +198,8 @@ def _unary(op: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda self: self.numbers.apply(op, self)
 
 
+tell_type(TracedFloat, lambda _: float)
+tell_type(TracedInt, lambda _: int)
 TRACED = (TracedFloat, TracedInt)
 _NUMBERS = (*TRACED, int, float, bool)
 for _name in "add sub mul truediv floordiv mod pow".split():

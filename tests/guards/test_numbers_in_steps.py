@@ -1,0 +1,110 @@
+"""Whole training steps: a learning rate that a scheduler changes makes no graph of its own, and all is eager's bit by bit."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+OPTIMIZERS = {
+    "SGD": lambda p, **k: torch.optim.SGD(p, lr=0.05, **k),
+    "momentum": lambda p, **k: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-2, **k),
+    "Adam": lambda p, **k: torch.optim.Adam(p, lr=0.01, **k),
+    "AdamW": lambda p, **k: torch.optim.AdamW(p, lr=0.01, amsgrad=True, **k),
+    "NAdam": lambda p, **k: torch.optim.NAdam(p, lr=0.01, **k),
+    "RAdam": lambda p, **k: torch.optim.RAdam(p, lr=0.01, **k),
+    "Adamax": lambda p, **k: torch.optim.Adamax(p, lr=0.01, **k),
+    "Adagrad": lambda p, **k: torch.optim.Adagrad(p, lr=0.01, lr_decay=1e-3, **k),
+    "Adadelta": lambda p, **k: torch.optim.Adadelta(p, **k),
+    "RMSprop": lambda p, **k: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True, **k),
+    "Rprop": lambda p, **k: torch.optim.Rprop(p, lr=0.01, **k),
+    "ASGD": lambda p, **k: torch.optim.ASGD(p, lr=0.01, **k),
+    "Adafactor": lambda p, foreach: torch.optim.Adafactor(p, lr=0.01),
+}
+OF = torch.optim.lr_scheduler
+SCHEDULERS = {
+    "linear": lambda o: OF.LinearLR(o, total_iters=100),
+    "exponential": lambda o: OF.ExponentialLR(o, 0.95),
+    "lambda": lambda o: OF.LambdaLR(o, lambda epoch: min(1.0, (epoch + 1) / 10)),
+    "polynomial": lambda o: OF.PolynomialLR(o, total_iters=100, power=2.0),
+    "cosine": lambda o: OF.CosineAnnealingLR(o, 100),
+    "one cycle": lambda o: OF.OneCycleLR(o, 0.1, total_steps=100),
+}
+
+
+def training(optimizer, scheduler, foreach, *, inside, wrap):
+    """What 12 steps give, and how many graphs there were after each."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = OPTIMIZERS[optimizer](list(model.parameters()), foreach=foreach)
+    scheduler = SCHEDULERS[scheduler](optimizer)
+
+    def update():
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def step(x):
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        update()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def whole_step(x):
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        update()
+        scheduler.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    call = wrap(whole_step if inside else step)
+    losses, graphs = [], []
+    for _ in range(12):
+        losses.append(call(torch.randn(5, 4)))
+        if not inside:
+            scheduler.step()
+        graphs.append(len(foregrad.explain_recompiles(call)) if wrap is compiled else 0)
+    last = {name: vars(scheduler)[name] for name in ("last_epoch", "_step_count", "_last_lr")}
+    return [losses, list(model.parameters()), optimizer.state_dict(), last], graphs
+
+
+def compiled(function):
+    return foregrad.compile(function, backend="eager")
+
+
+def is_same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def check(optimizer, scheduler, foreach, *, inside, most=2):
+    how = {"inside": inside}
+    expected, _ = training(optimizer, scheduler, foreach, **how, wrap=lambda f: f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, graphs = training(optimizer, scheduler, foreach, **how, wrap=compiled)
+    assert is_same(found, expected)
+    assert graphs[-1] - graphs[0] <= most
+    assert graphs[-1] == graphs[7]
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_with_a_scheduler_inside(optimizer, foreach):
+    ways = 2 if optimizer == "RAdam" else 1  # it takes another in its first five steps
+    check(optimizer, "cosine", foreach, inside=True, most=1 + ways)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+def test_every_scheduler(optimizer, scheduler, inside):
+    check(optimizer, scheduler, None, inside=inside)
