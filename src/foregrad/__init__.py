@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .explanation.collect import explain
-    from .explanation.tree import Explanation
+    from .explanation.explanation import Explanation
     from .frontend.eager_region import eager_region
     from .frontend.fakify import construct_fake_mode, process_inputs
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
@@ -143,7 +143,7 @@ _HOMES = {
     "dispatch.shapes": "mark_dynamic",
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
     "explanation.collect": "explain",
-    "explanation.tree": "Explanation",
+    "explanation.explanation": "Explanation",
     "frontend.eager_region": "eager_region",
     "frontend.fakify": "construct_fake_mode process_inputs",
     "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from ..serialize.graphs import graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
+from .facts import QUESTIONS
 from .records import record_from, record_to
 from .sharing import sharing_from, sharing_to
-from .validate import check_call, check_derivative, check_partitioned
+from .validate import check_derivative, check_partitioned
 
 __all__ = [
     "CallSpec",
@@ -223,7 +224,7 @@ def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Spe
     context = {checked(name, str): reader.value(value) for name, value in data["context"].items()}
     sharing = sharing_from(data.get("sharing"), program.joint.signature)
     found = Specialization(checked(data["name"], str), program, call, context, training, facts, sharing)
-    check_call(call.tree, call.leaves, facts, program.joint)
+    _check_call(call.tree, call.leaves, facts, program.joint)
     return found
 
 
@@ -288,3 +289,25 @@ def _with_log(data: Any) -> Any:
         raise ArtifactError("effects as a development version wrote them: export the function again")
     updates = [{**update, "is": "Write"} if type(update) is dict else update for update in data.pop("updates", ())]
     return {**data, "log": updates}
+
+
+def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: JointGraph) -> None:
+    """Raise unless the arguments of a call are those that the signature has inputs for."""
+    if tree.kind != "tuple" or len(tree.children) != 2 or tree.size != len(leaves):
+        raise ArtifactError("a call whose arguments are not told apart")
+    positional, keyword = tree.children
+    if positional.kind != "tuple" or keyword.kind != "dict" or not all(type(k) is str for k in keyword.context):
+        raise ArtifactError("a call whose arguments are not told apart")
+    inputs = joint.signature.inputs
+    for position, leaf in enumerate(leaves):
+        if leaf.same_as is not None and not 0 <= leaf.same_as < position:
+            raise ArtifactError("an argument that is the same as a later one")
+    for info in inputs:
+        argument = info.argument
+        if argument is not None and (not 0 <= argument < len(leaves) or not leaves[argument].is_tensor):
+            raise ArtifactError("an input that no argument gives")
+    for number, question, _, value in facts:
+        if type(number) is not int or not 0 <= number < len(inputs):
+            raise ArtifactError("a question about an input that is not there")
+        if question not in QUESTIONS or type(value) not in (bool, int):
+            raise ArtifactError(f"a question about an argument that is not known: {question[:40]!r}")

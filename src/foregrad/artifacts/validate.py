@@ -6,8 +6,8 @@ rendered from a signature may then rely on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -36,12 +36,8 @@ from ..graph.partitioned import Partitioned
 from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature
 from ..serialize.operators import is_check, is_view
 from ..tracing.derivatives.resumable_trace import ValueRef
-from .facts import QUESTIONS
 
-if TYPE_CHECKING:
-    from .program import Leaf
-
-__all__ = ["check_call", "check_derivative", "check_partitioned"]
+__all__ = ["check_derivative", "check_partitioned"]
 
 
 def _within(numbers: Iterable[Any], count: int, what: str) -> None:
@@ -233,27 +229,6 @@ def _check_memory(memory: Memory, inputs: int, outputs: int) -> None:
 def _check_step(step: ViewStep) -> None:
     if not is_view(step.op):
         raise ArtifactError(f"a view taken by {step.op}, which takes none")
-
-
-def check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: JointGraph) -> None:
-    """Raise unless the arguments of a call are those that the signature has inputs for."""
-    if tree.kind != "tuple" or len(tree.children) != 2 or tree.size != len(leaves):
-        raise ArtifactError("a call whose arguments are not told apart")
-    positional, keyword = tree.children
-    if positional.kind != "tuple" or keyword.kind != "dict" or not all(type(k) is str for k in keyword.context):
-        raise ArtifactError("a call whose arguments are not told apart")
-    inputs = joint.signature.inputs
-    for position, leaf in enumerate(leaves):
-        if leaf.same_as is not None and not 0 <= leaf.same_as < position:
-            raise ArtifactError("an argument that is the same as a later one")
-    for info in inputs:
-        argument = info.argument
-        if argument is not None and (not 0 <= argument < len(leaves) or not leaves[argument].is_tensor):
-            raise ArtifactError("an input that no argument gives")
-    for number, question, _, value in facts:
-        _within([number], len(inputs), "input")
-        if question not in QUESTIONS or type(value) not in (bool, int):
-            raise ArtifactError(f"a question about an argument that is not known: {question[:40]!r}")
 
 
 def check_derivative(

@@ -12,7 +12,7 @@ from ..graph.joint import JointGraph
 from ..partitioners.report import Report
 from ..partitioners.tables import in_bytes
 from .stumbles import Stumbles
-from .tree import Advice, Explanation, Saved
+from .tree import Advice, Findings, Saved
 
 __all__ = ["advice_on", "groups"]
 
@@ -23,7 +23,7 @@ _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
 
-def advice_on(found: Explanation, joint: JointGraph, split: Split, recompiles: Recompiles) -> Iterator[Advice]:
+def advice_on(found: Findings, joint: JointGraph, split: Split, recompiles: Recompiles) -> Iterator[Advice]:
     """Changes that would lower the figures, the largest first."""
     memory = found.memory
     assert memory is not None
@@ -43,7 +43,7 @@ def advice_on(found: Explanation, joint: JointGraph, split: Split, recompiles: R
     yield from _recompilations(recompiles)
 
 
-def _partitions(found: Explanation, split: Split) -> Iterator[Advice]:
+def _partitions(found: Findings, split: Split) -> Iterator[Advice]:
     """Other partitions, made and simulated for this graph."""
     memory, work = found.memory, found.work
     assert memory is not None

@@ -31,13 +31,14 @@ from ..partitioners import policies
 from ..partitioners.policies import Policy
 from ..partitioners.report import make_report
 from .advice import advice_on, stumbling
+from .explanation import Explanation
 from .graphs import rows_of, sources_of, work_of
 from .kept import memory_of
 from .measure import held_by, packed_by, peak_of, step_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .stumbles import parts_of_function, parts_of_module, refusal
 from .subject import Subject, random_state_kept, subject_of
-from .tree import EagerPart, Explanation, Memory, Time
+from .tree import EagerPart, Memory, Time
 
 __all__ = ["explain"]
 

@@ -11,7 +11,7 @@ from ..partitioners.tables import amount, in_bytes
 from .advice import groups
 from .chart import FAMILIES, chart, family
 from .text import seconds
-from .tree import Explanation, Operator
+from .tree import Findings, Operator
 
 __all__ = ["page"]
 
@@ -19,7 +19,7 @@ _FOLDER = pathlib.Path(__file__).parent / "page"
 _ROLES = ("operator", "saved", "again", "view", "input", "tangent")
 
 
-def page(found: Explanation) -> str:
+def page(found: Findings) -> str:
     """The whole file as text."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
@@ -42,7 +42,7 @@ def _script_safe(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _cards(found: Explanation) -> Iterator[tuple[str, str, str]]:
+def _cards(found: Findings) -> Iterator[tuple[str, str, str]]:
     """The figures on top: what it is, the figure, what to compare it with."""
     memory, work, time = found.memory, found.work, found.time
     if memory is not None:
@@ -67,13 +67,13 @@ def _compared(measured: int | None, eager: int | None) -> str:
     return f"measured {in_bytes(measured)}" + (f", eager {in_bytes(eager)}" if eager is not None else "")
 
 
-def _steps(found: Explanation) -> str:
+def _steps(found: Findings) -> str:
     assert found.time is not None
     steps = found.time.compile_s / found.time.eager_s if found.time.eager_s else 0
     return f"{steps:,.0f} eager steps"
 
 
-def _data(found: Explanation) -> dict[str, Any]:
+def _data(found: Findings) -> dict[str, Any]:
     number = {one.key: at for at, one in enumerate(found.operators)}
     return {
         "ops": _columns(found.operators, number),
@@ -108,7 +108,7 @@ def _columns(operators: Sequence[Operator], number: dict[str, int]) -> dict[str,
     return {name: [read(one) for one in operators] for name, read in get.items()}
 
 
-def _tables(found: Explanation, number: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _tables(found: Findings, number: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Tables: columns (title, kind), rows, and for each row the operator that it is about. Kinds: "text", "bytes",
     "flops", "count", "share", "seconds".
     """

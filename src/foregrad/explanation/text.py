@@ -11,7 +11,7 @@ from typing import Any
 
 from ..partitioners.tables import Table, amount, in_bytes
 from .advice import groups
-from .tree import Explanation
+from .tree import Findings
 
 __all__ = ["figures", "notebook", "print_report", "rich", "seconds", "sections", "text"]
 
@@ -41,7 +41,7 @@ def _measured(count: int | None) -> str:
     return "-" if count is None else in_bytes(count)
 
 
-def figures(found: Explanation) -> Table:
+def figures(found: Findings) -> Table:
     """The costs of a step: foreseen, measured, and in eager mode."""
     memory, work, time = found.memory, found.work, found.time
     rows = []
@@ -60,7 +60,7 @@ def figures(found: Explanation) -> Table:
     return Table("what a step takes", ("", "foreseen", "measured", "eager"), rows, right=0)
 
 
-def sections(found: Explanation) -> Iterator[Section]:
+def sections(found: Findings) -> Iterator[Section]:
     """The explanation, most important first."""
     head = f"backend {found.backend}, partition {found.partition}"
     if found.program is not None and found.work is not None:
@@ -86,7 +86,7 @@ def sections(found: Explanation) -> Iterator[Section]:
     yield from _program(found)
 
 
-def _eager(found: Explanation) -> Iterator[str]:
+def _eager(found: Findings) -> Iterator[str]:
     for one in found.eager:
         cost = f" ({seconds(one.seconds)} a call)" if one.seconds is not None else ""
         yield f"- {one.name}{cost}: {one.reason}"
@@ -96,7 +96,7 @@ def _eager(found: Explanation) -> Iterator[str]:
             yield f"  to compile it: {one.change}"
 
 
-def _memory(found: Explanation) -> Iterator[Section]:
+def _memory(found: Findings) -> Iterator[Section]:
     memory = found.memory
     if memory is None or not memory.saved:
         return
@@ -115,7 +115,7 @@ def _memory(found: Explanation) -> Iterator[Section]:
     yield Section("saved for the backward", (f"peak at {memory.peak_at}",), tuple(tables))
 
 
-def _program(found: Explanation) -> Iterator[Section]:
+def _program(found: Findings) -> Iterator[Section]:
     program = found.program
     if program is None:
         return
@@ -141,7 +141,7 @@ def _cut(title: str, columns: tuple[str, ...], rows: list[list[str]], *, right: 
     return Table(title, columns, rows[:_MOST_ROWS], len(rows) - _MOST_ROWS, right=right)
 
 
-def text(found: Explanation) -> str:
+def text(found: Findings) -> str:
     """Plain text."""
     parts = []
     for section in sections(found):
@@ -150,7 +150,7 @@ def text(found: Explanation) -> str:
     return "\n\n".join(parts)
 
 
-def print_report(found: Explanation) -> None:
+def print_report(found: Findings) -> None:
     """With rich on a terminal, where it is installed."""
     console: Any = None
     if sys.stdout.isatty():
@@ -164,7 +164,7 @@ def print_report(found: Explanation) -> None:
         console.print(rich(found))
 
 
-def rich(found: Explanation) -> Any:
+def rich(found: Findings) -> Any:
     """Panels and tables for rich."""
     from rich.console import Group
     from rich.text import Text
@@ -177,7 +177,7 @@ def rich(found: Explanation) -> Any:
     return Group(*parts)
 
 
-def notebook(found: Explanation) -> str:
+def notebook(found: Findings) -> str:
     """HTML for a notebook's cell."""
     parts = []
     for section in sections(found):

@@ -1,4 +1,4 @@
-"""`Explanation`: what `foregrad.explain` found out, as one tree of frozen values.
+"""`Findings`: what `foregrad.explain` found out, as one tree of frozen values.
 
 Sizes are in bytes and times in seconds; None is what was not measured. `to_json()` has the same names.
 """
@@ -6,15 +6,12 @@ Sizes are in bytes and times in seconds; None is what was not measured. `to_json
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
-from typing import Any
 
 __all__ = [
     "Advice",
     "EagerPart",
-    "Explanation",
     "Fact",
+    "Findings",
     "Guard",
     "Memory",
     "Operator",
@@ -230,18 +227,9 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
-    """The findings of `foregrad.explain`: how a function was compiled, and the costs of a call.
-
-    Printed, it is a report in plain text; `show()`, rich and notebooks make tables of it. `not_measured`: why nothing
-    was run, or "". `modules`: the (path, class) of each module that ran, by the numbers in `operators`; `lines`: the
-    user's lines.
-
-    Example:
-        >>> import torch, foregrad
-        >>> found = foregrad.explain(lambda x: x.sin().sum(), torch.ones(3, requires_grad=True), backend="eager")
-        >>> [(one.name, one.kind, one.nbytes) for one in found.memory.saved]
-        [('primals_1', 'input', 12)]
+class Findings:
+    """All that was found out. `not_measured`: why nothing was run, or "". `modules`: the (path, class) of each module
+    that ran, by the numbers in `operators`; `lines`: the user's lines.
     """
 
     name: str
@@ -260,43 +248,3 @@ class Explanation:
     operators: tuple[Operator, ...]
     sources: tuple[Source, ...]
     versions: str
-
-    def save(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Write the report as one HTML file, which needs nothing else; gives its path.
-
-        Example:
-            >>> import torch, foregrad
-            >>> found = foregrad.explain(lambda x: x.sin().sum(), torch.ones(3, requires_grad=True), backend="eager")
-            >>> found.save("report.html").name
-            'report.html'
-        """
-        from .html import page  # late: jinja2 is needed for this alone
-
-        target = pathlib.Path(path)
-        target.write_text(page(self), encoding="utf-8")
-        return target
-
-    def to_json(self, *, indent: int | None = None) -> str:
-        """All of it as JSON: an object with the fields of this class."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
-
-    def show(self) -> None:
-        """Print the report: as tables on a terminal where rich is installed, else as plain text."""
-        from .text import print_report
-
-        print_report(self)
-
-    def __repr__(self) -> str:
-        from .text import text
-
-        return text(self)
-
-    def __rich__(self) -> Any:
-        from .text import rich
-
-        return rich(self)
-
-    def _repr_html_(self) -> str:
-        from .text import notebook
-
-        return notebook(self)

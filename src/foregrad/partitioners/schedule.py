@@ -8,12 +8,9 @@ so results do, bit for bit. Greedy, and independent of what is saved: plans are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .classify import Kind
-
-if TYPE_CHECKING:
-    from .index import JointIndex
 
 __all__ = ["backward_sequence"]
 
@@ -21,7 +18,22 @@ _THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with, or come with, what they 
 _BARRIERS = (Kind.EFFECT, Kind.RANDOM)
 
 
-def backward_sequence(index: JointIndex) -> list[int]:
+class Nodes(Protocol):
+    """The numbered nodes of a joint graph, see `JointIndex`."""
+
+    kinds: list[Kind]
+    operands: list[list[int]]
+    root: list[int]
+    needs_tangent: bytearray
+    in_forward: bytearray
+    gradient_numbers: list[int]
+    output_numbers: list[int]
+
+    def bytes_of(self, i: int) -> int:
+        """The size of what node i computes."""
+
+
+def backward_sequence(index: Nodes) -> list[int]:
     """The nodes that only the backward can compute, in the order they run."""
     kinds = index.kinds
     wanted = [
@@ -42,7 +54,7 @@ def backward_sequence(index: JointIndex) -> list[int]:
 class _Stretch:
     """Nodes of the backward with no effect between them."""
 
-    def __init__(self, index: JointIndex, nodes: list[int]) -> None:
+    def __init__(self, index: Nodes, nodes: list[int]) -> None:
         self.index, self.nodes = index, nodes
         operands, kinds = index.operands, index.kinds
         self.inside = set(nodes)
