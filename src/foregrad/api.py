@@ -87,6 +87,7 @@ def compile(
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
+    regions: bool | Literal["auto"] = ...,
 ) -> F: ...
 
 
@@ -100,6 +101,7 @@ def compile(
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
+    regions: bool | Literal["auto"] = ...,
 ) -> Callable[[F], F]: ...
 
 
@@ -112,6 +114,7 @@ def compile(
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     on_unsupported: str | None = None,
+    regions: bool | str = False,
     **others: Any,
 ) -> Any:
     """Compile a function or module: it behaves as before, and runs as two graphs.
@@ -142,6 +145,9 @@ def compile(
             warning that says why, and counts such calls in `explain_recompiles`; "raise" raises an
             `Unsupported...Error`, or `BackendError` where the backend fails. None is what
             `foregrad.config.on_unsupported` says, "eager" unless it was set.
+        regions: whether parts of the graphs that repeat, as a model's layers do, are compiled once each and called at
+            each place, which takes less time where there are many. True: whatever repeats. "auto": where it pays, with
+            backends that gain by it (Inductor), from eight copies on.
 
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
@@ -156,7 +162,7 @@ def compile(
         >>> w.grad.shape
         torch.Size([3, 2])
     """
-    check_arguments(fn_or_module, dynamic, on_unsupported, others)
+    check_arguments(fn_or_module, dynamic, on_unsupported, others, regions)
     if fn_or_module is None:
         return functools.partial(
             compile,
@@ -166,12 +172,17 @@ def compile(
             dynamic=dynamic,
             decompositions=decompositions,
             on_unsupported=on_unsupported,
+            regions=regions,
         )
     compile_loaded = getattr(type(fn_or_module), "_foregrad_compile", None)  # an artifact is captured already
     if compile_loaded is not None:
         return compile_loaded(fn_or_module, backend, {"partition": partition, "memory_budget": memory_budget})
     pipeline = pipeline_for(
-        backend=backend, partition=partition, memory_budget=memory_budget, decompositions=decompositions
+        backend=backend,
+        partition=partition,
+        memory_budget=memory_budget,
+        decompositions=decompositions,
+        regions=regions,
     )
     if isinstance(fn_or_module, torch.nn.Module):
         again = functools.partial(
@@ -182,6 +193,7 @@ def compile(
             dynamic=dynamic,
             decompositions=decompositions,
             on_unsupported=on_unsupported,
+            regions=regions,
         )
         return compile_module(fn_or_module, pipeline, again, dynamic=dynamic, on_unsupported=on_unsupported)
     return compile_function(fn_or_module, pipeline, dynamic=dynamic, on_unsupported=on_unsupported)
@@ -194,6 +206,7 @@ def pipeline_for(
     memory_budget: int | float | str | Budget | None = None,
     decompositions: Any = None,
     inductor_settings: Mapping[str, Any] | None = None,
+    regions: bool | str = False,
 ) -> Pipeline:
     """The stages that the arguments of `compile` mean. `inductor_settings` are in force while Inductor compiles."""
     chosen = get_backend(backend)
@@ -214,6 +227,7 @@ def pipeline_for(
         prepare_joint=chosen.prepare_joint,
         prepare_halves=chosen.prepare_halves,
         keeper=_keeper(chosen, split, decompositions),
+        regions=regions,
         may_fail=True,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["check_arguments"]
 
-_KEYWORDS = "backend partition memory_budget dynamic decompositions on_unsupported".split()
+_KEYWORDS = "backend partition memory_budget dynamic decompositions on_unsupported regions".split()
 _OF_INDUCTOR = (
     'write torch.compile(model, backend="foregrad", {}=...), or hand Inductor\'s settings over: '
     'foregrad.compile(model, backend=InductorCompiler({{"max_autotune": True}})), from foregrad.backends.inductor'
@@ -29,7 +29,9 @@ _ELSEWHERE = {
 }
 
 
-def check_arguments(target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any]) -> None:
+def check_arguments(
+    target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = False
+) -> None:
     """Raise `TypeError` or `ValueError` for what `compile` does not take."""
     for name in others:
         close = difflib.get_close_matches(name, _KEYWORDS, n=1)
@@ -41,6 +43,8 @@ def check_arguments(target: Any, dynamic: Any, on_unsupported: Any, others: Mapp
         )
     if on_unsupported not in (None, "eager", "raise"):
         raise ValueError(f"on_unsupported is 'eager' or 'raise', not {on_unsupported!r}")
+    if regions not in (True, False, "auto"):
+        raise ValueError(f"regions is True (whatever repeats), False or 'auto' (where it pays), not {regions!r}")
     if isinstance(target, str):
         raise TypeError(
             f"foregrad.compile compiles a function or a module, not {target!r}. If that is a backend, write "

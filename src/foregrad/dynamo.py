@@ -64,10 +64,12 @@ _OPTIONS = {
     "decompositions": "a table {operator: function}",
     "check": "check every stage's result (slow)",
     "on_unsupported": "'eager' runs a graph that can't be compiled as it is, and warns; 'raise' raises",
+    "regions": "True compiles parts that repeat, as a model's layers, once each; 'auto' does where it pays",
     "inductor": "settings of torch._inductor.config, in force while Inductor compiles: {name: value}",
 }
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "on_unsupported": (lambda value: value in ("eager", "raise"), "'eager' or 'raise'"),
+    "regions": (lambda value: value in (True, False, "auto"), "True, False or 'auto'"),
     "check": (lambda value: isinstance(value, bool), "True or False"),
     "decompositions": (
         lambda value: callable(value) or isinstance(value, Mapping),

@@ -159,7 +159,7 @@ def test_segments_are_few_and_in_order():
     unused = graph.placeholder("c")
     graph.output([last, one, first, unused])
     for node in graph.nodes:
-        node.meta["val"] = torch.ones(2)
+        node.meta["val"] = torch.ones(3)
     compiled = []
 
     def compile_segment(gm, inputs):

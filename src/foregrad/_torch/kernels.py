@@ -37,13 +37,20 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def kernels_together() -> Iterator[None]:
-    """Context: kernels of graphs that Inductor compiles on this thread are compiled together."""
+    """Context: kernels of all graphs that Inductor compiles in it, on this thread, are compiled together at its end.
+
+    In another such context it does nothing of its own.
+    """
+    if getattr(_active, "waiting", None) is not None:
+        yield
+        return
     with _patches:
-        before, _active.on = getattr(_active, "on", False), True
+        waiting = _active.waiting = []
         try:
             yield
+            _compile_waiting(waiting)
         finally:
-            _active.on = before
+            _active.waiting = None
 
 
 def _install() -> None:
@@ -80,25 +87,37 @@ class _Pending:
 def _cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
     """Takes the place of `AsyncCompile.cpp_pybinding`, which generated code calls for each kernel."""
     alone = functools.partial(_originals[0], self, argtypes, source_code)
-    if not getattr(_active, "on", False) or not _can_share(source_code):
+    if getattr(_active, "waiting", None) is None or not _can_share(source_code):
         return alone()
     return _Pending(source_code, alone)
 
 
 def _wait(self: Any, scope: dict[str, Any]) -> None:
     """Takes the place of `AsyncCompile.wait`, which generated code calls after its last kernel."""
-    pending = {name: value for name, value in scope.items() if isinstance(value, _Pending)}
-    if pending:
-        sources = list(dict.fromkeys(kernel.source for kernel in pending.values()))
-        made: dict[str, Callable[..., Any]] = {}
-        if len(sources) > 1:
-            try:
-                made = _compiled(sources, _compilers_at_once(), self.submit)
-            except Exception as error:
-                log.warning("kernels are compiled one by one, because together they failed: %s", _first_line(error))
-        for name, kernel in pending.items():
-            scope[name] = made[kernel.source] if kernel.source in made else kernel.alone()
+    if any(isinstance(value, _Pending) for value in scope.values()):
+        if getattr(_active, "waiting", None) is not None:
+            _active.waiting.append((scope, self.submit))
+        else:
+            _compile_waiting([(scope, self.submit)])
     _originals[1](self, scope)
+
+
+def _compile_waiting(waiting: Sequence[tuple[dict[str, Any], Any]]) -> None:
+    """Put compiled kernels where those of some graphs wait."""
+    pending = [
+        (scope, name, kernel) for scope, _ in waiting for name, kernel in scope.items() if isinstance(kernel, _Pending)
+    ]
+    sources = list(dict.fromkeys(kernel.source for _, _, kernel in pending))
+    made: dict[str, Callable[..., Any]] = {}
+    if len(sources) > 1:
+        try:
+            made = _compiled(sources, _compilers_at_once(), waiting[0][1])
+        except Exception as error:
+            log.warning("kernels are compiled one by one, because together they failed: %s", _first_line(error))
+    for scope, name, kernel in pending:
+        scope[name] = made[kernel.source] if kernel.source in made else kernel.alone()
+        if hasattr(scope[name], "result"):
+            scope[name] = scope[name].result()
 
 
 def _first_line(error: Exception) -> str:

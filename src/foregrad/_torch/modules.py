@@ -59,8 +59,10 @@ class LateGraphModule(fx.GraphModule):
         return super().__reduce_package__(exporter)
 
 
-def make_graph_module(root: torch.nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
-    """A graph module that makes its code late."""
+def make_graph_module(
+    root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str = "GraphModule"
+) -> fx.GraphModule:
+    """A graph module that makes its code late. What the graph reads of itself is taken from `root`."""
     return LateGraphModule(root, graph, name)
 
 

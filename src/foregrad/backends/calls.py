@@ -188,7 +188,7 @@ class CallWriter:
                 kinds = return_kinds(target)
                 return kinds[0] if len(kinds) == 1 else ""
             if target is operator.getitem and isinstance(node.args[0], Node):
-                return _kind_of_output(node.args[0], node.args[1])
+                return _kind_of_output(node.args[0], node.args[1]) or _kind_of_meta(node)
             if target in _INTEGER_OPERATORS:
                 return "int" if all(self.kind_of(value) == "int" for value in node.args) else ""
         return _kind_of_meta(node)

@@ -4,7 +4,8 @@ One line per node, values named as in the graph. Three things make it quick and 
 
 - operators are called through the fastest door that reaches the dispatcher with the same call (`calls`);
 - a value is deleted by the line that uses it last, inputs too: the list of arguments is emptied on entry;
-- several outputs are unpacked at once, so that no tuple keeps the unused ones alive.
+- several outputs are unpacked at once, so that no tuple keeps the unused ones alive;
+- a function that takes one list, as regions do, is given the only references to what dies with it.
 
 Constants (tensors, dtypes, callables) are the unit's globals; numbers and shapes are literals. `source()` of the
 result is the text that runs.
@@ -26,6 +27,7 @@ import torch
 from .._torch.codegen import OpOverload, return_kinds
 from ..graph.role import role_of
 from ..graph.source import Names, compile_source
+from ..passes.regions import called_region, outlined
 from .calls import CallWriter, has_many_outputs, resolve
 from .in_place import written_in_place
 
@@ -51,7 +53,10 @@ def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | Non
 
     `example_inputs` only tell tensors from numbers, for placeholders whose `meta` doesn't say.
     """
-    return render_graph(gm, example_inputs, updates=role_of(gm).updates)
+    role = role_of(gm)
+    if role.regions is True:
+        gm = outlined(gm, always=True)
+    return render_graph(gm, example_inputs, updates=role.updates)
 
 
 def render_graph(
@@ -139,6 +144,8 @@ class _Writer:
                 self.names[node] = allocate.fresh(node.name)
         self.unused = allocate.fresh("_")
         self.args = allocate.fresh("args")
+        self.given = allocate.fresh("given")
+        self.regions: dict[torch.fx.GraphModule, BoxedFunction] = {}
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
         self.in_place, self.updated = written_in_place(self.nodes, updates)
@@ -151,7 +158,7 @@ class _Writer:
             if node.op == "get_attr":
                 path = str(node.target)
                 self.names[node] = self.calls.bind(resolve(self.gm, path), path.rpartition(".")[2])
-            elif node.users and has_many_outputs(node):
+            elif node.users and (has_many_outputs(node) or self._boxed(node) is not None):
                 self._find_picks(node)
         dying = self._find_last_uses()
         self._write_head()
@@ -205,8 +212,14 @@ class _Writer:
             self.lines.append(f"del {', '.join(idle)}")
 
     def _write_node(self, node: Node, dying: Sequence[Node]) -> None:
-        write = self.in_place.get(node)
-        if write is None:
+        write, boxed = self.in_place.get(node), self._boxed(node)
+        if boxed is not None:
+            wanted = "segment" if node.op == "call_function" else str(node.target)
+            expression = f"{self.calls.bind(boxed, wanted)}({self.given})"
+            freed = f"del {', '.join([self.names[used] for used in reversed(dying)])}; " if dying else ""
+            self.lines.append(f"{self.given} = [{', '.join([self.calls.render(value) for value in node.args])}]")
+            dying = ()
+        elif write is None:
             expression = self.calls.write(node)
         else:
             expression = f"{self.calls.bind(write)}({self.calls.render.arguments(node.args, node.kwargs)})"
@@ -215,10 +228,21 @@ class _Writer:
             line = self._pick(node, expression, picks)
         else:
             line = f"{self.names[node]} = {expression}" if node.users else expression
-        if dying:
+        if boxed is not None:
+            line = freed + line
+        elif dying:
             line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
         spec = dict.get(node.meta, "spec")
         self.lines.append(line if spec is None else f"{line}  # {spec!r}")
+
+    def _boxed(self, node: Node) -> BoxedFunction | None:
+        """The function of one list that a node calls."""
+        if node.op == "call_function" and getattr(node.target, "_boxed_call", False):
+            return cast("BoxedFunction", node.target)
+        region = called_region(self.gm, node)
+        if region is not None and region not in self.regions:
+            self.regions[region] = render_graph(region)
+        return None if region is None else self.regions[region]
 
     def _pick(self, node: Node, expression: str, picks: dict[int, list[Node]]) -> str:
         """Give the outputs that are used their names, and nothing else a reference."""
@@ -250,8 +274,7 @@ class _Writer:
 
 
 def _number_of_outputs(node: Node) -> int | None:
-    kinds = return_kinds(cast("OpOverload", node.target))
-    if len(kinds) > 1:
+    if isinstance(node.target, OpOverload) and len(kinds := return_kinds(node.target)) > 1:
         return len(kinds)
     spec = dict.get(node.meta, "spec", dict.get(node.meta, "val"))
     return len(spec) if isinstance(spec, (list, tuple)) else None

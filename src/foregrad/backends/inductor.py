@@ -19,7 +19,7 @@ import functools
 import logging
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,19 +32,23 @@ from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
 from .._torch.flex import has_kernel
 from .._torch.graphs import copied, symbols_in
+from .._torch.kernels import kernels_together
 from .._torch.modules import make_graph_module
 from .._torch.ops import depends_on_values
 from .._torch.symbols import ClosedSizesError
 from ..errors import BackendError
-from ..graph.meta import respecify
+from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.partitioned import Partitioned
-from ..graph.role import PREPARED, GraphRole, role_of
+from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
 from ..interrupts import deliver
-from ..passes.aliasing import copy_shared_results
+from ..passes.aliasing import copy_shared_results, results_of
 from ..passes.decompose import decompose
+from ..passes.regions import called_region, outlined
+from ..passes.repeats import is_view
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
-from .segments import compile_around
+from .results import promised
+from .segments import OtherStridesError, compile_around, looked_at
 
 __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
@@ -186,6 +190,17 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     else:
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
+    if role.regions and not inductor.uses_cudagraphs():
+        if LAID_OUT in gm.meta:  # the strides of what is made of them are for Inductor to say
+            inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), known=_with_values(copy))
+            respecify(copy.graph)
+        whole = outlined(copy, foreign, always=role.regions is True)
+        if whole is not copy:
+            try:
+                with kernels_together():
+                    return _compile_regions(whole, role)
+            except OtherStridesError as error:
+                log.info("the %s graph is compiled without regions: `%s` has other strides", role.phase, error)
     if foreign:
         return compile_around(copy, foreign, _compile_segment)
     static: tuple[int, ...] = ()
@@ -211,9 +226,69 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     return compiled
 
 
+def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
+    """A graph with calls of regions: each region is compiled once, and what is around them.
+
+    Results have the graph's own strides, but for what regions save for the backward and nobody else reads: those have
+    the strides that Inductor chose for the region's first copy.
+    """
+    results = results_of(gm)
+    strides = [spec.stride if isinstance(spec := _spec(result), TensorSpec) else None for result in results]
+    calls = {node: region for node in gm.graph.nodes if (region := called_region(gm, node)) is not None}
+    seen = set(role.visible_outputs) if role.phase == "forward" else set(range(len(results)))
+    hidden = {node for node in gm.graph.nodes if all(user.op == "output" for user in node.users)}
+    hidden -= {result for i, result in enumerate(results) if i in seen}
+    runs: dict[fx.GraphModule, Boxed] = {}
+    for region in dict.fromkeys(calls.values()):
+        taken = [user for node, called in calls.items() if called is region for user in node.users]
+        visible = {user.args[1] for user in taken if user not in hidden}
+        promises = promised(region, [str(node) for node in results_of(region)], sorted(visible), None)
+        run: Any
+        run, found = inductor.compile_graph(
+            make_graph_module(region, copied(region.graph), "Region"),
+            [node.meta["val"] for node in region.graph.nodes if node.op == "placeholder"],
+            is_backward=role.phase == "backward",
+            is_inference=role.phase == "inference",
+            visible_outputs=sorted(visible),
+            tag=role.tag,
+        )
+        run.output_strides = found
+        runs[region] = looked_at(run, region, promises)
+        chosen = {user: found[user.args[1]] for user in taken if found and user.args[1] not in visible}
+        strides = [chosen.get(result, stride) for result, stride in zip(results, strides, strict=True)]
+    compiled: Any = compile_around(gm, _beside_regions(gm, calls), _compile_segment, runs)
+    compiled.output_strides = strides
+    return compiled  # type: ignore[no-any-return]
+
+
+def _spec(result: Any) -> Any:
+    return spec_of(result) if isinstance(result, fx.Node) else None
+
+
+def _beside_regions(gm: fx.GraphModule, calls: Collection[fx.Node]) -> set[fx.Node]:
+    """Nodes not to compile: calls of regions, and numbers and views for these, or for the caller."""
+    foreign = _foreign(gm)
+    aside = {*calls, *foreign}
+    given = {node for node in gm.graph.nodes if node.op == "placeholder"}
+    for node in gm.graph.nodes:
+        is_light = is_view(node) or isinstance(node.meta.get("val"), torch.SymInt)
+        is_known = all(operand in given or operand in aside for operand in node.all_input_nodes)
+        is_result = node.target is operator.getitem and node.args[0] in calls
+        if is_result or (node.op == "call_function" and is_light and is_known):
+            aside.add(node)
+    for node in reversed(gm.graph.nodes):
+        is_read = any(user.op == "output" or user in aside for user in node.users)
+        if node in aside and node not in foreign and is_view(node) and not is_read:
+            aside.remove(node)
+    return aside
+
+
 def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any]) -> Boxed:
     count = len(next(iter(reversed(gm.graph.nodes))).args[0])
-    return inductor.compile_graph(gm, example_inputs, visible_outputs=range(count))[0]
+    run: Any
+    run, strides = inductor.compile_graph(gm, example_inputs, visible_outputs=range(count))
+    run.output_strides = strides
+    return run  # type: ignore[no-any-return]
 
 
 def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:

@@ -1,37 +1,43 @@
 """A graph cut around the nodes that a compiler can't take: what lies in between is compiled, they run as they are.
 
 As few segments as the dependencies allow: a node goes into the first that comes after everything it needs. Random
-operators keep their order, constants are in every segment that reads them.
-
-Known weakness: a segment holds on to its inputs until it is done.
+operators keep their order, constants are in every segment that reads them. Regions that repeat are such nodes, too:
+they are compiled already.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import fx
 
-from .._torch.graphs import GraphCopier
 from .._torch.modules import make_graph_module
+from .._torch.symbols import same_numbers
+from ..graph.meta import TensorSpec
+from ..passes.aliasing import tensors_in
+from ..passes.regions import called_region, is_random, is_random_region, piece
 from .boxed import as_boxed
 from .eager import eager_compiler
+from .results import Contract, Result, promised
 
-__all__ = ["compile_around"]
+__all__ = ["OtherStridesError", "compile_around", "looked_at"]
 
 Boxed = Callable[[list[Any]], Any]
 
 
 def compile_around(
-    gm: fx.GraphModule, foreign: set[fx.Node], compile_segment: Callable[[fx.GraphModule, list[Any]], Boxed]
+    gm: fx.GraphModule,
+    foreign: set[fx.Node],
+    compile_segment: Callable[[fx.GraphModule, list[Any]], Boxed],
+    regions: Mapping[fx.GraphModule, Boxed] | None = None,
 ) -> Boxed:
     """`gm` with everything but the nodes in `foreign` compiled; a function of one list, which it empties.
 
-    What comes out of a segment has the sizes and strides that the graph says.
+    What comes out of a segment has the sizes and strides that the graph says. `regions`: compiled ones, calls of which
+    are foreign.
     """
     segments = _cut(gm, foreign)
     graph = fx.Graph()
@@ -41,24 +47,51 @@ def compile_around(
             made[node] = graph.node_copy(node, made.__getitem__)
     for segment in segments:
         if segment.results:
-            module, inputs = segment.module(gm)
-            run = as_boxed(compile_segment(module, inputs), num_outputs=len(segment.results))
-            call = graph.call_function(_unboxed(run), tuple(made[node] for node in segment.inputs))
+            module = piece(gm, segment.inputs, segment.nodes, tuple(segment.results), "Segment")
+            results = promised(module, [str(node) for node in segment.results], range(len(segment.results)), None)
+            run = compile_segment(module, [node.meta["val"] for node in segment.inputs])
+            call = graph.call_function(looked_at(run, module, results), tuple(made[node] for node in segment.inputs))
             for index, node in enumerate(segment.results):
                 made[node] = graph.call_function(operator.getitem, (call, index))
+                made[node].meta = node.meta
         for node in segment.foreign:
             for constant in node.all_input_nodes:
                 if constant.op == "get_attr" and constant not in made:
                     made[constant] = graph.node_copy(constant, made.__getitem__)
-            made[node] = graph.node_copy(node, made.__getitem__)
+            region = called_region(gm, node)
+            if region is None:
+                made[node] = graph.node_copy(node, made.__getitem__)
+            else:
+                made[node] = graph.call_function((regions or {})[region], fx.map_arg(node.args, made.__getitem__))
+                made[node].meta = node.meta
     output = next(iter(reversed(gm.graph.nodes)))
     for node in output.all_input_nodes:
         if node not in made:
             made[node] = graph.node_copy(node, made.__getitem__)
     graph.output(fx.map_arg(output.args[0], made.__getitem__))
-    whole: Any = eager_compiler(make_graph_module(gm, graph, "Segments"))
-    whole.is_mixed = True  # what a segment returns is to be looked at
-    return cast("Boxed", whole)
+    return eager_compiler(make_graph_module(gm, graph, "Segments"))
+
+
+class OtherStridesError(Exception):
+    """A part of a graph was compiled to give a value in other strides than the graph says."""
+
+
+def looked_at(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) -> Boxed:
+    """`run`, made of `module`, looked at in its first call. All inputs stay alive in that one.
+
+    Raises `OtherStridesError` where its `output_strides` are others than in `results` and symbolic: these can't be
+    compared in the call.
+    """
+    for result, stride in zip(results, getattr(run, "output_strides", ()), strict=False):
+        spec = result.spec
+        is_asked = result.is_visible and stride is not None and isinstance(spec, TensorSpec) and not spec.is_static
+        if is_asked and not same_numbers(spec.stride, stride):
+            raise OtherStridesError(result.name)
+    inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    constants = tensors_in(module)
+    hold = set(range(len(inputs)))
+    contract = Contract("inductor", "a part", results, inputs, constants=constants, is_ours=True, hold=hold)
+    return as_boxed(run, first_call=contract.first_call)
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,34 +103,26 @@ class _Segment:
     inputs: list[fx.Node] = dataclasses.field(default_factory=list)
     results: list[fx.Node] = dataclasses.field(default_factory=list)
 
-    def module(self, gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Any]]:
-        """The segment as a graph of its own, and its example inputs."""
-        copier = GraphCopier()
-        for node in self.inputs:
-            copier.placeholder(node)
-        for node in self.nodes:
-            for constant in node.all_input_nodes:
-                if constant.op == "get_attr" and constant not in copier.copies:
-                    copier.copy(constant)
-            copier.copy(node)
-        copier.output(tuple(self.results))
-        return make_graph_module(gm, copier.graph, "Segment"), [node.meta["val"] for node in self.inputs]
-
 
 def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
     level: dict[fx.Node, int] = {}  # of the segment that a node is in
     segments = [_Segment()]
     random, random_is_foreign = 0, False
+    last = next((node for node in reversed(gm.graph.nodes) if called_region(gm, node) is not None), None)
+    start = 0  # what comes after the last region and needs none of them would only lie in memory meanwhile
     for node in gm.graph.nodes:
-        if node.op != "call_function":
+        if node.op not in ("call_function", "call_module"):
             continue
         needed = [n for n in node.all_input_nodes if n in level]
         is_foreign = node in foreign
-        at = max((level[n] + (n in foreign and not is_foreign) for n in needed), default=0)
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        at = max([start, *(level[n] + (n in foreign and not is_foreign) for n in needed)])
+        region = called_region(gm, node)
+        if is_random(node) if region is None else is_random_region(region):
             at = random = max(at, random + (random_is_foreign and not is_foreign))
             random_is_foreign = is_foreign
         level[node] = at
+        if node is last:
+            start = at + 1
         while len(segments) <= at:
             segments.append(_Segment())
         (segments[at].foreign if is_foreign else segments[at].nodes).append(node)
@@ -107,12 +132,3 @@ def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
         segment.inputs = [n for n in read if n not in inside]
         segment.results = [n for n in segment.nodes if any(user not in inside for user in n.users)]
     return segments
-
-
-def _unboxed(run: Boxed) -> Callable[..., Any]:
-    def segment(*args: Any) -> Any:
-        values = list(args)
-        del args
-        return run(values)
-
-    return segment

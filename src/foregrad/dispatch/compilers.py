@@ -30,6 +30,7 @@ from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.aliasing import results_of, tensors_in, written_inputs
+from ..passes.regions import outlined
 from ..passes.sparse import Cut, cut_at_sparse, is_random
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
@@ -131,7 +132,7 @@ def _called(
     is_ours = _is_ours(compiler)
     strides = reported or _strides(getattr(result, "output_strides", None))
     writes = tuple(getattr(result, "writes_into", ()))
-    if is_ours and getattr(result, "returns_list", False) and not getattr(result, "is_mixed", False):
+    if is_ours and getattr(result, "returns_list", False):
         return Made(as_boxed(result), strides, writes)  # eager's kernels, one by one
     contract = Contract(
         _backend_name(compiler),
@@ -155,6 +156,8 @@ def called_bare(
     """What a compiler returns for a graph made of `joint`, and what it reported of its results' strides."""
     is_ours = _is_ours(compiler)
     given = module if is_ours else _for_others(module, joint, role)
+    if role.regions and getattr(compiler, "takes_regions", False):
+        given = outlined(given, always=role.regions is True)
     role.put_on(given)
     example_inputs = [n.meta["val"] for n in given.graph.nodes if n.op == "placeholder"]
     phase, name, reported = role.phase, joint.name, None

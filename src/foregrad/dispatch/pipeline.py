@@ -25,7 +25,7 @@ from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
-from ..graph.role import PREPARED, GraphRole
+from ..graph.role import LAID_OUT, PREPARED, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
 from ..graph.tangents import TangentKind
@@ -89,6 +89,7 @@ class Pipeline:
 
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
     keeper: Keeper | None = None  # the cache on disk
+    regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
     may_fail: bool = False  # a compiler's failure is dealt with as `on_unsupported` says; else it is the caller's
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -303,6 +304,7 @@ class Pipeline:
         def compile_as(role: GraphRole) -> Made:
             return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
+        role = dataclasses.replace(role, regions=self.regions)
         with phase(f"compile {role.phase}"):
             return compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
 
@@ -479,6 +481,7 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
             continue
         if isinstance(spec, TensorSpec) and stride is not None and not same_numbers(spec.stride, stride):
             chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
+            partitioned.backward.meta[LAID_OUT] = True
             placeholder.meta.pop("tensor_meta", None)
             placeholder.meta["spec"] = chosen
             placeholder.meta["val"] = new_fake(

@@ -10,10 +10,14 @@ import dataclasses
 
 from torch import fx
 
-__all__ = ["PREPARED", "GraphRole", "role_of"]
+__all__ = ["LAID_OUT", "PREPARED", "GraphRole", "role_of"]
 
 _KEY = "foregrad"
 PREPARED = "foregrad prepared"  # in the `meta` of a graph that a backend's `prepare_joint` gave, or made of one
+
+LAID_OUT = (
+    "foregrad laid out"  # of a backward some of whose saved inputs have strides that the forward's compiler chose
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class GraphRole:
       says so by its attribute `writes_into` (their positions), and is only called while nobody else has those.
     * `updates`: pairs of an input and the output that it takes its elements from once the graph has run. A compiled
       function that writes there itself says so by its attribute `updated` (those pairs).
+    * `regions`: whether repeated regions are to be compiled once each, see `passes.regions`: True, False, or "auto",
+      where that pays. A compiler with a true attribute `takes_regions` is given the graph with calls of them.
     * `tag`: for a graph with symbolic sizes, what a compiler that keeps compiled graphs from process to process must
       make a part of its key; "" where it may keep none.
     """
@@ -38,6 +44,7 @@ class GraphRole:
     visible_outputs: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
     updates: tuple[tuple[int, int], ...] = ()
+    regions: bool | str = False
     tag: str = dataclasses.field(default="", repr=False)
 
     def put_on(self, gm: fx.GraphModule) -> None:

@@ -1,11 +1,12 @@
-"""Regions of a graph that repeat: the layers of a model, in the forward and in the backward, with or without modules.
+"""Regions of a graph that repeat: the layers of a model, in a joint graph or in one half, with or without modules.
 
 Structure is the key: operators, constants, shapes, strides, dtypes, devices, which value reads which, which operands
 are one and the same, what the graph returns. Names of modules only choose between equally good places to cut.
 
 A row of copies is a stretch of the graph's order in which equal operators come again at one distance. The stretch is
 cut where the fewest bytes pass from one copy to the next; copies at its ends that are wired differently are peeled off.
-A copy is a stretch of a topological order, so it is convex: nothing outside lies between two of its nodes.
+A copy is a stretch of a topological order, so it is convex: nothing outside lies between two of its nodes. Sizes,
+seeds, and views that come once, if they need nothing but inputs, belong to no copy: they can be computed before all.
 
 Known weakness: a copy's length is told by operators that come once in it; a row of copies without any is not found.
 """
@@ -14,19 +15,22 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+from .._torch.codegen import OpOverload
 from ..graph.meta import TensorSpec, nbytes_of
+from ..tracing.tape.opinfo import op_info
 
-__all__ = ["Repeat", "find_repeats", "layout_of", "structure_of"]
+__all__ = ["Repeat", "find_repeats", "is_view", "layout_of", "structure_of"]
 
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
 _TRIES = 12  # rows of copies looked at, of those that a stretch may have
-_FURTHEST = 2  # copies back that a carried value may come from
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,79 +38,85 @@ class Repeat:
     """A row of equal copies, in their order.
 
     * `copies[j][r]`: node r of copy j. Node r is the same operator in each.
-    * `inputs[j][q]`: what copy j reads from outside itself as operand q; equal operands are one.
-    * `shared`: the q whose node is the same in all copies, as a mask: made once, before the first.
-    * `carried[q]`: (m, r) where operand q is node r of the copy m before; the first m copies get theirs from elsewhere.
+    * `inputs[j][q]`: what copy j reads from outside itself as operand q; equal operands are one. Constants of the
+      graph, which are the same in all copies, are not among them.
     * `results`: the r that are read outside their copy, or returned, in any copy.
-    * `is_backward`: whether it depends on the tangents. `forward`, `forward_copies[j]`: then, the number of the repeat
-      whose values it reads, and of its copy; None where that is not one and the same for each copy.
     * `label`: the path of the module that the first copy's nodes have in common, if any.
     """
 
     copies: tuple[tuple[fx.Node, ...], ...]
     inputs: tuple[tuple[fx.Node, ...], ...]
-    shared: frozenset[int]
-    carried: dict[int, tuple[int, int]]
     results: tuple[int, ...]
-    is_backward: bool
     label: str | None
-    forward: int | None = None
-    forward_copies: tuple[int, ...] = ()
-
-    @property
-    def own(self) -> tuple[int, ...]:
-        """The operands that each copy has of its own: parameters, and values kept for it."""
-        return tuple(q for q in range(len(self.inputs[0])) if q not in self.shared and q not in self.carried)
 
 
-def find_repeats(graph: fx.Graph) -> tuple[Repeat, ...]:
-    """The repeated regions of a graph, none of which overlap, in the order of their first nodes."""
-    order = _Order(graph)
+def find_repeats(
+    graph: fx.Graph, keep_out: Collection[fx.Node] = (), *, fewest: int = 2, several: int = 1
+) -> tuple[Repeat, ...]:
+    """The repeated regions of a graph that have at least `fewest` copies, in the order of their first nodes.
+
+    None overlap. Nodes in `keep_out` are in none. A copy has at least `several` operators that compute: smaller ones
+    are put together.
+    """
+    order = _Order(graph, keep_out)
     found: list[Repeat] = []
     waiting = [(0, len(order.nodes))]
     while waiting:
         start, stop = waiting.pop()
-        for first, length, count in order.rows(start, stop):
-            repeat = order.repeat(first, length, count, stop)
-            if repeat is not None:
+        for first, length, count in order.rows(start, stop, several):
+            repeat = order.repeat(first, length, count, stop) if count >= fewest else None
+            if repeat is not None and len(repeat.copies) >= fewest:
                 break
         else:
             continue
         found.append(repeat)
         begin = order.place[repeat.copies[0][0]]
         waiting += [(start, begin), (begin + length * len(repeat.copies), stop)]
-    found.sort(key=lambda repeat: order.place[repeat.copies[0][0]])
-    return tuple(_joined(found))
+    return tuple(sorted(found, key=lambda repeat: order.place[repeat.copies[0][0]]))
 
 
 class _Order:
     """The operators of a graph in their order, with a number that is equal for equal ones."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, keep_out: Collection[fx.Node]) -> None:
         *nodes, output = graph.nodes
-        self.nodes = [node for node in nodes if node.op not in ("placeholder", "get_attr")]
-        self.place = {node: i for i, node in enumerate(self.nodes)}
-        self.returned = set(output.all_input_nodes)
-        self.in_backward: set[fx.Node] = set()
+        ahead: set[fx.Node] = set()  # what can be computed before all copies
+        self.nodes: list[fx.Node] = []
         for node in nodes:
-            is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-            if is_tangent or any(operand in self.in_backward for operand in node.all_input_nodes):
-                self.in_backward.add(node)
+            if node.op in ("placeholder", "get_attr") or (_is_scalar(node) and ahead.issuperset(node.all_input_nodes)):
+                ahead.add(node)
+            else:
+                self.nodes.append(node)
+                if _target(node) == _SEEDS:
+                    ahead.add(node)
+        self.returned = set(output.all_input_nodes)
+        keys = {node: self._key(node) if _may_repeat(node) and node not in keep_out else node for node in self.nodes}
+        times = collections.Counter(keys.values())
+        for node in self.nodes:  # a layer's part of weights that all layers have in one
+            if is_view(node) and times[keys[node]] == 1 and ahead.issuperset(node.all_input_nodes):
+                ahead.add(node)
+        self.nodes = [node for node in self.nodes if node not in ahead or _target(node) == _SEEDS]
+        self.place = {node: i for i, node in enumerate(self.nodes)}
         numbers: dict[Any, int] = {}
-        self.keys = [numbers.setdefault(self._key(node), len(numbers)) for node in self.nodes]
+        self.keys = [numbers.setdefault(keys[node], len(numbers)) for node in self.nodes]
 
     def _key(self, node: fx.Node) -> Any:
-        own = structure_of(node, lambda operand: layout_of(_value(operand)))
-        return own, node in self.returned, node in self.in_backward
+        return structure_of(node, _kind_of_operand), node in self.returned
 
-    def rows(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def rows(self, start: int, stop: int, several: int) -> list[tuple[int, int, int]]:
         """(first, length, count) of rows of copies in a stretch: by what they cover, the shortest of equals first."""
         found = []
         for length in sorted(self._distances(start, stop)):
             for first, end in self._runs(start, stop - length, length):
-                count = (end - first + length) // length
+                one = self.nodes[first : first + length]
+                computing = sum(not is_view(node) for node in one)
+                if not computing:
+                    continue
+                whole = length * -(-several // computing)
+                count = (end - first + length) // whole
                 # What a longer copy covers more than a shorter one has to be more than an end.
-                found.append((count * length - length // 2, first, length, count))
+                if count > 1:
+                    found.append((count * whole - whole // 2, first, whole, count))
         found.sort(key=lambda row: (-row[0], row[2]))
         return [(first, length, count) for _, first, length, count in found[:_TRIES]]
 
@@ -170,37 +180,27 @@ class _Order:
         """(what each node reads, by its place in the copy or as an operand from outside, these operands)."""
         place = {node: r for r, node in enumerate(copy)}
         outside: dict[fx.Node, int] = {}
-        reads = []
+        reads: list[tuple[int, Any]] = []
         for node in copy:
             for operand in node.all_input_nodes:
                 at = place.get(operand)
-                reads.append((0, at) if at is not None else (1, outside.setdefault(operand, len(outside))))
+                if at is not None:
+                    reads.append((0, at))
+                elif operand.op == "get_attr":
+                    reads.append((2, operand.target))
+                else:
+                    reads.append((1, outside.setdefault(operand, len(outside))))
         return tuple(reads), tuple(outside)
 
     def _described(self, copies: list[list[fx.Node]]) -> Repeat:
-        inputs = [self._wiring(copy)[1] for copy in copies]
-        shared = frozenset(q for q, node in enumerate(inputs[0]) if all(row[q] is node for row in inputs))
-        carried: dict[int, tuple[int, int]] = {}
-        for q in range(len(inputs[0])):
-            for back in range(1, min(_FURTHEST, len(copies) - 1) + 1) if q not in shared else ():
-                r = next((r for r, node in enumerate(copies[-1 - back]) if node is inputs[-1][q]), None)
-                if r is not None and all(inputs[j][q] is copies[j - back][r] for j in range(back, len(copies))):
-                    carried[q] = (back, r)
-        results = {
-            r
-            for copy in copies
-            for r, node in enumerate(copy)
-            if node in self.returned or not all(user in set(copy) for user in node.users)
-        }
-        return Repeat(
-            tuple(map(tuple, copies)),
-            tuple(inputs),
-            shared,
-            carried,
-            tuple(sorted(results)),
-            any(node in self.in_backward for node in copies[0]),
-            _common_module(copies[0]),
-        )
+        results = set()
+        for copy in copies:
+            inside = set(copy)
+            for r, node in enumerate(copy):
+                if node in self.returned or not inside.issuperset(node.users):
+                    results.add(r)
+        inputs = tuple(self._wiring(copy)[1] for copy in copies)
+        return Repeat(tuple(map(tuple, copies)), inputs, tuple(sorted(results)), _common_module(copies[0]))
 
 
 def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
@@ -213,36 +213,15 @@ def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
     return best
 
 
-def _joined(repeats: list[Repeat]) -> Iterator[Repeat]:
-    """Each backward with the forward whose values it reads."""
-    owner = {
-        node: (number, j)
-        for number, repeat in enumerate(repeats)
-        if not repeat.is_backward
-        for j, copy in enumerate(repeat.copies)
-        for node in copy
-    }
-    for repeat in repeats:
-        if repeat.is_backward:
-            own = repeat.own
-            rows = [[owner.get(row[q]) for row in repeat.inputs] for q in own]
-            for row in sorted(rows, key=lambda row: sum(one is None for one in row)):
-                pairs = [one for one in row if one is not None]
-                if len(pairs) == len(row) and len({number for number, _ in pairs}) == 1:
-                    numbers = tuple(j for _, j in pairs)
-                    if len(set(numbers)) == len(numbers):
-                        repeat = dataclasses.replace(repeat, forward=pairs[0][0], forward_copies=numbers)
-                        break
-        yield repeat
-
-
 def structure_of(node: fx.Node, name: Callable[[fx.Node], Any]) -> Any:
     """What a node computes, as something hashable: operator, constants, layout; `name` says what an operand is."""
     return node.target, _part(node.args, name), _part(node.kwargs, name), layout_of(_value(node))
 
 
 def layout_of(value: Any) -> Any:
-    """Shape, strides, dtype and device of a tensor, or of each of several; else the type."""
+    """Shape, strides, dtype and device of a tensor, or of each of several; of another value its type, and a symbolic
+    number itself.
+    """
     if isinstance(value, (tuple, list)):
         return tuple(map(layout_of, value))
     if isinstance(value, TensorSpec) and (token := value.token) is not None:
@@ -251,11 +230,14 @@ def layout_of(value: Any) -> Any:
             layout = value.shape, value.stride, value.dtype, value.device
             known = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
         return known
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        return type(value)
-    stride = value.stride if isinstance(value, TensorSpec) else value.stride()
-    return tuple(map(str, shape)), tuple(map(str, stride)), value.dtype, value.device
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return object()
+        value = TensorSpec.of(value)
+    if not isinstance(value, TensorSpec):
+        return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(value)
+    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride))
+    return *sizes, value.dtype, value.device, value.conj, value.neg
 
 
 _LAYOUTS: dict[object, object] = {}  # by token, and by what counts here: comparing one object is cheap
@@ -289,4 +271,57 @@ def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:
         return tuple([(key, _part(item, name)) for key, item in value.items()])
     if isinstance(value, slice):
         return _part((value.start, value.stop, value.step), name)
-    return type(value), repr(value)  # 1, 1.0 and True differ, and so do 0.0 and -0.0
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)  # 1, 1.0 and True differ, and so do 0.0 and -0.0
+    return type(value), id(value)
+
+
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+_SEEDS, _SEED = "prims.inductor_seeds.default", "prims.inductor_lookup_seed.default"
+# Read at places counted from the beginning of the memory, whatever the offset of the tensor that they are given.
+_FROM_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node's value is in the memory of its first operand."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return (
+        isinstance(source, fx.Node)
+        and isinstance(source.target, OpOverload)
+        and op_info(source.target).is_view
+        and bool(source.args)
+        and isinstance(source.args[0], fx.Node)
+    )
+
+
+def _target(node: fx.Node) -> str:
+    return str(node.target) if isinstance(node.target, OpOverload) else ""
+
+
+def _is_scalar(node: fx.Node) -> bool:
+    """Whether a value is a number, or one of the seeds that random numbers are made of."""
+    value = _value(node)
+    return isinstance(value, _NUMBERS) or _target(node) == _SEED
+
+
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _may_repeat(node: fx.Node) -> bool:
+    """Whether a node may be in a copy: a function of tensors and numbers, to tensors, that writes nowhere."""
+    if node.op != "call_function" or _target(node) == _SEEDS or _is_scalar(node):
+        return False
+    if isinstance(node.target, OpOverload):
+        info = op_info(node.target)
+        if node.target.namespace == "foregrad" or info.writes or info.hidden_writes:
+            return False
+        if node.target._opname in _FROM_MEMORY:
+            return False
+    elif node.target is not operator.getitem:
+        return False
+    constants = (operand for operand in node.all_input_nodes if operand.op == "get_attr")
+    return all(_value(constant) is not None for constant in constants) and _value(node) is not None
+
+
+def _kind_of_operand(operand: fx.Node) -> Any:
+    return operand.target if operand.op == "get_attr" else layout_of(_value(operand))

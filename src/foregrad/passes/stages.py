@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from .._torch.graphs import GraphCopier
-from .._torch.modules import make_graph_module
 from ..graph.arrival import queued_to_arrive
 from ..graph.effect_log import Write
 from ..graph.joint import JointGraph
 from ..graph.signature import Signature
 from ..graph.slots import Param
+from .regions import piece
 from .sparse import cut_at_sparse
 
 __all__ = ["Stage", "cut_in_stages", "stage_of", "with_stages"]
@@ -105,15 +104,6 @@ def _stage(
     reads |= dict.fromkeys(gradients)
     given = sorted((n for n in reads if n not in inside), key=lambda n: n.name.startswith("tangents_"))
     hands = [node for node in own if node in later]
-    copier = GraphCopier()
-    for node in given:
-        copier.placeholder(node)
-    for node in own:
-        for constant in node.all_input_nodes:
-            if constant.op == "get_attr" and constant not in copier.copies:
-                copier.copy(constant)
-        copier.copy(node)
-    copier.output([*gradients, *hands])
-    module = make_graph_module(backward, copier.graph, "Stage")
+    module = piece(backward, given, own, [*gradients, *hands], "Stage")
     module.meta[_KEY] = inputs
     return Stage(module, inputs, tuple(n.name for n in given), tuple(n.name for n in hands))

@@ -1,0 +1,187 @@
+"""Outlining: each repeated region of a graph becomes a graph module of its own, which the graph calls at each place.
+
+A compiler that takes regions compiles each of them once. To the graph a call is one node (`call_module`), whose value
+is a tuple; names and metadata of the results stay on the nodes that take them out of it.
+
+Memory stays as it was: each tensor that a region returns is in memory of its own, which the region made. Other views
+are taken by the graph itself, of the region's operands and results. Symbolic sizes in a region are among its operands.
+
+Regions write nowhere, and are called where their operators stood: random numbers are drawn in the order of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch.graphs import GraphCopier, symbol_of, symbols_in
+from .._torch.modules import make_graph_module
+from ..graph.meta import NodeMeta, TensorSpec, spec_of
+from .repeats import Repeat, find_repeats, is_view
+
+__all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given"]
+
+_KEY = "foregrad region"
+_MANY, _SEVERAL = 8, 16  # copies, and operators in each, from which on it pays
+
+
+def outlined(gm: fx.GraphModule, keep_out: Collection[fx.Node] = (), *, always: bool = False) -> fx.GraphModule:
+    """The graph with calls of its repeated regions; `gm` itself where none pays, or with `always` where none is.
+
+    Nodes in `keep_out` stay in the graph.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> def f(x):
+        ...     for _ in range(9):
+        ...         x = (x.sin() * 2).cos()
+        ...     return x
+        >>> graph = foregrad.capture(f, torch.ones(3)).module
+        >>> print(len(graph.graph.nodes), len(outlined(graph, always=True).graph.nodes))
+        29 21
+    """
+    fewest, several = (2, 2) if always else (_MANY, _SEVERAL)
+    found = (_Region.of(repeat) for repeat in find_repeats(gm.graph, keep_out, fewest=fewest, several=several))
+    regions = [region for region in found if region is not None]
+    if not regions:
+        return gm
+    stem = "region"
+    while hasattr(gm, f"{stem}_0") or any(node.name.startswith(stem) for node in gm.graph.nodes):
+        stem += "_"
+    modules = {f"{stem}_{number}": region.module(gm) for number, region in enumerate(regions)}
+    ends = {copy[-1]: call for call in zip(modules, regions, strict=True) for copy in call[1].repeat.copies}
+    inside = {node for region in regions for copy in region.repeat.copies for node in copy}
+    copier = GraphCopier()
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            copier.placeholder(node)
+        elif node.op == "output":
+            copier.output(node.args[0]).meta.update(copier.metadata(node))
+        elif node not in inside:
+            copier.copy(node)
+        elif node in ends:
+            title, region = ends[node]
+            region.call(copier, title, node)
+    constants = {str(node.target) for node in copier.graph.nodes if node.op == "get_attr"}
+    result = make_graph_module({path: operator.attrgetter(path)(gm) for path in constants} | modules, copier.graph)
+    result.meta.update(gm.meta)
+    return result
+
+
+def called_region(module: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
+    """The region that a node of an outlined graph calls."""
+    if node.op != "call_module":
+        return None
+    region = operator.attrgetter(str(node.target))(module)
+    return region if isinstance(region, fx.GraphModule) and _KEY in region.meta else None
+
+
+def is_random_region(region: fx.GraphModule) -> bool:
+    """Whether a call of it draws random numbers."""
+    return region.meta[_KEY] is True
+
+
+class _Region:
+    """A repeat: what its copies do themselves, and return; and the views that the graph takes in their place."""
+
+    def __init__(self, repeat: Repeat, returned: set[int], views: set[int]) -> None:
+        self.repeat, self.returned, self.views = repeat, sorted(returned), sorted(views)
+        body, kept = repeat.copies[0], set[fx.Node]()
+        for r in reversed(range(len(body))):
+            if not is_view(body[r]) or r in returned or not kept.isdisjoint(body[r].users):
+                kept.add(body[r])
+        self.body = [node for node in body if node in kept]
+        read = {operand for node in self.body for operand in node.all_input_nodes}
+        self.reads = [q for q, node in enumerate(repeat.inputs[0]) if node in read]
+        self.copy_at = {copy[-1]: j for j, copy in enumerate(repeat.copies)}
+
+    @classmethod
+    def of(cls, repeat: Repeat) -> _Region | None:
+        """None where something else than tensors would be returned, or a size is not known from the operands."""
+        body = repeat.copies[0]
+        place = {node: r for r, node in enumerate(body)}
+        made_by = {r: _maker(body[r]) for r in repeat.results}
+        alone = [maker for maker, times in Counter(made_by.values()).items() if times == 1 and maker in place]
+        returned, views, waiting = set[int](), set[int](), list(repeat.results)
+        while waiting:
+            r = waiting.pop()
+            if not is_view(body[r]) or made_by.get(r) in alone:
+                if not isinstance(spec_of(body[r]), TensorSpec):
+                    return None
+                returned.add(r)
+            elif r not in views:
+                views.add(r)
+                waiting += [place[operand] for operand in body[r].all_input_nodes if operand in place]
+        region = cls(repeat, returned, views)
+        known = sizes_are_given([repeat.inputs[0][q] for q in region.reads], region.body)
+        return region if returned and known else None
+
+    def module(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """The region as a graph of its own."""
+        copy, inputs = self.repeat.copies[0], self.repeat.inputs[0]
+        module = piece(gm, [inputs[q] for q in self.reads], self.body, [copy[r] for r in self.returned], "Region")
+        module.meta[_KEY] = any(is_random(node) for node in self.body)
+        return module
+
+    def call(self, copier: GraphCopier, title: str, last: fx.Node) -> None:
+        """Write the call that stands for the copy with this last node, and the views of its results."""
+        j = self.copy_at[last]
+        copy, inputs, writer = self.repeat.copies[j], self.repeat.inputs[j], copier.writer
+        results = [copy[r] for r in self.returned]
+        meta = NodeMeta(
+            spec=tuple(spec_of(node) for node in results),
+            late={"val": lambda: tuple(node.meta["val"] for node in results)},
+        )
+        args = tuple(copier.copies[inputs[q]] for q in self.reads)
+        call = writer.add(f"{title}_{j}", "call_module", title, args, {}, meta)
+        for position, node in enumerate(results):
+            made = writer.add(node.name, "call_function", operator.getitem, (call, position), {}, copier.metadata(node))
+            copier.copies[node] = made
+        for r in self.views:
+            copier.copy(copy[r])
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The node that made the memory of a value, or the last one known in it."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node is an operator that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> bool:
+    """Whether each symbol in the sizes of some nodes is a number, or a dimension, of an input."""
+    known: set[Any] = set()
+    for node in inputs:
+        spec = spec_of(node)
+        numbers = spec.shape if isinstance(spec, TensorSpec) else [node.meta.get("val")]
+        known |= {symbol_of(number) for number in numbers}
+    specs = [spec_of(node) for node in (*inputs, *nodes)]
+    tensors = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,)) if part is not None]
+    sizes = (size for spec in tensors for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is not int)
+    return all(known.issuperset(symbols_in(size)) for size in sizes)
+
+
+def piece(
+    gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[Any], name: str
+) -> fx.GraphModule:
+    """Some nodes of a graph, in their order, as a graph of its own; constants that they read are in it."""
+    copier = GraphCopier()
+    for node in inputs:
+        copier.placeholder(node)
+    for node in nodes:
+        for constant in node.all_input_nodes:
+            if constant.op == "get_attr" and constant not in copier.copies:
+                copier.copy(constant)
+        copier.copy(node)
+    copier.output(results)
+    return make_graph_module(gm, copier.graph, name)
