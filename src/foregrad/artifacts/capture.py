@@ -25,7 +25,7 @@ from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, Signature, WrapperOutput
 from ..graph.slots import Buffer, Param
-from ..graph.tangents import ABSENT, VARIABLE
+from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
@@ -186,9 +186,7 @@ class Exporter:
             self.left -= 1
             if self.left < 0:
                 break
-            derived = self.pipeline.derive(
-                partitioned, resumable, pattern, None, config.value, lambda: ((), ()), create_graph=True
-            )
+            derived = self.pipeline.derive(partitioned, resumable, BackwardCase(pattern), config.value)
             inner, derivative = derived.compiled.partitioned, derived.derivative
             further = self._derived(inner, derivative.resumable, orders - 1) if orders > 1 else ()
             _check_gradients(inner.joint.signature, self.name, derivative.gradients)

@@ -22,7 +22,7 @@ from ..errors import ArtifactCallError
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.source import Names, compile_source, source_of
-from ..graph.tangents import ABSENT, STOP
+from ..graph.tangents import ABSENT, STOP, BackwardCase
 from ..interrupts import held
 from ..locks import make_lock, taken
 from ..passes.decompose import decompose
@@ -248,33 +248,24 @@ class _Builder:
             changes["make_derived"] = functools.partial(self._derived, program)
         return dataclasses.replace(compiled, **changes)
 
-    def _derived(
-        self,
-        program: Program,
-        pattern: tuple[int, ...],
-        wanted: Any,
-        at_hand: Any,
-        create_graph: bool,
-        gone: frozenset[int],
-        kinds: tuple[Any, ...],
-    ) -> Derived:
+    def _derived(self, program: Program, case: BackwardCase, at_hand: Any) -> Derived:
         """The derivative for these tangents: that for the same ones present, whether they require grad or not."""
-        if STOP in pattern:
+        if STOP in case.pattern:
             raise ArtifactCallError(
                 f"a gradient is asked for by a result of the artifact `{program.joint.name}` that others were computed "
                 "from, or a hook or `retain_grad()` is on it: artifacts hold no such derivative"
             )
-        if gone:
+        if case.gone:
             raise ArtifactCallError(
                 f"a part of the backward of the artifact `{program.joint.name}` ran before and gave up what it saved: "
                 "pass retain_graph=True there to differentiate the rest twice"
             )
-        if kinds:
+        if case.kinds:
             raise ArtifactCallError(
                 f"a gradient that comes in for a result of the artifact `{program.joint.name}` is a wrapper subclass, "
                 "or another than it was exported for: artifacts hold no such backward"
             )
-        present = [kind != ABSENT for kind in pattern]
+        present = [kind != ABSENT for kind in case.pattern]
         for found in program.derived:
             if [kind != ABSENT for kind in found.pattern] == present:
                 compiled = dataclasses.replace(self.build(found.program), disable_autocast=True)

@@ -28,7 +28,7 @@ from ..graph.partitioned import Partitioned
 from ..graph.role import LAID_OUT, PREPARED, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
-from ..graph.tangents import TangentKind
+from ..graph.tangents import BackwardCase
 from ..interrupts import held
 from ..locks import make_lock, taken
 from ..partitioners import default_partition
@@ -220,18 +220,10 @@ class Pipeline:
 
         checked = joint.symbols.num_found() if joint.symbols is not None else 0
 
-        def make_derived(
-            pattern: tuple[int, ...],
-            needs_input_grad: NeedsInputGrad,
-            at_hand: AtHand,
-            create_graph: bool,
-            gone: frozenset[int],
-            kinds: Sequence[TangentKind] = (),
-        ) -> Derived:
+        def make_derived(case: BackwardCase, at_hand: AtHand) -> Derived:
             assert resumable is not None
             assert config is not None
-            given = partitioned, resumable, pattern, needs_input_grad, config, at_hand
-            derived = self.derive(*given, create_graph=create_graph, gone=gone, kinds=kinds)
+            derived = self.derive(partitioned, resumable, case, config, at_hand)
             # The check of the arguments is long written: what was found out about sizes since is checked by itself.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
@@ -312,36 +304,18 @@ class Pipeline:
         self,
         partitioned: Partitioned,
         resumable: ResumableTrace,
-        pattern: tuple[int, ...],
-        needs_input_grad: NeedsInputGrad,
+        case: BackwardCase,
         config: Config,
-        at_hand: AtHand,
-        *,
-        create_graph: bool = True,
-        gone: frozenset[int] = frozenset(),
-        kinds: Sequence[TangentKind] = (),
+        at_hand: AtHand = lambda: ((), ()),
     ) -> Derived:
-        """The backward of a compiled function through the same stages, starting from what its forward saves.
-
-        `gone`: the saved values that were given up since. `kinds`: of tangents, where these are others than captured.
-        """
+        """The backward of a compiled function through the same stages, starting from what its forward saves."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
-        with held, taken(resumable.session.lock), torch.set_grad_enabled(create_graph):
+        with held, taken(resumable.session.lock), torch.set_grad_enabled(case.create_graph):
+            saved = [None if i in case.gone else node for i, node in enumerate(partitioned.saved_nodes)]
             results = list(partitioned.saved_results)
-            derivative = Differentiation(
-                resumable,
-                partitioned.forward,
-                [None if i in gone else node for i, node in enumerate(partitioned.saved_nodes)],
-                results,
-                written,
-                pattern,
-                needs_input_grad,
-                at_hand,
-                create_graph=create_graph,
-                kinds=kinds,
-            ).run()
+            derivative = Differentiation(resumable, partitioned.forward, saved, results, written, case, at_hand).run()
             if config.check:
                 derivative.joint.check()
             split: Partitioned = self.split(derivative.joint)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .meta import TensorSpec
 
-__all__ = ["ABSENT", "CONSTANT", "STOP", "VARIABLE", "TangentKind", "place_of_size"]
+__all__ = ["ABSENT", "CONSTANT", "STOP", "VARIABLE", "BackwardCase", "TangentKind", "place_of_size"]
 
 ABSENT, CONSTANT, VARIABLE = 0, 1, 2  # did not come in; came without requiring grad; requires grad
 STOP = 3  # did not come in: what arrives at the output inside, of others, is asked for, and goes no further
@@ -28,6 +28,28 @@ class TangentKind:
     spec: Any
     parts: tuple[TensorSpec, ...]
     layouts: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BackwardCase:
+    """What a backward is made for, as a function: tangents of `pattern`, and behind them the parts of other `kinds`.
+
+    It gives the gradients of the inputs in `needs_input_grad` (None: all), and has a backward itself where
+    `create_graph` is True. `gone`: positions of saved values that were given up since.
+    """
+
+    pattern: tuple[int, ...]
+    needs_input_grad: frozenset[int] | None = None
+    create_graph: bool = True
+    gone: frozenset[int] = frozenset()
+    kinds: tuple[TangentKind, ...] = ()
+
+    @property
+    def present(self) -> tuple[bool, ...]:
+        """The outputs for which a gradient comes in."""
+        others = {i for kind in self.kinds for i in kind.outputs}
+        count = len(self.pattern) - sum(len(kind.parts) for kind in self.kinds)
+        return tuple(given in (CONSTANT, VARIABLE) or i in others for i, given in enumerate(self.pattern[:count]))
 
 
 def place_of_size(size: int, dim: int, shape: tuple[int, ...]) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..graph.partitioned import Partitioned
+from ..graph.tangents import BackwardCase
 
 if TYPE_CHECKING:
     from ..tracing.derivatives.resumable_trace import Derivative
@@ -36,10 +37,9 @@ class Compiled:
     inputs in `needs_input_grad` are asked for (None: all): it takes only those tangents, and returns None for other
     gradients; not for a backward that has effects.
     `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(pattern, needs_input_grad, at_hand,
-    create_graph, gone, kinds)` captures and compiles the backward for tangents of this pattern as a function that is
-    itself differentiable, unless `create_graph` is False, with what it reads of values as it is in the call with these
-    `at_hand`, without the saved values at positions `gone`, and for tangents of other `kinds`; None: not kept for that.
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(case, at_hand)` captures and
+    compiles the backward for a case as a function, with what it reads of values as it is in the call with these
+    `at_hand`; None: not kept for that.
     `hooked`: the function puts hooks on its own tensors.
     `native`: calls may go through the C++ part, where it was built.
     """
@@ -50,7 +50,7 @@ class Compiled:
     make_partial_backward: Callable[[tuple[bool, ...], NeedsInputGrad], Partial]
     disable_autocast: bool
     needs_grad_mode: bool = False
-    make_derived: Callable[..., Derived] | None = None
+    make_derived: Callable[[BackwardCase, AtHand], Derived] | None = None
     native: bool = False
     hooked: bool = False
 

@@ -23,7 +23,7 @@ from ..errors import UnsupportedError
 from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
-from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, TangentKind
+from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind
 from ..subclasses.conversion import wrap
 from ..subclasses.handed import hand_to
 from .checks import check_arguments, one_call
@@ -87,7 +87,7 @@ def stopping_backward(
         pattern = tuple(ABSENT if t is None else kind if t.requires_grad else CONSTANT for t in tangents)
         pattern = tuple(STOP if i in stops else p for i, p in enumerate(pattern))
         needs_input_grad = needs_input_grad_of(ctx, taken, exact=True) if needed else frozenset()
-        return derivatives.run(ctx, tuple(tangents), pattern, needs_input_grad, create_graph=create_graph)
+        return derivatives.run(ctx, tuple(tangents), BackwardCase(pattern, needs_input_grad, create_graph))
 
     return run
 
@@ -113,7 +113,7 @@ class _Differentiable:
             refuse_watched_results(ctx, self.name)
         exact = parts_run(ctx) is not None or not engine.keeps_graph()
         needs_input_grad = needs_input_grad_of(ctx, self.taken, exact=exact)
-        return self.derivatives.run(ctx, tangents, pattern, needs_input_grad, create_graph=create_graph, kinds=kinds)
+        return self.derivatives.run(ctx, tangents, BackwardCase(pattern, needs_input_grad, create_graph, kinds=kinds))
 
 
 class _Derivatives:
@@ -125,23 +125,13 @@ class _Derivatives:
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
         self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
 
-    def run(
-        self,
-        ctx: Any,
-        tangents: tuple[Any, ...],
-        pattern: tuple[int, ...],
-        needs_input_grad: NeedsInputGrad,
-        *,
-        create_graph: bool,
-        kinds: tuple[TangentKind, ...] = (),
-    ) -> Any:
+    def run(self, ctx: Any, tangents: tuple[Any, ...], case: BackwardCase) -> Any:
         compiled, release = self.compiled, self.release
-        gone: frozenset[int] = frozenset()
         ran = parts_run(ctx)
         if ran is not None:
-            release.check(ctx, _mask(pattern, kinds), needs_input_grad)
-            gone = frozenset(self.tensors[i] for i in release.gone(ran))
-        known = self.known.setdefault((pattern, needs_input_grad, create_graph, gone, kinds), [])
+            release.check(ctx, case.present, case.needs_input_grad)
+            case = dataclasses.replace(case, gone=frozenset(self.tensors[i] for i in release.gone(ran)))
+        known = self.known.setdefault(case, [])
         for found in known:
             result = found(ctx, tangents)
             if type(result) is not Diverged:
@@ -153,9 +143,8 @@ class _Derivatives:
             )
         assert compiled.make_derived is not None
         at_hand = lambda: (_saved_values(ctx, self.is_tensor), tangents)  # noqa: E731
-        derived = compiled.make_derived(pattern, needs_input_grad, at_hand, create_graph, gone, kinds)
-        renderer = _Renderer(compiled, self.taken, derived, pattern, needs_input_grad, release, gone, kinds)
-        found = renderer.render(self.make_node)
+        derived = compiled.make_derived(case, at_hand)
+        found = _Renderer(compiled, self.taken, derived, case, release).render(self.make_node)
         result = found(ctx, tangents)
         if type(result) is not Diverged:
             known.append(found)
@@ -163,13 +152,6 @@ class _Derivatives:
         if result.error is not None:
             raise result.error
         raise UnsupportedError(f"a value that a derivative depends on is another each time. {result.where}")
-
-
-def _mask(pattern: tuple[int, ...], kinds: Sequence[TangentKind]) -> tuple[bool, ...]:
-    """Which outputs a gradient came in for."""
-    others = {i for kind in kinds for i in kind.outputs}
-    count = len(pattern) - sum(len(kind.parts) for kind in kinds)
-    return tuple(given in (CONSTANT, VARIABLE) or i in others for i, given in enumerate(pattern[:count]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,20 +195,10 @@ class _Renderer:
     """Renders the lines between a node's backward and the derived function that computes it."""
 
     def __init__(
-        self,
-        compiled: Compiled,
-        taken: list[int],
-        derived: Derived,
-        pattern: tuple[int, ...],
-        needs_input_grad: NeedsInputGrad,
-        release: Release,
-        gone: frozenset[int],
-        kinds: tuple[TangentKind, ...],
+        self, compiled: Compiled, taken: list[int], derived: Derived, case: BackwardCase, release: Release
     ) -> None:
-        self.compiled, self.taken, self.derived, self.pattern = compiled, taken, derived, pattern
-        self.mask = _mask(pattern, kinds)
-        self.is_part = needs_input_grad is not None or not all(self.mask) or STOP in pattern
-        self.needs_input_grad, self.release = needs_input_grad, release
+        self.compiled, self.taken, self.derived, self.case, self.release = compiled, taken, derived, case, release
+        self.is_part = case.needs_input_grad is not None or not all(case.present) or STOP in case.pattern
         self.signature = compiled.partitioned.joint.signature
         self.inner = derived.compiled.partitioned.joint.signature
         self.globals: dict[str, Any] = {"laid_out": laid_out, "keeps_graph": engine.keeps_graph}
@@ -234,8 +206,8 @@ class _Renderer:
         saved = compiled.partitioned.saved_nodes
         self.saved = [f"saved_{i}" for i in range(len(saved))]
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in saved]
-        self.tangents = [f"tangents_{i + 1}" for i in range(len(pattern))]
-        self.kept = {i: at for i, at in saved_inputs(compiled.partitioned).items() if at not in gone}
+        self.tangents = [f"tangents_{i + 1}" for i in range(len(case.pattern))]
+        self.kept = {i: at for i, at in saved_inputs(compiled.partitioned).items() if at not in case.gone}
         self.trails = needs_trail(compiled, taken)
         self.read = {self._saved(place) for place in derived.derivative.feeds}
 
@@ -265,7 +237,7 @@ class _Renderer:
             call.append(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
         else:
             call = self._node_call(make_node, names, outputs)
-        free = [] if STOP in self.pattern else ["if not keeps_graph():", f"    {self._let_go()}"]
+        free = [] if STOP in self.case.pattern else ["if not keeps_graph():", f"    {self._let_go()}"]
         for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.may_stop else (*free, *call):
             self._line(line)
         self._histories(outputs)
@@ -275,7 +247,7 @@ class _Renderer:
             self.globals["hand_to"] = hand_to
             value = self._gradient(gradient, outputs)
             self._line(f"hand_to(ctx.next_functions[{self.taken.index(first)}][0], {value})")
-        if STOP in self.pattern:
+        if STOP in self.case.pattern:
             stops = [self._gradient(place, outputs) for place in self.derived.derivative.stops]
             self._line(f"return [{', '.join(stops)}], [{', '.join(gradients)}]")
             return self._compiled()
@@ -302,7 +274,7 @@ class _Renderer:
         if not self.is_part:
             self.globals["let_go"] = let_go
             return "let_go(ctx)"
-        mask, needs_input_grad = self.mask, self.needs_input_grad
+        mask, needs_input_grad = self.case.present, self.case.needs_input_grad
         self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, needs_input_grad, saved)
         tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
         return f"release({', '.join(['ctx', *tensors])})"

@@ -13,7 +13,7 @@ partitioner that saves other values than those which the operators' derivatives 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..._torch.graphs import symbol_of
 from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError
 from ...graph.slots import Grad, Part, Slot, Tangent
 from ...graph.sparse import SPARSE
-from ...graph.tangents import CONSTANT, STOP, VARIABLE, TangentKind
+from ...graph.tangents import CONSTANT, STOP, VARIABLE, BackwardCase
 from ...subclasses.conversion import taken_apart
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..recorder.backward_writes import Run
@@ -41,11 +41,8 @@ aten = torch.ops.aten
 
 
 class Differentiation:
-    """The work of making the backward of `origin`: `run` gives it, for tangents of `pattern` (see `graph.tangents`).
-    Behind the tangents of the outputs are the plain tensors of those of other `kinds`.
+    """The work of making the backward of `origin` for one `case`: `run` gives it.
 
-    It gives the gradients of the inputs in `needs_input_grad` (None: all). Without `create_graph` it has no backward
-    itself.
     `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
     among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
     they were.
@@ -62,23 +59,19 @@ class Differentiation:
         saved: Sequence[fx.Node | None],
         results: Sequence[int],
         written: frozenset[int],
-        pattern: tuple[int, ...],
-        needs_input_grad: Collection[int] | None = None,
+        case: BackwardCase,
         at_hand: Callable[[], tuple[Sequence[Any], Sequence[Any]]] = lambda: ((), ()),
-        *,
-        create_graph: bool = True,
-        kinds: Sequence[TangentKind] = (),
     ) -> None:
         self.values = at_hand
-        self.create_graph = create_graph
-        self.num_outputs, self.kinds = len(origin.outputs), kinds
-        origin = with_tangents(origin, kinds)
+        self.create_graph, self.pattern, self.kinds = case.create_graph, case.pattern, case.kinds
+        self.num_outputs = len(origin.outputs)
+        origin = with_tangents(origin, case.kinds)
         self.origin, self.session, self.recorder = origin, origin.session, origin.session.recorder
-        self.given = [i for i, kind in enumerate(pattern) if kind in (CONSTANT, VARIABLE)]
-        self.stops = [i for i, kind in enumerate(pattern) if kind == STOP]
-        self.pattern = pattern
+        self.given = [i for i, kind in enumerate(case.pattern) if kind in (CONSTANT, VARIABLE)]
+        self.stops = [i for i, kind in enumerate(case.pattern) if kind == STOP]
         self.sinks = [i for i, leaf in enumerate(origin.leaves) if leaf is not None]
-        self.needs_input_grad = [i for i in self.sinks if needs_input_grad is None or i in needs_input_grad]
+        wanted = case.needs_input_grad
+        self.needs_input_grad = [i for i in self.sinks if wanted is None or i in wanted]
         self.results = [] if origin.session.has_hooks else list(results)
         self.start = len(self.recorder.tape.entries)
         self.backward_error: Exception | None = None
