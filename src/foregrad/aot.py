@@ -51,7 +51,6 @@ def make_pipeline(
     bw_compiler: Compiler | None = None,
     partition_fn: Callable[..., Any] = default_partition,
     decompositions: Any = None,
-    hasher_type: Any = None,
     static_argnums: Any = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
@@ -59,7 +58,6 @@ def make_pipeline(
     lifted: Sequence[Source] = (),
 ) -> Pipeline:
     """The pipeline that the arguments of `aot_module_simplified` mean. `decompositions` may be what gives a table."""
-    del hasher_type
     if static_argnums is not None:
         raise RuntimeError("static_argnums is not taken any more: plain values are part of the guards by themselves.")
     return Pipeline(
@@ -116,13 +114,12 @@ def aot_function(
         >>> out.sum().backward()
         2 inputs
     """
-    del num_params_buffers
+    del num_params_buffers, hasher_type
     pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
         partition_fn,
         decompositions,
-        hasher_type,
         static_argnums,
         keep_inference_input_mutations,
         inference_compiler,
@@ -153,7 +150,7 @@ def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     given.apply_defaults()
     settings = dict(given.arguments)
     dynamic = settings.pop("dynamic")
-    for name in ("fn", "num_params_buffers"):
+    for name in ("fn", "num_params_buffers", "hasher_type"):
         del settings[name]
     pipeline = make_pipeline(**settings, lifted=named_sources(mod))
     compiled = compile_module(mod, pipeline, recipe, dynamic=dynamic, on_unsupported="raise")
@@ -204,12 +201,12 @@ def aot_module_simplified(
         >>> run(torch.ones(2))
         (tensor([2., 2.]),)
     """
+    del hasher_type
     pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
         partition_fn,
         decompositions,
-        hasher_type,
         static_argnums,
         keep_inference_input_mutations,
         inference_compiler,

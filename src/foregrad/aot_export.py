@@ -153,6 +153,7 @@ def _capture(
     call: FlatCall, name: str, decompositions: Decompositions, sources: Sequence[Any], *, dynamic: bool, grad: bool
 ) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
+    from .tracing.options import Options
 
     if dynamic:
         tensors = [(i, leaf) for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
@@ -161,9 +162,8 @@ def _capture(
     with torch.set_grad_enabled(grad):
         try:
             lifted = [(source.get(), source) for source in sources]
-            joint = capture_call(
-                call, name=name, decompositions=decompositions, lifted=lifted, higher_order=False
-            ).joint
+            options = Options(name, decompositions or {}, higher_order=False)
+            joint = capture_call(call, options, lifted=lifted).joint
         except CheckFailed as found:
             raise found.error from None
     if joint.error is not None:

@@ -334,14 +334,15 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
         ['sin', 'sum_1', 'cos', 'expand', 'mul']
     """
     from .tracing.capture import capture_call  # late, as in the pipeline
+    from .tracing.options import Options
 
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
         try:
-            return capture_call(flatten_call(function, args, kwargs), name=name).joint
+            return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
         except GradientKindError:  # now it is known of the class
-            return capture_call(flatten_call(function, args, kwargs), name=name).joint
+            return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
     except CheckFailed as found:
         raise found.error from None
 

@@ -315,6 +315,7 @@ class AotAutograd:
 
     def __init__(self, **kwargs: Any) -> None:
         self.__name__ = "compiler_fn"
+        kwargs.pop("hasher_type", None)  # accepted and ignored, as in PyTorch
         self.kwargs = kwargs
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
+from ..tracing.options import Options
 from .attributes import assigned_attributes
 from .context import context_now
 from .facts import QUESTIONS
@@ -136,7 +137,7 @@ class Exporter:
         table = self.pipeline.decompositions
         table = table() if callable(table) else table
         around = contextlib.nullcontext if self.module is None else self._strictly
-        captured = capture_call(call, name=self.name, decompositions=table, higher_order=higher, around=around)
+        captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
         for region in captured.joint.signature.eager_regions:
             raise UnsupportedError(

@@ -100,19 +100,14 @@ class Pipeline:
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
         from ..tracing.capture import capture_call  # late: a third of the time that importing foregrad would take
+        from ..tracing.options import Options
 
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         table = self.decompositions() if callable(self.decompositions) else self.decompositions
-        capture = functools.partial(
-            capture_call,
-            name=name,
-            decompositions=table,
-            lifted=lifted,
-            higher_order=config.higher_order,
-            live_hooks=True,
-            refuses_output=config.on_unsupported == "eager",
-        )
+        is_quiet = config.on_unsupported == "eager"
+        options = Options(name, table or {}, config.higher_order, live_hooks=True, refuses_output=is_quiet)
+        capture = functools.partial(capture_call, options=options, lifted=lifted)
         with phase("capture"):
             captured = capture(call)
             if call.numbers:

@@ -82,6 +82,7 @@ class Transformed:
         unless it is here that it is said.
         """
         from ..tracing.capture import capture_call  # late, as in the pipeline
+        from ..tracing.options import Options
 
         try:
             call = flatten_call(self.function, args, kwargs)
@@ -89,9 +90,8 @@ class Transformed:
                 return None
             call = dataclasses.replace(call, fills_caches=self._writes < _MOST_WRITES)
             with transforms.levels_off():
-                captured = capture_call(
-                    call, name=self.name, higher_order=False, refuses_output=True, runs_regions=False
-                )
+                options = Options(self.name, higher_order=False, refuses_output=True, runs_regions=False)
+                captured = capture_call(call, options)
             self._check_writes(captured.joint.signature)
         except UnsupportedSideEffectError as error:
             if isinstance(error, EscapedTensorError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,29 +16,39 @@ from ..graph.effects import CheckInfo
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.spelling import literal, shown
+from .lines import LineWriter
 
-__all__ = ["decision_lines", "generator_lines", "open_sizes", "range_text"]
+__all__ = ["Stop", "decision_lines", "generator_lines", "open_sizes", "range_text"]
 
 Bind = Callable[[str, Any], str]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stop:
+    """The statements with which a call ends that a graph is not right for: `diverged` where a value is another,
+    `failed` where the graph raised (as `error`).
+    """
+
+    diverged: str
+    failed: str
+
+
 def decision_lines(
+    writer: LineWriter,
     joint: JointGraph,
     inputs: list[str],
     outputs: list[str],
     run: list[str],
-    bind: Bind,
-    diverged: str,
-    symbols: Mapping[Any, str],
-    failed: str | None = None,
-    checks: Callable[[CheckInfo, list[str]], list[str]] | None = None,
+    stop: Stop,
+    checks: Callable[[CheckInfo, list[str]], list[str]],
 ) -> list[str]:
-    """`run`, the lines that call the graph, with the decisions looked at behind it; `diverged` where one differs.
+    """`run`, the lines that call the graph, with the decisions looked at behind it.
 
-    A graph that runs with values that it was not captured for may fail half-way: that is a difference too (`failed`,
-    where given, is then the statement, with the exception as `error`). `symbols` has the variables of all symbolic
-    sizes, `open_sizes` among them. `checks` gives the lines of a check, from that and what undoes the call so far.
+    A graph that runs with values that it was not captured for may fail half-way: that is a difference too. `writer`
+    has the variables of all symbolic sizes, `open_sizes` among them. `checks` gives the lines of a check, from that and
+    what undoes the call so far.
     """
+    bind, symbols = writer.bind, writer.symbols
     signature = joint.signature
     save, undo = generator_lines(signature.generators, bind)
     if not signature.is_inference:
@@ -48,13 +59,13 @@ def decision_lines(
         bind("eager_regions", signature.eager_regions)  # kept by whoever runs the graph
         save = [f"{bind('begin_regions', begin)}()", *save]
         undo = [f"{bind('rewind_regions', rewind)}()", *undo]
-    fallback = [*undo, diverged]
+    fallback = [*undo, stop.diverged]
     raised = bind("unless_diverged", raise_unless_diverged)
     lines = [*save, "try:", *("    " + line for line in run)]
     lines += [
         "except Exception as error:",
         f"    {raised}(error)",
-        *("    " + line for line in [*undo, failed or diverged]),
+        *("    " + line for line in [*undo, stop.failed]),
     ]
     for number, decision in enumerate(signature.decisions):
         lines += _before(signature, number, checks, undo)
@@ -75,14 +86,14 @@ def decision_lines(
 def _before(
     signature: Signature,
     decision: int | None,
-    checks: Callable[[CheckInfo, list[str]], list[str]] | None,
+    checks: Callable[[CheckInfo, list[str]], list[str]],
     undo: list[str],
 ) -> list[str]:
     """The checks that come right before a decision; None: behind the last."""
     count = len(signature.decisions)
     at = count if decision is None else decision
-    chosen = [c for c in signature.checks if checks is not None and min(c.after, count) == at]
-    return [line for check in chosen for line in checks(check, undo)]  # type: ignore[misc]
+    chosen = [c for c in signature.checks if min(c.after, count) == at]
+    return [line for check in chosen for line in checks(check, undo)]
 
 
 def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[list[str], list[str]]:

@@ -28,7 +28,7 @@ from ..subclasses.conversion import wrap
 from ..subclasses.handed import hand_to
 from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
-from .decisions import decision_lines
+from .decisions import Stop, decision_lines
 from .in_backward import update_line
 from .kept import as_output, let_go, saved_in_part
 from .layout import laid_out
@@ -353,18 +353,16 @@ class _Renderer:
         """The call, and the look at the values that it is right for."""
         places = "; ".join(dict.fromkeys(decision.where for decision in self.inner.decisions))
         self.globals |= {"Diverged": Diverged, "places": f"Values are read at: {places}"}
-        diverged, failed = "return Diverged(places)", "return Diverged(places, error)"
         joint = self.derived.compiled.partitioned.joint
-        if not self.inner.decisions:
-            failed = "raise"
-        writer = LineWriter(Names())
+        stop = Stop("return Diverged(places)", "return Diverged(places, error)" if self.inner.decisions else "raise")
+        writer = LineWriter(Names(self.globals))
         writer.globals, writer.symbols = self.globals, sizes
 
         def check(info: CheckInfo, undo: list[str]) -> list[str]:
             op = writer.bind(op_name(info.op), info.op)
             return one_call(op, check_arguments(writer, info, names, outputs), info, undo)
 
-        return decision_lines(joint, names, outputs, call, self._bind_fresh, diverged, sizes, failed, check)
+        return decision_lines(writer, joint, names, outputs, call, stop, check)
 
     def _write(self, names: list[str], outputs: list[str]) -> None:
         """What the backward writes to, once nothing can stop it any more."""

@@ -49,7 +49,7 @@ from ..graph.signature import (
 from ..graph.source import Names, unpacked
 from .checks import check_lines
 from .compiled import Compiled
-from .decisions import decision_lines, open_sizes
+from .decisions import Stop, decision_lines, open_sizes
 from .in_backward import update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
@@ -205,9 +205,8 @@ class _Renderer(LineWriter):
         signature = self.signature
         diverged = self.diverged if signature.decisions else self.eagerly
         checks = check_lines(self, signature, self.inputs, self.outputs, self.eagerly)
-        self.lines = decision_lines(
-            self.joint, self.tensors, self.outputs, self.lines, self.bind, diverged, self.symbols, checks=checks
-        )
+        stop = Stop(diverged, diverged)
+        self.lines = decision_lines(self, self.joint, self.tensors, self.outputs, self.lines, stop, checks)
 
     # ---------------------------------------------------------------- running the graph
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -29,29 +26,18 @@ _MOST_RUNS = 1000  # each learns of one more tensor, or of none
 
 def capture_call(
     call: FlatCall,
+    options: Options | None = None,
     *,
-    name: str = "function",
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     lifted: Sequence[tuple[torch.Tensor, Source]] = (),
-    higher_order: bool = True,
-    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-    live_hooks: bool = False,
-    refuses_output: bool = False,
-    runs_regions: bool = True,
 ) -> Captured:
     """Run `call` once on fakes. `lifted` tensors become inputs ahead of the arguments, whether used or not.
 
-    `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
-    the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
-    `refuses_output`: raise before the function prints or logs; `runs_regions`: not before it calls an eager region.
     Where it raises, everything is as it was before.
 
     Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
     """
     warn_if_untested()
-    lifted, learned = list(lifted), Learned()
-    flags = live_hooks, refuses_output, runs_regions
-    options = Options(name, decompositions or {}, higher_order, around, *flags)
+    options, lifted, learned = options or Options(), list(lifted), Learned()
     with in_one_call(), dispatch_argument_of_capture():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
@@ -67,7 +53,9 @@ def capture_call(
                 _take_apart(run)
             if captured is not None:
                 return captured
-    raise InternalError(f"capturing `{name}` came to no end: each run found tensors in memory that inputs share")
+    raise InternalError(
+        f"capturing `{options.name}` came to no end: each run found tensors in memory that inputs share"
+    )
 
 
 def _take_apart(run: CaptureRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -15,15 +16,20 @@ __all__ = ["Learned", "Options"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """See `capture_call`, which takes them by these names."""
+    """What a capture is to do.
 
-    name: str
-    decompositions: Mapping[Any, Callable[..., Any]]
-    higher_order: bool
-    around: Callable[[], AbstractContextManager[Any]]
-    live_hooks: bool
-    refuses_output: bool
-    runs_regions: bool
+    `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
+    the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
+    `refuses_output`: raise before the function prints or logs; `runs_regions`: not before it calls an eager region.
+    """
+
+    name: str = "function"
+    decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    higher_order: bool = True
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    live_hooks: bool = False
+    refuses_output: bool = False
+    runs_regions: bool = True
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,6 +19,7 @@ from ..errors import UnsupportedError
 from ..frontend.call import flatten_call
 from ..graph.joint import JointGraph
 from ..tracing.capture import capture_call
+from ..tracing.options import Options
 from ..tracing.tape.collection import paused_collection
 from .compare import Verdict, compare
 from .locate import Culprit
@@ -144,7 +145,7 @@ class _Verifier:
     def _captured(self) -> JointGraph:
         side = make_side(self.function, self.args, self.kwargs)
         function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
-        return capture_call(flatten_call(function, side.args, side.kwargs, objects=True), name="verified").joint
+        return capture_call(flatten_call(function, side.args, side.kwargs, objects=True), Options("verified")).joint
 
     def _capture(self, eager: Outcome, generators: Generators, culprit: Culprit | None) -> StageResult:
         """The graph as it was captured, on eager's kernels; it is left out where a later stage is known to be wrong."""

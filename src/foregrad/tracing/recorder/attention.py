@@ -29,6 +29,17 @@ __all__ = ["Attention"]
 _QUERY_INDICES = 7  # of what a block mask holds
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Given:
+    """Arguments that both operators have behind their tensors and graphs, under PyTorch's names."""
+
+    block_mask: tuple[Any, ...]
+    scale: float
+    kernel_options: dict[str, Any]
+    score_mod_other_buffers: Sequence[Any] = ()
+    mask_mod_other_buffers: Sequence[Any] = ()
+
+
 class Attention:
     """Records calls of the operators. `lifting` swaps what functions reach by themselves."""
 
@@ -36,65 +47,43 @@ class Attention:
         self.recorder, self.graphs = recorder, ScalarGraphs(recorder, lifting)
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        score_mod: Any,
-        block_mask: tuple[Any, ...],
-        scale: float,
-        kernel_options: dict[str, Any],
-        score_mod_other_buffers: Sequence[Any] = (),
-        mask_mod_other_buffers: Sequence[Any] = (),
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, *rest: Any, **named: Any
     ) -> Any:
-        """What `torch.ops.higher_order.flex_attention` gives."""
+        """What `torch.ops.higher_order.flex_attention` gives. `rest` and `named`: see `_Given`."""
         query, key, value = map(self._stand_in, (query, key, value))
-        given = tuple(map(self._stand_in, score_mod_other_buffers))
-        masked = tuple(map(self._stand_in, mask_mod_other_buffers))
-        differentiated = _requires_grad((query, key, value, *given))
-        score, joint, others = self.graphs.score(score_mod, query, given, differentiated=differentiated)
-        if not differentiated and _requires_grad(others):  # that the function reaches by itself
-            score, joint, others = self.graphs.score(score_mod, query, given, differentiated=True)
-        if joint is not None and block_mask[_QUERY_INDICES] is None:
+        given = _Given(*rest, **named)
+        buffers = tuple(map(self._stand_in, given.score_mod_other_buffers))
+        differentiated = _requires_grad((query, key, value, *buffers))
+        scores = self.graphs.score(score_mod, query, buffers, differentiated=differentiated)
+        if not differentiated and _requires_grad(scores[2]):  # that the function reaches by itself
+            scores = self.graphs.score(score_mod, query, buffers, differentiated=True)
+        if scores[1] is not None and given.block_mask[_QUERY_INDICES] is None:
             raise RuntimeError(
                 "BlockMask q_indices is None. Backward pass requires q_indices to be computed. "
                 "Please create the BlockMask with compute_q_blocks=True"
             )
-        mask, mask_others = self.graphs.mask(block_mask[-1], query, masked)
-        blocks = (*map(self._stand_in, block_mask[:-1]), mask)
-        call = _Call(self, score, joint, blocks, scale, dict(kernel_options), others, mask_others)
-        return _Attention.apply(call, query, key, value, *others)
+        return _Attention.apply(self._call(query, scores, given), query, key, value, *scores[2])
 
-    def backward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        out: torch.Tensor,
-        logsumexp: torch.Tensor,
-        grad_out: torch.Tensor | None,
-        grad_logsumexp: torch.Tensor | None,
-        fw_graph: Any,
-        joint_graph: Any,
-        block_mask: tuple[Any, ...],
-        scale: float,
-        kernel_options: dict[str, Any],
-        score_mod_other_buffers: Sequence[Any] = (),
-        mask_mod_other_buffers: Sequence[Any] = (),
-    ) -> Any:
-        """What `torch.ops.higher_order.flex_attention_backward` gives."""
-        tensors = [self._stand_in(t) for t in (query, key, value, out, logsumexp, grad_out, grad_logsumexp)]
-        given = tuple(map(self._stand_in, score_mod_other_buffers))
-        masked = tuple(map(self._stand_in, mask_mod_other_buffers))
+    def backward(self, *args: Any) -> Any:
+        """What `torch.ops.higher_order.flex_attention_backward` gives, of seven tensors, the graph of the scores and
+        that of their derivative, and what `_Given` has.
+        """
+        tensors, given = [self._stand_in(t) for t in args[:7]], _Given(*args[9:])
+        buffers = tuple(map(self._stand_in, given.score_mod_other_buffers))
         with torch.enable_grad():
-            score, joint, others = self.graphs.score(fw_graph, tensors[0], given, differentiated=True)
-        mask, mask_others = self.graphs.mask(block_mask[-1], tensors[0], masked)
-        blocks = (*map(self._stand_in, block_mask[:-1]), mask)
-        call = _Call(self, score, joint, blocks, scale, dict(kernel_options), others, mask_others)
+            scores = self.graphs.score(args[7], tensors[0], buffers, differentiated=True)
+        call = self._call(tensors[0], scores, given)
         with torch.no_grad():
             gradients = call.gradients(tensors)
-        buffers = list(gradients[3:])
-        return *gradients[:3], tuple(buffers[: len(given)])
+        return *gradients[:3], tuple(gradients[3 : 3 + len(buffers)])
+
+    def _call(self, query: torch.Tensor, scores: Any, given: _Given) -> _Call:
+        """`scores`: their graph, that of their derivative, and what these reach by themselves."""
+        score, joint, others = scores
+        masked = tuple(map(self._stand_in, given.mask_mod_other_buffers))
+        mask, mask_others = self.graphs.mask(given.block_mask[-1], query, masked)
+        blocks = (*map(self._stand_in, given.block_mask[:-1]), mask)
+        return _Call(self, score, joint, blocks, given.scale, dict(given.kernel_options), others, mask_others)
 
     def _stand_in(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
