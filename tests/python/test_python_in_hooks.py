@@ -245,3 +245,27 @@ def test_a_hook_that_holds_what_the_call_makes_runs_eagerly():
     function(x).backward()
     assert len(LOG) == 2
     assert LOG[0] == LOG[1]
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no backward here")
+
+
+def test_a_forward_draws_nothing_of_a_backward_that_raises():
+    def function(x):
+        hidden = Raises.apply(x) * 2
+        hidden.register_hook(lambda gradient: gradient * torch.rand_like(gradient))
+        return hidden.sin()
+
+    for call in (function, foregrad.compile(function, backend="eager", on_unsupported="raise")):
+        x = torch.ones(3, requires_grad=True)
+        result = call(x)
+        assert torch.equal(result, (x * 2).sin())
+        with pytest.raises(RuntimeError, match="no backward here"):
+            result.sum().backward()

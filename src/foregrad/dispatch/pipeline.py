@@ -373,11 +373,13 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
-    """The nodes that outputs are computed from, and all that draw random numbers."""
+    """The nodes that outputs need, and all that draw random numbers: of the backward's only where an output is of it."""
+    halves = {node.meta.get("partitioner_tag") for node in outputs}
     random = [
         n
         for n in joint.graph.nodes
         if n.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+        if n.meta.get("partitioner_tag") != "is_backward" or "is_backward" in halves
     ]
     needed: set[fx.Node] = set()
     stack = [*outputs, *random]
