@@ -373,7 +373,7 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
-    """The nodes that outputs need, and all that draw random numbers: of the backward's only where an output is of it."""
+    """The nodes that outputs need, and all that draw random numbers, the backward's where an output is of it."""
     halves = {node.meta.get("partitioner_tag") for node in outputs}
     random = [
         n
