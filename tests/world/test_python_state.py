@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.errors import ForegradWarning
+from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
 
 
 def numbers(*values):
@@ -341,7 +341,73 @@ def autocast_to(bfloat16):
     torch.set_autocast_dtype("cpu", torch.bfloat16 if bfloat16 else torch.float16)
 
 
+# -------------------------------------------------------------------- attributes of tensors
+
+
+def attribute_of(step, held=lambda w: w):
+    """`step(w, x)` works with attributes of a closed-over `w`; after each call these are part of what is found."""
+
+    def program(wrap):
+        found = []
+        for used in (False, True):
+            w = _with(nn.Parameter(numbers(1.0, 2.0)), 1)
+            call = wrap(lambda x, w=w, used=used: step(held(w), x) * (w if used else 1.0))
+            for number in (1.0, 2.0, 3.0):
+                found += [call(numbers(number)), getattr(w, "k", None), getattr(w, "sample", "none")]
+        return found
+
+    return program
+
+
+def count_on(w, x):
+    w.k += 1
+    return x * w.k
+
+
+def set_to_none(w, x):
+    w.sample = None
+    return x * 2
+
+
+def keep_on(w, x):
+    w.sample = x.sum()
+    return x * 2
+
+
+def toggle(w, x):
+    if hasattr(w, "k"):
+        del w.k
+        return x
+    w.k = 1
+    return x * 2
+
+
+def replaced_after_a_write(wrap):
+    holder = types.SimpleNamespace(w=nn.Parameter(numbers(1.0)))
+    call = wrap(lambda x: set_to_none(holder.w, x) * holder.w)
+    found = [call(numbers(1.0))]
+    holder.w = nn.Parameter(numbers(2.0))
+    return [*found, call(numbers(1.0)), getattr(holder.w, "sample", "none")]
+
+
+def replaced_with_its_attributes(wrap):
+    holder = types.SimpleNamespace(w=_with(numbers(1.0), 2.0))
+    call = wrap(lambda x: x * holder.w.k)
+    found = [call(numbers(1.0))]
+    holder.w.k = 3.0
+    found.append(call(numbers(1.0)))
+    holder.w = _with(numbers(1.0), 4.0)
+    return [*found, call(numbers(1.0))]
+
+
 PROGRAMS = {
+    "a tensor counts": attribute_of(count_on),
+    "a tensor in a list counts": attribute_of(lambda ws, x: count_on(ws[0], x), lambda w: [w]),
+    "an attribute of a tensor set to None": attribute_of(set_to_none),
+    "a result kept on a tensor": attribute_of(keep_on),
+    "an attribute of a tensor comes and goes": attribute_of(toggle),
+    "a tensor replaced after a write to its attributes": replaced_after_a_write,
+    "a tensor replaced with its attributes": replaced_with_its_attributes,
     "items of a dict part": parted(lambda t: {"a": t, "b": t}, "a", "b", dict.__getitem__, set_item),
     "items of a list part": parted(lambda t: [t, t], 0, 1, list.__getitem__, set_item),
     "attributes part": parted(namespace, "a", "b", getattr, setattr),
@@ -408,3 +474,10 @@ def test_as_in_eager(name):
         expected = program(lambda function: function)
         found = program(lambda function: foregrad.compile(function, backend="eager", on_unsupported="eager"))
     assert same(expected, found), (expected, found)
+
+
+def test_an_attribute_set_on_a_tensor_that_is_no_input_is_refused_by_name():
+    w = _with(numbers(1.0), 1)
+    with pytest.raises(UnsupportedSideEffectError, match=r"w\.k, an attribute of a tensor"):
+        foregrad.capture(lambda x: count_on(w, x), numbers(1.0))
+    assert w.k == 1

@@ -141,7 +141,7 @@ def drop_own(stand_in: Any, attributes: dict[str, Any]) -> None:
     table = _table_of(stand_in)
     for found in (table, table.get(_USERS, {})):
         for name, value in attributes.items():
-            if found.get(name) is value and (found is not table or name not in HIDDEN):
+            if name in found and found[name] is value and (found is not table or name not in HIDDEN):
                 del found[name]
 
 

@@ -18,6 +18,7 @@ from .expected import ABSENT
 from .libraries import is_outside
 
 __all__ = [
+    "ATTRIBUTES",
     "BUFFER",
     "CELL",
     "CLASS",
@@ -76,7 +77,7 @@ def _spelled(holder: Holder | None, key: Any) -> str:
     return f"{own}.{key}" if holder.style == "attr" else f"{own}[{key_text(key)}]"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """How a kind of holder is read into a copy, compared with it, and put back."""
 
@@ -305,6 +306,7 @@ def _put_back_decimals(context: Any, before: Any) -> None:
 
 
 DICT = Kind(_read_dict, _same_dict, _put_back_dict)
+ATTRIBUTES = Kind(_read_dict, _same_dict, _put_back_dict)  # the attributes that a tensor was given
 NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace)  # the globals of a module
 LIST = Kind(
     list.copy,

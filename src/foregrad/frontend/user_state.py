@@ -35,6 +35,7 @@ from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, imports_dates, is_of_dates
 from .expected import ABSENT, stored
 from .holders import (
+    ATTRIBUTES,
     BUFFER,
     CELL,
     CLASS,
@@ -65,7 +66,7 @@ _LARGE = 10_000  # items, from which on those of a container are not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
 _ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice, types.CodeType}
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
-_ATOMS |= {torch.Tensor, torch.nn.Parameter, type(NotImplemented), types.GetSetDescriptorType}
+_ATOMS |= {type(NotImplemented), types.GetSetDescriptorType}
 _BUFFERS = (bytearray, array.array)
 _PLAIN_CONTAINERS = {dict, list, set, collections.OrderedDict, collections.deque, collections.defaultdict}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
@@ -144,6 +145,7 @@ class UserState:
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self._tensors: dict[int, tuple[Holder, Any]] = {}
+        self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self.imports_dates = False
@@ -155,7 +157,7 @@ class UserState:
             (types.FunctionType, self._function), (types.MethodType, self._method),
             (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
             (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
-            (random.Random, self._random), ((io.StringIO, io.BytesIO), self._file),
+            (random.Random, self._random), ((io.StringIO, io.BytesIO), self._file), (torch.Tensor, self._tensor),
         )  # fmt: skip
         self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
         self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
@@ -216,6 +218,12 @@ class UserState:
         """Those that were held somewhere."""
         return [tensor for _, _, tensor in self._held_tensors() if tensor.layout is torch.strided]
 
+    def with_attributes(self) -> Iterator[torch.Tensor]:
+        """Tensors with attributes that code names."""
+        for tensor, holder in self._with_attributes:
+            if not self._names.isdisjoint(holder.before) and tensor.layout is torch.strided:
+                yield tensor
+
     def _held_tensors(self) -> Iterator[tuple[Holder, Any, torch.Tensor]]:
         for holder in self.holders:
             if holder.kind is CELL:
@@ -272,8 +280,6 @@ class UserState:
 
     def _action(self, value: Any, cls: type) -> Callable[[Any, Holder | None, Any], None] | None:
         """What is done with a value of this class."""
-        if issubclass(cls, torch.Tensor):
-            return None
         for base, action in self._by_base:
             if issubclass(cls, base):
                 return action
@@ -393,6 +399,13 @@ class UserState:
         if self._slots[cls]:
             holder = self._hold(SLOTS, value, parent, step, "attr")
             self._push(holder, holder.before.items())
+
+    def _tensor(self, value: Any, parent: Holder | None, step: Any) -> None:
+        if type(value) is not FakeTensor and type(table := table_of(value)) is dict:
+            holder = self._hold(ATTRIBUTES, table, parent, step, "attr")
+            if holder.before:
+                self._push(holder, holder.before.items())
+                self._with_attributes.append((value, holder))
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
         self.cached.append(value)

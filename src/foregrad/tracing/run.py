@@ -230,6 +230,8 @@ class CaptureRun:
         self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.lifting, recorder:
             try:
+                for tensor in self.state.before.with_attributes():  # so that they are guarded
+                    inputs.adopt(tensor)
                 with self.options.around(), capturing(), drawing(self.draws), self._traced_math():
                     result = _run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:

@@ -15,6 +15,7 @@ from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT, is_plain
 from ...frontend.holders import (
+    ATTRIBUTES,
     CELL,
     CLASS,
     DEQUE,
@@ -44,6 +45,7 @@ from ...graph.python_effects import (
     SetItems,
 )
 from .made_values import MadeValues
+from .side_effects import attribute_set_error
 
 __all__ = ["PythonWrites"]
 
@@ -119,6 +121,11 @@ class PythonWrites:
             at = self._value(value, path) if is_argument else self._add(value, path, before.get(key, ABSENT))
             counts = not is_argument and _varies(before.get(key), value)
             self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
+
+    def attributes(self, holder: Holder) -> None:
+        now, before = holder.kind.read(holder.target), holder.before
+        name = next(key for key in [*now, *before] if now.get(key, ABSENT) is not before.get(key, ABSENT))
+        raise attribute_set_error(self.name, holder.path(name))
 
     def _is_written(self, holder: Holder, key: Any, value: Any) -> bool:
         before, stand_in = holder.before.get(key, ABSENT), self._stand_in(holder, key)
@@ -228,6 +235,7 @@ class PythonWrites:
 
 
 _FINDERS = {
+    ATTRIBUTES: PythonWrites.attributes,
     DICT: PythonWrites.table,
     NAMESPACE: PythonWrites.table,
     SLOTS: PythonWrites.table,

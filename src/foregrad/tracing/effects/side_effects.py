@@ -24,6 +24,7 @@ from ..heap.records import InputRecord
 from .attribute_guards import Facts
 
 __all__ = [
+    "attribute_set_error",
     "check_escaped_tensors",
     "check_finished",
     "check_gradients",
@@ -92,14 +93,19 @@ def check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulat
     """Nothing was hung onto a tensor among the inputs, its gradient included."""
     attribute = facts.attribute_set()
     if attribute is not None:
-        raise UnsupportedSideEffectError(
-            f"`{name}` sets {attribute}, an attribute of a tensor, which a compiled call would not repeat. Return the "
-            "value instead."
-        )
+        raise attribute_set_error(name, attribute)
     check_gradients(name, records, accumulated_at)
     for wrapper in facts.inputs.wrappers.inputs:
         if wrapper.is_given_gradient():
             raise _written_gradient(name, wrapper.slot, accumulated_at)
+
+
+def attribute_set_error(name: str, attribute: str) -> UnsupportedSideEffectError:
+    """The error for a function that sets or deletes an attribute of a tensor."""
+    return UnsupportedSideEffectError(
+        f"`{name}` sets {attribute}, an attribute of a tensor, which a compiled call would not repeat. Return the "
+        "value instead."
+    )
 
 
 def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
