@@ -25,9 +25,8 @@ from ..tracing.values.draws import ArrayNeeded, DrawsFound
 from .explain import Difference, Recompile, Recompiles
 from .fallbacks import Fallbacks
 from .forms import Form, Outer, sizes_of
-from .graphs import Graphs
+from .graphs import Graphs, Paths
 from .guard_list import MISS
-from .paths import Paths
 from .pipeline import Pipeline
 from .refusals import Refusals
 from .shapes import SizesSeen, numbers_read
