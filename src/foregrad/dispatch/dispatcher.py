@@ -22,8 +22,8 @@ from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.written_arrays import ArraysWritten
 from ..tracing.values.draws import ArrayNeeded, DrawsFound
-from .explain import Difference, Recompile, Recompiles
-from .fallbacks import Fallbacks
+from .explain import Difference, Recompile, Recompiles, is_float_text
+from .fallbacks import MOST_IN_A_ROW, Fallbacks
 from .forms import Form, Outer, sizes_of
 from .graphs import Graphs, Paths
 from .guard_list import MISS
@@ -65,9 +65,9 @@ class Dispatcher:
         self.graphs = Graphs()
         self.compilations: list[Recompile] = []
         self._turn = Turn()  # held to make graphs, never while one or the function runs
-        self.refusals = Refusals(function, self.name, self.config.on_unsupported)
-        self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._levels, self._outer = outer is None, outer or Outer()
+        self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
+        self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
         self._by_sizes, self._most_sizes = Form(sizes_of), config.recompile_limit if self._outer.splits_sizes else 0
         self._state = Form()
@@ -76,7 +76,7 @@ class Dispatcher:
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
-        self._paths = Paths(self.name, config)
+        self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # What is compiled of it for its calls under transforms: a function of tensors, called under none.
         self.transformed = Transformed(
@@ -230,7 +230,7 @@ class Dispatcher:
         varied = self._sizes.varied | numbers_read(self.specializations)
         inner = self._compiling(
             lifted,
-            Outer(why, self._outer.only_written, varied),
+            Outer(why, self._outer.only_written, varied, once=self._outer.once),
             open_sizes={**self._sizes.open, **{place.path: frozenset[int]() for place in places}},
             dynamic=self._sizes.dynamic,
         )
@@ -254,7 +254,7 @@ class Dispatcher:
             return self._call_forms(args, kwargs)
         sizes, others = sizes_of(args, kwargs), self._by_sizes.made
         if sizes not in others and len(others) < self._most_sizes:
-            other = self._compiling(self.function, Outer(splits_sizes=False))
+            other = self._compiling(self.function, Outer(splits_sizes=False, once=self._outer.once))
             others[sizes] = other, lambda args, kwargs: other.entry(*args, **kwargs)
         result = self._by_sizes.call(args, kwargs)
         return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
@@ -263,6 +263,7 @@ class Dispatcher:
         """A graph for a call that fits none of those that there are; where the call runs eagerly, the error for which
         it does, or None.
         """
+        reasons = self._why(args, kwargs)
         self.graphs.drop_dead()
         if self._paths.at_limit(self.specializations):
             if self._paths.past_limit(self.specializations):
@@ -275,12 +276,23 @@ class Dispatcher:
         if len(self.specializations) >= self.config.recompile_limit:
             self.fallbacks.past_the_limit(args, kwargs)
             return None
-        self._tell(self._why(args, kwargs))
-        return self._try_to_specialize(args, kwargs)
+        found = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
+        place = None if found is None else (found.name, self.refusals.kind(args, kwargs))
+        if found is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
+            return self.fallbacks.never_again(found)
+        self._tell(reasons)
+        return self._try_to_specialize(args, kwargs, place)
 
-    def _try_to_specialize(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
-        """A graph for a call; None where the call fills a cache, which later calls find filled, asks for the text of a
-        tensor, or a check fails; the error for which it can't be compiled where such calls run eagerly.
+    def _is_of_one_call(self, found: Difference) -> bool:
+        """Whether what differs may be another in each call: a part of the state, or a float."""
+        return found.of_state or found.name.startswith(tuple(self._sizes.open)) or is_float_text(found.now)
+
+    def _try_to_specialize(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
+    ) -> Specialization | Exception | None:
+        """A graph for a call, made as what is at `place`, for calls of a kind, is another; None where the call fills a
+        cache, which later calls find filled, asks for the text of a tensor, or a check fails; the error for which it
+        can't be compiled where such calls run eagerly.
         """
         try:
             specialization = self._specialized(args, kwargs)
@@ -291,7 +303,7 @@ class Dispatcher:
             return self._without_graph(error)
         self.fallbacks.made()
         self._outer.only_written.update(only_written_by(specialization))
-        self.graphs.add(specialization)
+        self.graphs.add(specialization, place)
         return specialization
 
     def _specialized(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tries: int = 3) -> Specialization:
@@ -316,7 +328,8 @@ class Dispatcher:
         form, made = OfClasses(self.function), self._classes.made
         self._classes.takes_all |= found.is_result
         if not made:
-            inner = self._compiling(form, Outer(), open_sizes=self._sizes.open, dynamic=self._sizes.dynamic)
+            sizes: Any = {"open_sizes": self._sizes.open, "dynamic": self._sizes.dynamic}
+            inner = self._compiling(form, Outer(once=self._outer.once), **sizes)
             made[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True
 

@@ -10,16 +10,17 @@ from typing import Any
 
 from ..graph.signature import DecisionInfo
 
-__all__ = ["Difference", "EagerCalls", "Recompile", "Recompiles", "decided", "split_reason"]
+__all__ = ["Difference", "EagerCalls", "Recompile", "Recompiles", "decided", "is_float_text", "split_reason"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that was one thing when a graph was captured, and is another now."""
+    """Something that was one thing when a graph was captured, and is another now. `of_state`: of no argument."""
 
     name: str
     before: str
     now: str
+    of_state: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name} was {self.before}, is {self.now}"
@@ -122,6 +123,14 @@ class Recompiles:
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
         return "\n".join([f"{self.name}: {times}", *map(str, self.entries), *map(str, self.eager)])
+
+
+def is_float_text(text: str) -> bool:
+    """Whether a text is that of a float."""
+    try:
+        return repr(float(text)) == text
+    except ValueError:
+        return False
 
 
 def split_reason(text: str) -> tuple[str, str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ from ..config import Config
 from ..errors import (
     EscapedTensorError,
     ForegradError,
-    ForegradWarning,
     ProgramOutputError,
     TensorTextError,
     UnknownLeafError,
@@ -21,13 +19,13 @@ from ..graph.eager_regions import give_up
 from ..graph.effects import CheckFailed
 from ..interrupts import is_interrupt
 from ..tracing.values.draws import DrawsDiffer
-from .explain import EagerCalls
+from .explain import Difference, EagerCalls
 from .graphs import Graphs
 from .pipeline import is_of_capture
 from .refusals import Refusals, reason_of
 from .specialization import Specialization
 
-__all__ = ["Fallbacks"]
+__all__ = ["MOST_IN_A_ROW", "Fallbacks"]
 
 
 class Fallbacks:
@@ -37,7 +35,6 @@ class Fallbacks:
         self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
-        self._warned = False
         self._has_output = False  # a capture was given up as the function prints or logs
         self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
@@ -50,7 +47,8 @@ class Fallbacks:
     @property
     def fills_too_often(self) -> bool:
         """Whether no further graph is tried, for calls change something each time."""
-        return self._fills > self.config.recompile_limit and not self.config.error_on_recompile_limit
+        is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > MOST_IN_A_ROW
+        return is_over and not self.config.error_on_recompile_limit
 
     def made(self) -> None:
         """A graph was made: nothing was filled."""
@@ -111,16 +109,16 @@ class Fallbacks:
     def _note_eager(self, found: UnsupportedError) -> None:
         """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
         self._fills += 1
-        is_over = self._fills > self.config.recompile_limit
-        if is_over and self.config.error_on_recompile_limit:
+        if self._fills > _MOST_FILLS:
+            self.refusals.count_only(str(found))
+        if self._fills > self.config.recompile_limit and self.config.error_on_recompile_limit:
             raise found
-        if not self._warned and (is_over or isinstance(found, TensorTextError)):
-            self._warned = True
-            warnings.warn(f"{found} Such calls run eagerly.", ForegradWarning, stacklevel=8)
+        if self.fills_too_often or isinstance(found, TensorTextError):
+            self.refusals.once.warn(f"{found} Such calls run eagerly.")
 
     def past_the_limit(self, args: Any, kwargs: Any) -> None:
         """A call fits none of the graphs, of which there are as many as there may be."""
-        if self._warned and not self.config.error_on_recompile_limit:
+        if self.refusals.once.said and not self.config.error_on_recompile_limit:
             self.refusals.count_only(_PAST_THE_LIMIT)
             return
         message = (
@@ -132,10 +130,19 @@ class Fallbacks:
         message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
-        if not self._warned:
-            self._warned = True
-            self.refusals.count_only(_PAST_THE_LIMIT)
-            warnings.warn(message + " It runs eagerly from now on.", ForegradWarning, stacklevel=5)
+        self.refusals.count_only(_PAST_THE_LIMIT)
+        self.refusals.once.warn(message + " It runs eagerly from now on.")
+
+    def never_again(self, difference: Difference) -> UnsupportedError:
+        """The error for a call for which no graph is made, as those before it served one call each."""
+        error = UnsupportedError(
+            f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, as {difference.name} is "
+            f"another in each call ({difference.before}, then {difference.now}). Leave it as it is from call to call, "
+            "compute with a number as a number (no float(), text or index of it), or pass a tensor."
+        )
+        if self.config.error_on_recompile_limit:
+            raise error
+        return error
 
     def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
         """The error for a call whose guards say no right after it was captured."""
@@ -150,6 +157,7 @@ class Fallbacks:
         return error
 
 
+MOST_IN_A_ROW = 8  # captures for what is another in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
 _PAST_THE_LIMIT = (
     "more graphs than the recompile limit allows. "

@@ -15,6 +15,7 @@ import torch
 
 from .explain import Difference
 from .guard_list import MISS
+from .refusals import Once
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
@@ -47,13 +48,14 @@ class Outer:
 
     `why`: for each graph of the function that takes less of its state as an argument, why that was not right.
     `only_written`: containers that calls add to and do not read. `varied`: lines at which numbers are read that vary.
-    `splits_sizes`: whether it may have forms for sizes.
+    `splits_sizes`: whether it may have forms for sizes. `once`: the warning of all of them.
     """
 
     why: tuple[Difference, ...] = ()
     only_written: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
+    once: Once = dataclasses.field(default_factory=Once)
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

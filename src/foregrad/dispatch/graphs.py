@@ -8,16 +8,28 @@ when nothing else comes, the graphs are given up.
 
 from __future__ import annotations
 
-import warnings
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config import Config
-from ..errors import ForegradWarning, UnsupportedDataDependentError
+from ..errors import UnsupportedDataDependentError
 from ..locks import make_lock
+from .guard_list import MISS
+from .refusals import Once
 from .specialization import Specialization
 
 __all__ = ["Graphs", "Paths"]
+
+Call = Callable[..., Any]
+
+
+@dataclasses.dataclass(slots=True)
+class _Made:
+    """A graph that was made: for a difference in `place`, None for other reasons; whether it has served twice."""
+
+    place: Any
+    served_again: bool = False
 
 
 class Graphs:
@@ -25,10 +37,12 @@ class Graphs:
 
     def __init__(self) -> None:
         self.made: list[Specialization] = []
-        self.calls: tuple[Callable[..., Any], ...] = ()
+        self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
+        self._history: list[_Made] = []
+        self._noticing: dict[int, Call] = {}  # by the id of a graph's function: what notices the second call of it
 
-    def to_front(self, call: Callable[..., Any]) -> None:
+    def to_front(self, call: Call) -> None:
         if self._order.acquire(blocking=False):  # another thread does the like: its order is as good
             try:
                 if call in self.calls:
@@ -36,16 +50,42 @@ class Graphs:
             finally:
                 self._order.release()
 
-    def add(self, specialization: Specialization) -> None:
+    def add(self, specialization: Specialization, place: Any = None) -> None:
+        """One more, which serves the call at hand. `place`: what differs there from calls for which there is one."""
         self.made.append(specialization)
+        made, call = _Made(place), specialization.call
+        self._history.append(made)
+
+        def noticing(args: Any, kwargs: Any) -> Any:
+            result = call(args, kwargs)
+            if result is not MISS:
+                made.served_again = True
+                with self._order:
+                    self._noticing.pop(id(call), None)
+                    if noticing in self.calls:
+                        self.calls = (call, *(c for c in self.calls if c is not noticing))
+            return result
+
         with self._order:
-            self.calls = (specialization.call, *self.calls)
+            self._noticing[id(call)] = noticing
+            self.calls = (noticing, *self.calls)
+
+    def in_a_row(self, place: Any) -> int:
+        """How many were made for differences in `place` since one was made for another, or has served twice."""
+        count = 0
+        for made in reversed(self._history):
+            if made.place != place or made.served_again:
+                break
+            count += 1
+        return count
 
     def remove(self, specialization: Specialization) -> None:
+        call = specialization.call
         with self._order:
             if specialization in self.made:
                 self.made.remove(specialization)
-            self.calls = tuple(c for c in self.calls if c is not specialization.call)
+            noticing = self._noticing.pop(id(call), None)
+            self.calls = tuple(c for c in self.calls if c is not call and c is not noticing)
 
     def drop_dead(self) -> None:
         """Drop graphs of objects that are gone, and let go of parameters that were replaced."""
@@ -71,12 +111,11 @@ _GIVEN_UP_AFTER = 8
 class Paths:
     """What a dispatcher knows of the ways its function takes."""
 
-    def __init__(self, name: str, config: Config) -> None:
-        self.name = name
+    def __init__(self, name: str, config: Config, once: Once) -> None:
+        self.name, self.once = name, once
         self.config = config
         self.lost = 0  # calls past the limit that no graph was right for
         self.diverged = 0  # fresh graphs that came out otherwise than when they were captured
-        self._warned = False
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further way."""
@@ -86,12 +125,11 @@ class Paths:
 
     def past_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Warn, or raise where the settings say so; True when the graphs are to be given up."""
-        if self.config.error_on_recompile_limit or not self._warned:
+        if self.config.error_on_recompile_limit or not self.once.said:
             message = self._message(specializations)
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(message)
-            self._warned = True
-            warnings.warn(message + " Such calls run eagerly from now on.", ForegradWarning, stacklevel=5)
+            self.once.warn(message + " Such calls run eagerly from now on.")
         self.lost += 1
         return self.lost >= _GIVEN_UP_AFTER
 

@@ -23,7 +23,7 @@ import torch
 from ..errors import ForegradError, ForegradWarning
 from .explain import EagerCalls
 
-__all__ = ["Refusals", "reason_of", "warn_user"]
+__all__ = ["Once", "Refusals", "reason_of", "warn_user"]
 
 _log = logging.getLogger("foregrad.eager")
 
@@ -36,6 +36,19 @@ _FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib",
 _LIBRARIES = (_FOREGRAD, _TORCH, *_FOLDERS, "<foregrad", "<frozen", "<eval_with_key")
 
 
+class Once:
+    """Gives the one warning of a function and its forms."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def warn(self, message: str) -> None:
+        """Warn at the line of the user's program that is being run, unless that was done."""
+        if not self.said:
+            self.said = True
+            warn_user(message)
+
+
 @dataclasses.dataclass
 class _Growing:
     container: Any
@@ -45,14 +58,14 @@ class _Growing:
 class Refusals:
     """The calls of one function that run eagerly. `mode` is "eager", or "raise" where there are to be none."""
 
-    def __init__(self, function: Callable[..., Any], name: str, mode: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: Once | None = None) -> None:
         self.function = function
         self.name = name
         self.mode = mode
         self.by_kind: dict[Any, EagerCalls] = {}
         self.always: EagerCalls | None = None  # what every call that fits no graph is counted as
         self.entries: list[EagerCalls] = []
-        self._warned = False
+        self.once = once or Once()
         self._growing: dict[int, _Growing] = {}  # by the id of an entry
         self._tries = 0
         self._module = getattr(function, "__self__", None)
@@ -64,7 +77,7 @@ class Refusals:
         """Where a call is of a kind that was refused, what such calls are counted as, with this one; else None."""
         found = self.always
         if found is None:
-            found = self.by_kind.get(self._kind(args, kwargs))
+            found = self.by_kind.get(self.kind(args, kwargs))
             if found is None or self._has_grown(found):
                 return None
         found.count += 1
@@ -89,7 +102,7 @@ class Refusals:
         if container is not None and self._tries < _MOST_TRIES:
             self._tries += 1
             self._growing[id(entry)] = _Growing(container, len(container))
-        self.by_kind[self._kind(args, kwargs)] = entry
+        self.by_kind[self.kind(args, kwargs)] = entry
         if len(self.by_kind) > _MOST_KINDS:
             self.always = entry
         return entry
@@ -97,12 +110,9 @@ class Refusals:
     def tell(self, entry: EagerCalls) -> None:
         """Say once that calls run eagerly, and what one took, where that was measured."""
         _log.info("%s", entry)
-        if self._warned:
-            return
-        self._warned = True
         took = entry.seconds_per_call
         each = "" if took is None else f", {took * 1e3:.3g} ms each"
-        warn_user(
+        self.once.warn(
             f"{entry.reason} Such calls run eagerly{each}: the results are eager's, only not compiled. "
             '(foregrad.compile(..., on_unsupported="raise") makes this an error, '
             "explain_recompiles() counts the calls.)"
@@ -117,7 +127,8 @@ class Refusals:
         entry.count += 1
         return entry
 
-    def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What calls are told apart by that are refused."""
         module = self._module
         modes = torch.is_grad_enabled(), getattr(module, "training", None), torch.is_inference_mode_enabled()
         return modes, tuple(map(_kind_of, args)), tuple((key, _kind_of(value)) for key, value in kwargs.items())

@@ -66,7 +66,7 @@ class Watch:
         _alive.add(self)
         self.native = native
         self.now: tuple[Check, tuple[Any, ...], tuple[torch.Tensor, ...]]
-        self.dead = False
+        self.dead, self._gone = False, ""  # whether something that matters is no more, and what
         self.tables = list(tensors)
         self.hook_tables: list[dict[int, Any]] = []
         self.places = list(reads.places.values())
@@ -112,20 +112,21 @@ class Watch:
     def _notice_ends(self, roots: Sequence[Any]) -> None:
         me = weakref.ref(self)
 
-        def gone(_: Any) -> None:
+        def gone(name: str, _: Any) -> None:
             watch = me()
-            if watch is not None:
+            if watch is not None and not watch.dead:
                 watch.kill()
+                watch._gone = name
 
         seen = set()
         for place in self.places:
-            for expected in place.items.values():
+            for key, expected in place.items.items():
                 if expected.kind == "same" and isinstance(expected.value, weakref.ref):
                     value = expected.value()
                     if value is not None and id(value) not in seen:
                         seen.add(id(value))
-                        self._refs.append(weakref.ref(value, gone))
-        self._refs += [weakref.ref(root, gone) for root in roots]
+                        self._refs.append(weakref.ref(value, functools.partial(gone, place.path(key))))
+        self._refs += [weakref.ref(root, functools.partial(gone, "")) for root in roots]
 
     def kill(self) -> None:
         """Let go of everything: something the graph was made for is no more."""
@@ -169,24 +170,24 @@ class Watch:
     def difference(self) -> Difference | None:
         """Something that differs."""
         if self.dead:
-            return Difference("an object the function reached", "alive", "gone")
+            return _of_state(self._gone or "an object the function reached", "alive", "gone")
         for place in self.places:
             found = place.difference()
             if found is not None:
-                return Difference(*found)
+                return _of_state(*found)
         for reference, cls, table in (*self.shapes, *self.modules):
             value = reference()
             if value is None:
                 continue  # nothing that is looked at leads there any more, or it would be noticed
             if type(value) is not cls:
-                return Difference(f"the class of a {cls.__name__}", cls.__name__, type(value).__name__)
+                return _of_state(f"the class of a {cls.__name__}", cls.__name__, type(value).__name__)
             if table is not None and table_of(value) is not table:
-                return Difference(f"the `__dict__` of a {cls.__name__}", "one", "another")
+                return _of_state(f"the `__dict__` of a {cls.__name__}", "one", "another")
         if self._one_another() != self.one_another:
-            return Difference("which of the tensors it found are one", "as captured", "otherwise")
+            return _of_state("which of the tensors it found are one", "as captured", "otherwise")
         for table in self.hook_tables:
             if table:
-                return Difference("hooks of a module", "none", describe(list(table.values())))
+                return _of_state("hooks of a module", "none", describe(list(table.values())))
         return None
 
     def drop_changed(self) -> list[str]:
@@ -260,6 +261,10 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+def _of_state(name: str, before: str, now: str) -> Difference:
+    return Difference(name, before, now, of_state=True)
 
 
 def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:

@@ -1,0 +1,117 @@
+"""What is another in each call and can be no input: calls run eagerly after eight graphs, with one warning that names it."""
+
+import functools
+import types
+import warnings
+
+import pytest
+import torch
+
+import foregrad
+
+CALLS = 30
+
+
+class Options:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class Held:
+    options = Options(2.0)
+
+
+HELD = types.SimpleNamespace(options=Options(2.0), scale=1.0, count=3, names=["a"])
+
+
+def an_object_made_anew(x):
+    return x * HELD.options.scale
+
+
+def a_float_in_text(x):
+    return x * len(f"{HELD.scale:.17g}")
+
+
+def a_key_of_a_table(x):
+    return x * {HELD.count: 2.0}.get(HELD.count, 1.0)
+
+
+def a_list_made_anew(x):
+    return x * len(HELD.names)
+
+
+PROGRAMS = {
+    "HELD.options": (an_object_made_anew, lambda i: setattr(HELD, "options", Options(2.0))),
+    "HELD.scale": (a_float_in_text, lambda i: setattr(HELD, "scale", 0.1 * i)),
+    "HELD.count": (a_key_of_a_table, lambda i: setattr(HELD, "count", i + 3)),
+    "HELD.names": (a_list_made_anew, lambda i: setattr(HELD, "names", ["a", str(i)])),
+}
+
+
+def results(function, prepare, calls=CALLS):
+    torch.manual_seed(0)
+    found = []
+    for i in range(calls):
+        prepare(i)
+        found.append(function(torch.randn(3)))
+    return found
+
+
+def counted(function, prepare, **settings):
+    """The report and the warnings, after it was compared with eager."""
+    with warnings.catch_warnings(record=True) as caught, foregrad.config.override(**settings):
+        warnings.simplefilter("always")
+        compiled = foregrad.compile(function, backend="eager")
+        found = results(compiled, prepare)
+    assert all(map(torch.equal, found, results(function, prepare)))
+    return foregrad.explain_recompiles(compiled), [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("place", PROGRAMS)
+def test_eight_graphs_and_one_warning(place):
+    report, said = counted(*PROGRAMS[place])
+    assert len(report) <= 10  # the first finds that it varies
+    assert report.eager_calls >= CALLS - 10
+    assert len(said) == 1
+    assert "in a row" in said[0]
+    assert place.removeprefix("HELD") in said[0]
+
+
+def test_a_float_among_the_arguments():
+    values = iter([0.1 * i for i in range(2 * CALLS)])
+    compiled = foregrad.compile(lambda x, s: x * float(s), backend="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="s is another in each call"):
+        results(lambda x: compiled(x, next(values)), lambda i: None)
+    assert len(foregrad.explain_recompiles(compiled)) == 8
+
+
+def test_values_that_come_back_have_graphs():
+    report, said = counted(a_float_in_text, lambda i: setattr(HELD, "scale", 0.1 * (i // 2 % 12)))
+    assert not said
+    assert len(report) <= 14
+
+
+def test_other_kinds_of_calls_are_compiled():
+    compiled = foregrad.compile(an_object_made_anew, backend="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="in a row"):
+        results(compiled, PROGRAMS["HELD.options"][1])
+    before, x = foregrad.explain_recompiles(compiled), torch.ones(2, 2)
+    assert torch.equal(compiled(x), an_object_made_anew(x))
+    after = foregrad.explain_recompiles(compiled)
+    assert (len(after), after.eager_calls) == (len(before) + 1, before.eager_calls)
+
+
+def test_it_may_be_an_error():
+    with pytest.raises(foregrad.errors.UnsupportedError, match="in a row"):
+        counted(*PROGRAMS["HELD.scale"], error_on_recompile_limit=True)
+
+
+def test_a_cache_that_each_call_fills():
+    @functools.cache
+    def table(number):
+        return torch.full((3,), float(number))
+
+    report, said = counted(lambda x: x * table(HELD.count), lambda i: setattr(HELD, "count", i + 3))
+    assert len(said) == 1
+    assert "the cache of" in said[0]
+    assert report.eager_calls > CALLS - 10
