@@ -207,3 +207,12 @@ def test_an_integer_argument_that_varies():
             found.append(torch.autograd.grad(first.sum(), x)[0])
         assert torch.equal(*found)
     assert len(compiled.foregrad.specializations) == 2
+
+
+def test_a_size_that_the_program_needs_to_know_later_on():
+    def f(x, w, b):
+        zeros = x.new_zeros(x.shape[0], 3)
+        h = torch.nn.functional.softplus(zeros.index_add(0, torch.arange(x.shape[0]), x) @ w + b)
+        return h.exp() * len([None for _ in range(x.shape[0])])
+
+    check(f, lambda n: (leaf(n, 3), leaf(3, 2), leaf(2)), order=2, graphs=None)

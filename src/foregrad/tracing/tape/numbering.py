@@ -175,4 +175,6 @@ def _frozen(value: Any, numbers: Any) -> Any:
 
 
 def _size(number: Any) -> Any:
-    return "size", number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)
+    expression = number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)
+    # A size that was found to be one number: the graph has that.
+    return (int, int(expression)) if expression.is_Integer else ("size", expression)
