@@ -400,7 +400,49 @@ def replaced_with_its_attributes(wrap):
     return [*found, call(numbers(1.0))]
 
 
+# -------------------------------------------------------------------- what hooks keep, and what they look at
+
+
+class Active:
+    names = ()
+
+    @classmethod
+    def get(cls):
+        return cls.names
+
+
+def inputs_kept_beside_backward_hooks(wrap):
+    model = linear()
+    for part in model:
+        part.register_forward_hook(lambda m, args, out: m.__dict__.update(input0=args[0], output=out))
+        part.register_full_backward_hook(lambda m, before, after: None)
+    call, found = wrap(model), []
+    for number in (1.0, 2.0, 3.0):
+        call(numbers(number, 1.0)).sum().backward()
+        found += [model[0].weight.grad.clone(), model[1].input0, model[1].input0._version, model[0].output]
+    return found
+
+
+def asked_of_a_class_in_the_backward(wrap):
+    model, seen = linear(), []
+
+    def hook(module, before, after):
+        for name in Active.get():
+            seen.append((name, after[0].sum()))
+
+    model[1].register_full_backward_hook(hook)
+    call = wrap(model)
+    for number in (1.0, 2.0, 3.0, 4.0):
+        result = call(numbers(number, 1.0).requires_grad_()).sum()
+        Active.names = (f"at {number}",)
+        result.backward()
+        Active.names = ()
+    return seen
+
+
 PROGRAMS = {
+    "inputs kept beside backward hooks": inputs_kept_beside_backward_hooks,
+    "a backward hook asks a class": asked_of_a_class_in_the_backward,
     "a tensor counts": attribute_of(count_on),
     "a tensor in a list counts": attribute_of(lambda ws, x: count_on(ws[0], x), lambda w: [w]),
     "an attribute of a tensor set to None": attribute_of(set_to_none),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from .._torch.engine import keeps_versions
 from .._torch.histories import have_hooks, lead_to
 from .._torch.settings import apply_settings, under_settings
 from .._torch.tensors import allow_writes, of_other_mode
@@ -315,11 +316,17 @@ class _Renderer(LineWriter):
         write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
         self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
 
-    def _write_view(self, view: str, output: int) -> None:
-        """Give a view its history, once."""
+    def _write_view(self, view: str, output: int, *, counts: bool = True) -> None:
+        """Give a view its history, once. `counts`: as a write that is counted, as the program's own are."""
         if view not in self.with_history:
             self.with_history.add(view)
+            self._result(output)
+            if not counts:
+                self.lines.append(f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
+            start = len(self.lines)
             self._write_history(view, output)
+            if not counts:
+                self.lines[start:] = [f"    {line}" for line in self.lines[start:]]
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
@@ -474,7 +481,7 @@ class _Renderer(LineWriter):
         base = self.inputs[info.input] if info.input is not None else self._result(info.output or 0)
         if info.history is not None:
             owner = self.view(base, info.steps[: info.history_at], info.path)
-            self._write_view(owner, info.history)
+            self._write_view(owner, info.history, counts=info.input is not None)
         name = self.view(base, info.steps, info.path)
         if info.leaf:
             self.leaves.append(name)

@@ -81,13 +81,24 @@ def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool],
     if isinstance(found, type):
         if issubclass(found, torch.autograd.Function) or is_outside(found.__module__):
             return False
-        return not named.isdisjoint(name for base in found.__mro__ for name in values_of(base))
+        if not named.isdisjoint(name for base in found.__mro__ for name in values_of(base)):
+            return True
+        items = (vars(base)[name] for base in found.__mro__ for name in named & vars(base).keys())
+        methods = (getattr(item, "__func__", item) for item in items)
+        return depth > 0 and any(_method_reads(found, method, knows, depth - 1) for method in methods)
     if isinstance(found, types.FunctionType):
         return depth > 0 and reads_state(found, knows, depth - 1)
     if isinstance(found, torch.nn.Module):
         held = [_held(found, name) for name in named]
         return depth == 0 or any(_may_differ(value, named, knows, depth - 1) for value in held if value is not ABSENT)
     return True
+
+
+def _method_reads(owner: type, method: Any, knows: Callable[[Any], bool], depth: int) -> bool:
+    """Whether a method looks at state, that of its class included."""
+    if not isinstance(method, types.FunctionType):
+        return False
+    return _may_differ(owner, names_of(method.__code__).others, knows, depth) or reads_state(method, knows, depth)
 
 
 def _held(module: torch.nn.Module, name: str) -> Any:
