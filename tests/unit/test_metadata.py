@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from foregrad._torch.fakes import FakeFactory
 from foregrad._torch.ops import has_composite_implicit_kernel
+from foregrad._torch.stand_ins import FakeRuns, is_stand_in, new_stand_in, new_stand_in_over, set_layout
 from foregrad._torch.tensors import share_memory
 from foregrad.graph.meta import TensorSpec
 from foregrad.tracing.kernels import metadata
@@ -36,7 +36,7 @@ def _empty_cache():
 
 
 def known(fake: torch.Tensor) -> Any:
-    return types.SimpleNamespace(spec=TensorSpec.of(fake, fake.fake_device))
+    return types.SimpleNamespace(spec=TensorSpec.of(fake))
 
 
 class Compared(TorchDispatchMode):
@@ -46,22 +46,26 @@ class Compared(TorchDispatchMode):
         super().__init__()
         self.mode = mode
         self.fakes: dict[int, torch.Tensor] = {}
-        self.metadata = Metadata(mode, lambda key: known(self.fakes[key]), self.kernels)
+        self.runs = FakeRuns(mode, is_symbolic=False)
+        self.metadata = Metadata(lambda key: known(self.fakes[key]), self.kernels)
         self.wrong: list[str] = []
         self.count = 0
         self.asked = 0
 
     def kernels(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.asked += 1
-        return self.mode.dispatch(func, (), args, kwargs)
+        return self.expected(func, args, kwargs)
+
+    def expected(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.runs.run(lambda func, args, kwargs: self.mode.dispatch(func, (), args, kwargs), func, args, kwargs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace != "aten" or has_composite_implicit_kernel(func) or not is_cacheable(op_info(func)):
-            return self.mode.dispatch(func, (), args, kwargs)
+            return self.expected(func, args, kwargs)
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self.fakes.update((id(t), t) for t in inputs)
-        expected = self.mode.dispatch(func, (), args, kwargs)
+        expected = self.expected(func, args, kwargs)
         for _ in range(2):
             found, specs = self.metadata.run(op_info(func), args, kwargs)
             if described(found, inputs) != described(expected, inputs):
@@ -69,7 +73,7 @@ class Compared(TorchDispatchMode):
             if specs is not None:
                 stated = [s for s in tree_leaves(specs, is_leaf=lambda s: isinstance(s, TensorSpec)) if s is not None]
                 made = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor) and not is_one_of(t, inputs)]
-                if [TensorSpec.of(t, t.fake_device) for t in made] != stated:
+                if [TensorSpec.of(t) for t in made] != stated:
                     self.wrong.append(f"{func}{args}{kwargs}: {stated}")
         self.count += 1
         return found
@@ -86,8 +90,8 @@ def described(value: Any, inputs: list[torch.Tensor]) -> list[Any]:
         if not isinstance(leaf, torch.Tensor):
             result.append(leaf)
             continue
-        assert type(leaf) is FakeTensor
-        layout = (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device, leaf.storage_offset())
+        assert is_stand_in(leaf)
+        layout = (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())
         bits = (leaf.is_conj(), leaf.is_neg(), leaf.layout)
         relations = tuple((leaf is t, share_memory(leaf, t)) for t in inputs)
         result.append((layout, bits, relations))
@@ -101,8 +105,16 @@ def inside_of_memory(value: Any) -> Any:
     return value
 
 
-def faked(mode: FakeTensorMode, value: Any) -> Any:
-    return tree_map(lambda t: mode.from_tensor(t.detach()) if isinstance(t, torch.Tensor) else t, value)
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A stand-in of that layout."""
+    made = new_stand_in(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset())
+    torch._C._set_conj(made, tensor.is_conj())
+    torch._C._set_neg(made, tensor.is_neg())
+    return made
+
+
+def stand_ins(value: Any) -> Any:
+    return tree_map(lambda t: stand_in(t) if isinstance(t, torch.Tensor) else t, value)
 
 
 # Operators ask FakeTensor once for each of these, at a millisecond and more: a tenth of them is a fair sample.
@@ -129,7 +141,7 @@ def compare(op: Any, sample: Any) -> int:
     if any(t.layout is not torch.strided for t in tree_leaves(sample.input) if isinstance(t, torch.Tensor)):
         return 0
     mode = FakeTensorMode()
-    args, kwargs = faked(mode, (sample.input, *sample.args)), faked(mode, sample.kwargs)
+    args, kwargs = stand_ins((sample.input, *sample.args)), stand_ins(sample.kwargs)
     with warnings.catch_warnings(), Compared(mode) as checked:
         warnings.simplefilter("ignore")
         # What FakeTensor can't do is none of the cache's business: other tests see to that.
@@ -172,7 +184,7 @@ def test_rules_agree_with_the_kernels() -> None:
         for dtype in (torch.float32, torch.float64):
             given = tree_map(lambda a, to=dtype: a.to(to) if isinstance(a, torch.Tensor) else a, args)
             given = tuple(dtype if a is torch.float32 else a for a in given)
-            given = faked(mode, given)
+            given = stand_ins(given)
             with Compared(mode) as checked:
                 op(*given)
             assert not checked.wrong
@@ -182,7 +194,7 @@ def test_rules_agree_with_the_kernels() -> None:
 
 def test_errors_are_raised_each_time_and_not_remembered() -> None:
     mode = FakeTensorMode()
-    a, b = faked(mode, (torch.randn(2, 3), torch.randn(2, 3)))
+    a, b = stand_ins((torch.randn(2, 3), torch.randn(2, 3)))
     compared = Compared(mode)
     compared.fakes.update({id(a): a, id(b): b})
     for _ in range(2):
@@ -194,7 +206,7 @@ def test_errors_are_raised_each_time_and_not_remembered() -> None:
 def test_keys_tell_numbers_of_different_types_apart() -> None:
     """`1`, `1.0` and `True` are equal in Python and promote differently."""
     mode = FakeTensorMode()
-    (x,) = faked(mode, (torch.arange(3),))
+    (x,) = stand_ins((torch.arange(3),))
     compared = Compared(mode)
     compared.fakes[id(x)] = x
     dtypes = [compared.metadata.run(op_info(aten.mul.Scalar), (x, n), {})[0].dtype for n in (1, 1.0, True, 1j)]
@@ -203,7 +215,7 @@ def test_keys_tell_numbers_of_different_types_apart() -> None:
 
 def test_the_default_dtype_is_part_of_the_key() -> None:
     mode = FakeTensorMode()
-    (x,) = faked(mode, (torch.arange(3),))
+    (x,) = stand_ins((torch.arange(3),))
     compared = Compared(mode)
     compared.fakes[id(x)] = x
     found = []
@@ -233,7 +245,7 @@ def test_views_of_views_count_offsets_from_the_beginning_of_the_memory(first: An
     real = torch.arange(60.0).view(5, 4, 3)[1:]
     for _ in range(2):  # the first fills the cache
         mode = FakeTensorMode()
-        fake = FakeFactory.of(mode).new(real.shape, real.stride(), real.dtype, real.device, real.storage_offset())
+        fake = stand_in(real)
         with Compared(mode) as checked:
             found = chain(fake, first)
         assert not checked.wrong
@@ -241,13 +253,10 @@ def test_views_of_views_count_offsets_from_the_beginning_of_the_memory(first: An
 
 
 def test_a_view_follows_the_memory_its_base_has_now() -> None:
-    mode = FakeTensorMode()
-    factory = FakeFactory.of(mode)
-    x = factory.new((4, 5), (5, 1), torch.float32, torch.device("cpu"))
-    other = factory.new((4, 5), (5, 1), torch.float32, torch.device("cpu"))
-    assert share_memory(factory.view(x, (5,), (1,), torch.float32, x.fake_device, 5), x)
-    x.data = other
-    view = factory.view(x, (5,), (1,), torch.float32, x.fake_device, 5)
+    x, other = (new_stand_in((4, 5), (5, 1), torch.float32, torch.device("cpu")) for _ in range(2))
+    assert share_memory(new_stand_in_over(x, (5,), (1,), torch.float32, x.device, 5), x)
+    set_layout(x, other)
+    view = new_stand_in_over(x, (5,), (1,), torch.float32, x.device, 5)
     assert share_memory(view, other)
     assert view.storage_offset() == 5
     assert view.dtype is torch.float32

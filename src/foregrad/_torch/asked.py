@@ -1,4 +1,4 @@
-"""Functions and classes of PyTorch's that tell a stand-in from a tensor, as code of the user's finds them.
+"""Functions and classes of PyTorch's that tell a capture from a call, as code of the user's finds them.
 
 For the time of a capture their names are bound to others, in the modules of PyTorch where they are looked up and in the
 modules whose code runs. These answer as for the tensor; PyTorch's own code has the originals.
@@ -15,50 +15,25 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
 
 from ..locks import make_lock
 from . import generators
-from .fakes import FakeTensor
 
-__all__ = ["ReboundNames", "ViewReplay", "install", "rebind", "remove", "tell_storage"]
+__all__ = ["ReboundNames", "ViewReplay", "install", "is_capturing", "rebind", "remove"]
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
+
+
+def is_capturing() -> bool:
+    """Whether this thread runs a function to capture it: what others ask is answered as ever."""
+    return _capturing()
 
 
 def _is_asked(frames: int = 2) -> bool:
     """Whether code of the user's asks, on a thread that captures."""
     asker = str(sys._getframe(frames).f_globals.get("__name__")).partition(".")[0]
     return _capturing() and asker not in ("torch", "foregrad")
-
-
-class _ToldNo(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return not _is_asked() and isinstance(value, FakeTensor)
-
-    def __subclasscheck__(cls, kind: type) -> bool:
-        return issubclass(kind, FakeTensor)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return FakeTensor(*args, **kwargs)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(FakeTensor, name)
-
-
-class _AskedFake(metaclass=_ToldNo):
-    """Stands in for the class of fake tensors: what it is asked by keeps away from branches on values, which can be
-    taken here.
-    """
-
-
-_is_fake = fake_tensor.is_fake
-
-
-@functools.wraps(_is_fake)
-def _told_no(value: object) -> bool:
-    return not _is_asked() and _is_fake(value)
 
 
 def _has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -74,25 +49,9 @@ def _has_torch_function_variadic(*values: Any) -> bool:
 
 
 def _any_overrides(values: Iterable[Any]) -> bool:
-    """Whether one of them overrides PyTorch's functions. In a capture a mode does, and stand-ins are of a subclass."""
-    plain = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+    """Whether one of them overrides PyTorch's functions. In a capture a mode does."""
+    plain = (torch.Tensor, torch.nn.Parameter)
     return any(type(value) not in plain and hasattr(type(value), "__torch_function__") for value in values)
-
-
-def _device_of_storage(self: Any) -> torch.device:
-    device: torch.device = getattr(self, _DEVICE, None) or _device.__get__(self)
-    return device
-
-
-def _text_of_storage(self: Any) -> str:
-    stands_for: Any = getattr(self, _TENSOR, None)
-    return _repr(self) if stands_for is None or not _is_asked() else repr(stands_for)  # which is refused
-
-
-def tell_storage(storage: Any, tensor: Any, device: torch.device) -> None:
-    """The storage of a stand-in for a tensor on that device."""
-    setattr(storage, _DEVICE, device)
-    setattr(storage, _TENSOR, tensor)
 
 
 class ViewReplay:
@@ -154,11 +113,6 @@ class _NoFunctions:
         return _no_subclasses() if _is_asked() else _no_functions()
 
 
-_DEVICE, _TENSOR = "_foregrad_device", "_foregrad_tensor"
-_device: Any = torch.UntypedStorage.device
-_repr = torch.UntypedStorage.__repr__
-
-
 @functools.wraps(_C._to_dlpack)
 def _to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
     if _capturing() and isinstance(tensor, torch.Tensor):
@@ -180,14 +134,9 @@ def _text_of_number(self: Any) -> str:
 # A module or class, a name in it, what it is bound to
 _Place = tuple[Any, str, Any]
 _PLACES: list[_Place] = [
-    (torch._subclasses, "FakeTensor", _AskedFake),
-    (fake_tensor, "is_fake", _told_no),
     (torch.overrides, "has_torch_function", _has_torch_function),
     (torch.overrides, "has_torch_function_unary", _has_torch_function_unary),
     (torch.overrides, "has_torch_function_variadic", _has_torch_function_variadic),
-    (torch.UntypedStorage, "device", property(_device_of_storage)),
-    (torch.UntypedStorage, "__repr__", _text_of_storage),
-    (torch.UntypedStorage, "__str__", _text_of_storage),
     (_C, "_is_view_replay_enabled", _is_view_replay_enabled),
     (_C, "_set_view_replay_enabled", _set_view_replay_enabled),
     (_C, "_will_engine_execute_node", _will_engine_execute_node),

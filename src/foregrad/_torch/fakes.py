@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import (
 from .jagged import new_ragged_size
 from .mode_flags import flags_kept
 from .symbols import has_symbolic
-from .tensors import share_memory
 
 __all__ = [
     "CORRECTED",
@@ -30,7 +29,6 @@ __all__ = [
     "NewFakeMode",
     "UnsupportedOperatorException",
     "fake_device",
-    "like_source",
     "new_fake",
     "new_fake_over",
     "real_constants",
@@ -43,8 +41,6 @@ _META = torch.device("meta")
 _NoDispatch: Any = torch._C._DisableTorchDispatch
 _empty_strided = torch._C._VariableFunctions.empty_strided
 _make_subclass: Any = torch.Tensor._make_subclass
-_C: Any = torch._C
-_reinterpret = _C._dynamo.guards._reinterpret_tensor
 
 
 class NewFakeMode(FakeTensorMode):
@@ -82,8 +78,7 @@ class FakeFactory:
     """Fake tensors of one mode, made from their layout in 4 us rather than the 15 us of the class's constructor.
 
     The constructor checks and sets the same twenty attributes each time; here they are copied from a fake that it
-    made for the same device, as a dict whose keys all fakes share: half of the memory. Each fake remembers a meta
-    tensor over all of its memory, on which views of it are laid.
+    made for the same device, as a dict whose keys all fakes share: half of the memory.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -98,81 +93,14 @@ class FakeFactory:
         # The modes of an enclosing capture must not see how its fakes are made.
         with _NoDispatch():
             if type(offset) is int and offset == 0:
-                meta = behind = _empty_strided(shape, stride, dtype=dtype, device=_META)
+                meta = _empty_strided(shape, stride, dtype=dtype, device=_META)
             else:
                 span = 1 + offset + sum(max(size - 1, 0) * step for size, step in zip(shape, stride, strict=True))
-                behind = torch.empty(span, dtype=dtype, device=_META)
-                meta = behind.as_strided(shape, stride, offset)
-        # One of symbolic size can't be laid out anew.
-        return self._wrap(meta, device, behind if self.mode.shape_env is None else None)
+                meta = torch.empty(span, dtype=dtype, device=_META).as_strided(shape, stride, offset)
+        return self.over(meta, device)
 
-    def view(
-        self,
-        base: FakeTensor,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        offset: int,
-    ) -> FakeTensor:
-        """A fake over the memory of `base`."""
-        meta = self._behind(base)
-        with _NoDispatch():
-            if meta.dtype is dtype:
-                over = _reinterpret(meta, shape, stride, offset)
-            else:
-                over = torch.empty(0, dtype=dtype, device=_META)
-                over.set_(base.untyped_storage(), offset, shape, stride)
-        return self._wrap(over, device, meta)
-
-    def like(self, model: FakeTensor, base: FakeTensor | None, nbytes: Any) -> FakeTensor:
-        """A fake of the layout of `model`, over the memory of `base`, or without one over `nbytes` of its own.
-
-        Symbolic sizes make this the quick way: what follows from them (is it contiguous? how many elements?) costs
-        half a millisecond to find out, and is copied here.
-        """
-        if base is None:
-            with _NoDispatch():
-                behind = torch.empty(0, dtype=model.dtype, device=_META)
-                torch.ops.inductor.resize_storage_bytes_.default(behind, nbytes)
-        else:
-            behind = self._behind(base)
-        with _NoDispatch():
-            fake = self._wrap(model, model.fake_device, behind)
-            # Since 2.15 only the memory of a tensor of the same device can be taken.
-            torch._functionalize_unsafe_set(fake, self._wrap(behind, model.fake_device, None))
-        return fake
-
-    def twin(self, fake: FakeTensor) -> FakeTensor:
-        """Another fake of the same layout over the same memory, which no operator knows of."""
-        behind = self._behind(fake)
-        with _NoDispatch():
-            return self._wrap(fake, fake.fake_device, behind)
-
-    def run_on_meta(self, op: Any, spec: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A view operator applied to what is behind a fake of that layout, without FakeTensor's dispatch.
-
-        The results are meta tensors that nobody may keep.
-        """
-        meta = self._behind(tensor)
-        with _NoDispatch():
-            if meta.dtype is not spec.dtype:
-                meta = torch.empty(0, dtype=spec.dtype, device=_META)
-                meta.set_(tensor.untyped_storage(), 0, (0,), (1,))
-            return op(_reinterpret(meta, spec.shape, spec.stride, spec.offset), *args, **kwargs)
-
-    def _behind(self, fake: FakeTensor) -> torch.Tensor:
-        """A plain meta tensor over the fake's memory, from its beginning: offsets count from there."""
-        meta: torch.Tensor | None = fake.__dict__.get(_BEHIND)
-        # `set_` and `.data =` may have given the fake another memory since.
-        if meta is None or not share_memory(meta, fake):
-            with _NoDispatch():
-                meta = torch.empty(0, dtype=fake.dtype, device=_META)
-                meta.set_(fake.untyped_storage(), 0, (0,), (1,))
-            fake.__dict__[_BEHIND] = meta
-        return meta
-
-    def _wrap(self, meta: torch.Tensor, device: torch.device, behind: torch.Tensor | None) -> FakeTensor:
+    def over(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
+        """A fake over the memory of a meta tensor, laid out as that is."""
         made = self._made.get(device)
         if made is None:
             fake = FakeTensor(self.mode, meta, device)
@@ -180,10 +108,7 @@ class FakeFactory:
         else:
             fake = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=made[0])
             self._mark(fake)
-        attributes = made[1].copy()
-        if behind is not None:
-            attributes[_BEHIND] = behind
-        _set_attributes(fake, attributes)
+        _set_attributes(fake, made[1].copy())
         return fake
 
     @classmethod
@@ -195,8 +120,6 @@ class FakeFactory:
         return factory
 
 
-_BEHIND = "_foregrad_meta"
-# Not by way of the class of fakes, which may answer user's code in its own way.
 _set_attributes: Any = torch.Tensor.__dict__["__dict__"].__set__
 
 
@@ -221,30 +144,11 @@ def new_fake_over(
     device: torch.device,
     offset: int,
 ) -> FakeTensor:
-    """A fake tensor over a fake storage (made by `meta_storage`): how arguments that share memory are made."""
+    """A fake tensor over a fake storage (made by `meta_storage`)."""
     with torch._C._DisableTorchDispatch():
         meta = torch.empty(0, dtype=dtype, device="meta")
         meta.set_(storage, offset, shape, stride)
-    return FakeTensor(mode, meta, device)
-
-
-def like_source(mode: FakeTensorMode, source: torch.Tensor, views: Any) -> Any:
-    """Views of `source`, inference tensors if that is one and not otherwise, whatever mode is on."""
-    if isinstance(views, (tuple, list)):
-        return type(views)(like_source(mode, source, view) for view in views)
-    with torch.inference_mode(mode=source.is_inference()), torch.no_grad():
-        fake = new_fake_over(
-            mode,
-            source.untyped_storage(),
-            views.shape,
-            views.stride(),
-            views.dtype,
-            fake_device(views),
-            views.storage_offset(),
-        )
-    _C._set_conj(fake, views.is_conj())
-    _C._set_neg(fake, views.is_neg())
-    return fake
+    return FakeFactory.of(mode).over(meta, device)
 
 
 def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

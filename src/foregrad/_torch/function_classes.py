@@ -15,14 +15,14 @@ import torch
 from torch.nn.parameter import UninitializedBuffer
 
 from ..errors import UnsupportedTensorError
-from .fakes import FakeTensor
+from .stand_ins import become_parameter
 
 __all__ = ["FunctionClasses", "as_class", "is_function_class", "plain_alias"]
 
 _C: Any = torch._C
 _TENSOR: Any = torch.Tensor
 _as_subclass, _make_subclass = _TENSOR.as_subclass, _TENSOR._make_subclass
-_NOT_THESE = (FakeTensor, torch.nn.Parameter, UninitializedBuffer)
+_NOT_THESE = (torch.nn.Parameter, UninitializedBuffer)
 # What asks about, or changes, the tensor object itself rather than its values.
 _OF_THE_OBJECT: frozenset[Any] = frozenset(
     [getattr(_TENSOR, name).__get__ for name in ("grad", "_base", "_backward_hooks", "retains_grad")]
@@ -175,7 +175,9 @@ class FunctionClasses:
         """`torch.Tensor._make_subclass(cls, tensor, requires_grad)`."""
         made = self._own(tensor, adopt).detach()
         made.requires_grad_(requires_grad)
-        return made if cls is torch.Tensor else self._handle(cls, made)
+        if cls is torch.nn.Parameter:
+            become_parameter(made)
+        return made if cls in (torch.Tensor, torch.nn.Parameter) else self._handle(cls, made)
 
     def _own(self, tensor: Any, adopt: Callable[[Any], Any]) -> Any:
         known = self.stand_in(tensor)

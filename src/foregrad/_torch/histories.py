@@ -77,7 +77,8 @@ def views_taken_at_once(view: torch.Tensor) -> tuple[Any, Callable[[torch.Tensor
     base = view._base
     if take is None or base is None:
         return None
-    if node.next_functions[0][0] is not torch.autograd.graph.get_gradient_edge(base).node:
+    behind: Any = node.next_functions[0][0]
+    if not (behind is base.grad_fn or getattr(behind, "variable", None) is base):
         return None
     taken = take(node)
     return None if any(map(is_symbolic, _numbers(taken.keywords.values()))) else (node, taken)

@@ -46,9 +46,8 @@ from . import (
     torchscript,
     transforms,
 )
-from .fakes import FakeTensor
 from .function_classes import FunctionClasses, is_function_class
-from .plain_attributes import plain_class
+from .stand_ins import is_stand_in
 
 __all__ = ["MARK", "Hooks", "applied_function", "hooks_off", "patched", "region_runner", "swapping"]
 
@@ -107,6 +106,7 @@ class Hooks:
 _active = threading.local()
 _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
+_original_tolist: Any = torch._C.TensorBase.tolist
 _as_subclass: Any = torch._C.TensorBase.as_subclass
 _make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
@@ -163,6 +163,17 @@ def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _original_set(self, *args, **kwargs) if source is None else _original_set(self, source)
 
 
+def _tolist(self: torch.Tensor) -> Any:
+    """`Tensor.tolist` reads memory, also where PyTorch calls it under a torch function: a stand-in has none."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    return _original_tolist(self) if hooks is None or not is_stand_in(self) else numbers_in(self)
+
+
+def numbers_in(tensor: torch.Tensor) -> Any:
+    """`tensor.tolist()`, number by number."""
+    return tensor.item() if tensor.dim() == 0 else [numbers_in(row) for row in tensor.unbind(0)]
+
+
 def classes_of_capture() -> FunctionClasses | None:
     """The tensors of classes with `__torch_function__` alone in this thread's capture; None where there is none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
@@ -180,9 +191,7 @@ def _of_class(self: torch.Tensor, cls: Any) -> Any:
 def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
     """`Tensor._make_subclass`, too."""
     classes = classes_of_capture()
-    if classes is not None and cls is torch.Tensor and not kwargs:
-        return _swapped(data).detach().requires_grad_(require_grad)
-    if classes is None or kwargs or not is_function_class(cls):
+    if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
         return _make_subclass(cls, data, require_grad, **kwargs)
     return classes.make_subclass(cls, data, require_grad, _swapped)
 
@@ -233,8 +242,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
         if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # which C++ asks of a number's tensor
             with torch._C.DisableTorchFunction():  # as in `_swap`
                 hooks.missing(self, name)
-    kind = plain_class(self) if type(self) is FakeTensor else type(self)
-    raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'", name=name, obj=self)
+    raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
 
 
 @runs_user_code
@@ -360,6 +368,7 @@ def _install() -> None:
     torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
     torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
+    torch.Tensor.tolist = _tolist  # type: ignore[assignment, method-assign]
     torch.Tensor.as_subclass = _of_class  # type: ignore[assignment, method-assign]
     torch.Tensor._make_subclass = staticmethod(_made_of_class)  # type: ignore[assignment, method-assign]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
@@ -383,6 +392,7 @@ def _remove() -> None:
     del torch.nn.Module.__getattribute__
     torch.nn.Module.__setattr__ = _original_setattr  # type: ignore[method-assign]
     del torch.Tensor.set_
+    del torch.Tensor.tolist
     del torch.Tensor.as_subclass
     del torch.Tensor._make_subclass
     torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]

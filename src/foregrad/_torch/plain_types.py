@@ -1,9 +1,8 @@
-"""What code of the user's is told of a stand-in's type: that of the tensor it stands for.
+"""What code of the user's is told of the type of a drawn array, generator, iterator or container that is watched.
 
-No object can answer `type(x)` for itself. So where a module's code calls `type`, the name `type` in its globals is
-bound, for the time of a capture, to a class that answers `torch.Tensor` for a stand-in and is as `type` otherwise.
-`x.__class__` is an attribute, which is answered so while code that asks for it may run. PyTorch's own code sees the
-fakes as they are. Checked on torch 2.11.0, 2.13.0.
+Stand-ins of tensors are of the tensors' own type. Those of other objects are not, and no object can answer `type(x)`
+for itself. So where a module's code calls `type`, the name `type` in its globals is bound, for the time of a capture,
+to a class that answers the type of what a stand-in stands for and is as `type` otherwise.
 
 Known weakness: `C is type`, in a module that also calls `type`, is False for the time of a capture where `C` was come
 by in another way than by `type(...)` and that name: `x.__class__`, a default, another module's. `==` is right.
@@ -16,13 +15,11 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..locks import InPlace, make_lock
-from .asked import ReboundNames
-from .fakes import FakeTensor
-from .plain_attributes import NAMED, PlainAttributes, change_class, is_asked_by_user, is_capturing, plain_class
+from ..locks import make_lock
+from .asked import ReboundNames, is_capturing
 
 __all__ = ["PlainTypes", "own_names", "tell_type"]
 
@@ -73,7 +70,7 @@ class _Type(type, metaclass=_AsType):
 _Type.__name__ = _Type.__qualname__ = type.__name__
 _Type.__module__ = type.__module__
 
-_told: dict[type, Callable[[Any], type]] = {FakeTensor: plain_class}
+_told: dict[type, Callable[[Any], type]] = {}
 _lock = make_lock()
 _bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: how many captures want it
 
@@ -105,46 +102,21 @@ def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in namespace.items() if value is not _Type}
 
 
-def _class_of(self: Any) -> Any:
-    return plain_class(self) if type(self) is FakeTensor and is_asked_by_user() else type(self)
-
-
-def _install() -> None:
-    change_class("__class__", property(_class_of))
-
-
-def _remove() -> None:
-    change_class("__class__", None)
-
-
-_classes_told = InPlace(_install, _remove)
-
-
 class PlainTypes:
-    """Context of one capture: the modules whose code it runs, as far as they ask for types or for attributes of fakes.
+    """Context of one capture: the modules whose code it runs, as far as they ask for types."""
 
-    `on_table` is told of stand-ins that are asked for all their attributes.
-    """
-
-    def __init__(self, on_table: Callable[[Any], None]) -> None:
+    def __init__(self) -> None:
         self._namespaces: dict[int, dict[str, Any]] = {}
-        self._classes = False
-        self._attributes = PlainAttributes(on_table)
         self._rebound = ReboundNames()
 
     def __enter__(self) -> PlainTypes:
-        self._attributes.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._attributes.__exit__()
         self._rebound.unbind()
         for namespace in self._namespaces.values():
             _unbind(namespace)
         self._namespaces.clear()
-        if self._classes:
-            self._classes = False
-            _classes_told.__exit__(None, None, None)
 
     def loaded(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
         """Code with these globals may run and loads these of them."""
@@ -163,44 +135,27 @@ class PlainTypes:
             self._namespaces[id(namespace)] = namespace
             _bind(namespace)
 
-    def named(self, names: Iterable[str]) -> None:
-        """Code may run that has these names."""
-        if "__class__" in names:
-            self.asks_for_class()
-        self._attributes.named(names)
-
-    def asks_for_class(self) -> None:
-        """Code may run that asks for `__class__`."""
-        if not self._classes:
-            _classes_told.__enter__()
-            self._classes = True
-
     def module(self, cls: type) -> None:
         """A module of this class runs: its methods may, and functions and classes beside them."""
         if cls in _asked_by:
             asking = _asked_by[cls]
         else:
             asking = _asked_by[cls] = tuple(_namespaces_asking(cls))
-        for namespace, names in asking:
-            if "type" in names:
-                self.namespace(namespace)
-            self.named(names)
+        for namespace in asking:
+            self.namespace(namespace)
 
 
 # A compiled module has a class of its own, which holds the module.
-_asked_by: weakref.WeakKeyDictionary[type, tuple[tuple[dict[str, Any], frozenset[str]], ...]]
-_asked_by = weakref.WeakKeyDictionary()
+_asked_by: weakref.WeakKeyDictionary[type, tuple[dict[str, Any], ...]] = weakref.WeakKeyDictionary()
 
 
-def _namespaces_asking(cls: type) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+def _namespaces_asking(cls: type) -> Iterator[dict[str, Any]]:
     for base in cls.__mro__:
         module = sys.modules.get(base.__module__)
         if module is None or base.__module__.partition(".")[0] in {"torch", "builtins"}:
             continue
-        asked = [_asked_in(code) for code in (*_codes_of(vars(module)), *_codes_in(base))]
-        names = frozenset().union(*asked)
-        if names:
-            yield vars(module), names
+        if any(map(_asks, (*_codes_of(vars(module)), *_codes_in(base)))):
+            yield vars(module)
 
 
 def _codes_of(namespace: dict[str, Any]) -> Iterator[types.CodeType]:
@@ -220,18 +175,7 @@ def _codes_in(cls: type) -> Iterator[types.CodeType]:
             yield function.__code__
 
 
-_ASKED = NAMED | {"type", "__class__"}
-
-
 @functools.lru_cache(maxsize=16384)
-def _asked_in(code: types.CodeType) -> frozenset[str]:
-    """Those of the names that matter here which stand in code, as names or as texts."""
-    found = _ASKED.intersection(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _asked_in(constant)
-        elif isinstance(constant, str):
-            found |= _ASKED & {constant}
-        elif isinstance(constant, (tuple, frozenset)):
-            found |= _ASKED & {item for item in constant if isinstance(item, str)}
-    return found
+def _asks(code: types.CodeType) -> bool:
+    """Whether code names `type`."""
+    return "type" in code.co_names or any(isinstance(c, types.CodeType) and _asks(c) for c in code.co_consts)

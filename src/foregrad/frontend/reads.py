@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .._torch.fakes import FakeTensor
+from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Closure
 from ..graph.spelling import key_text
 from .arrays import is_array
@@ -362,7 +362,7 @@ class Reads:
         place = self.place(own, "dict", type(module).__name__, "attr", id(module))
         if name in own:
             value = own[name]
-            if type(value) is FakeTensor:
+            if is_stand_in(value):
                 return  # the function has written to it before
             if name in TABLES:
                 place.items.setdefault(name, Expected(value))

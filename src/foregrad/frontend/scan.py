@@ -51,7 +51,6 @@ class Scan:
         self.probed: set[str] = set()  # those that may be missing where they are asked for
         self.makes_up_names = False
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
-        self.asks_for_class = False  # some code names `__class__`, or dispatches on it
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
@@ -113,11 +112,9 @@ class Scan:
                 self.function(part, name)
         elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
-            self.asks_for_class = self.asks_for_class or isinstance(value, functools.singledispatchmethod)
         elif isinstance(value, types.FunctionType):
             if not self._is_new(value) or is_eager_region(value):
                 return
-            self.asks_for_class = self.asks_for_class or hasattr(value, "registry")  # functools.singledispatch
             if _is_users(value):
                 self._functions.append((value, self._rank))
                 return
@@ -162,7 +159,6 @@ class Scan:
         if self._rank <= 1:
             self._called |= others
         self.code.append((namespace, named))
-        self.asks_for_class = self.asks_for_class or "__class__" in others
         self._globals(namespace, named.loaded, others, named.handed_on)
         if named.whole_namespace:
             self._globals(namespace, frozenset(others), others, named.handed_on)

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from .._torch.fakes import FakeTensor
 from .._torch.guards import GLOBAL_HOOKS
 from .._torch.plain_types import own_names
+from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, imports_dates, is_of_dates
@@ -233,7 +233,7 @@ class UserState:
             else:
                 items = holder.before.items() if holder.kind in (DICT, NAMESPACE, CLASS, SLOTS) else ()
             held = ((holder, key, value) for key, value in items if isinstance(value, torch.Tensor))
-            yield from (found for found in held if type(found[2]) is not FakeTensor)  # in the arguments of a run
+            yield from (found for found in held if not is_stand_in(found[2]))  # in the arguments of a run
 
     # ---------------------------------------------------------------- the walk
 
@@ -401,7 +401,7 @@ class UserState:
             self._push(holder, holder.before.items())
 
     def _tensor(self, value: Any, parent: Holder | None, step: Any) -> None:
-        if type(value) is not FakeTensor and type(table := table_of(value)) is dict:
+        if not is_stand_in(value) and type(table := table_of(value)) is dict:
             holder = self._hold(ATTRIBUTES, table, parent, step, "attr")
             if holder.before:
                 self._push(holder, holder.before.items())

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .._torch.fakes import FakeTensor
 from .._torch.jagged import CARRYING, is_jagged, ragged_source
+from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import has_symbolic
 from .._torch.tensors import is_traceable_wrapper_subclass
 from ..errors import UnsupportedTensorError
@@ -235,9 +235,9 @@ def parts_of(wrapper: Any) -> list[torch.Tensor]:
 
 def is_of_capture(value: Any) -> bool:
     """Whether a tensor is a fake, or a wrapper around fakes only."""
-    if isinstance(value, FakeTensor):
+    if is_stand_in(value):
         return True
-    return is_wrapper(value) and all(isinstance(part, FakeTensor) for part in parts_of(value))
+    return is_wrapper(value) and all(is_stand_in(part) for part in parts_of(value))
 
 
 def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:

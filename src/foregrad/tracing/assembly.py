@@ -12,7 +12,6 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from .._torch.fakes import FakeTensorMode
-from .._torch.plain_attributes import drop_own
 from ..frontend.sources import Source
 from ..graph.eager_regions import Region
 from ..graph.effect_log import Effect, MarkRequiresGrad, Write, attached
@@ -261,7 +260,10 @@ class Assembly:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
         known = {id(r.real): (_reference(r), r.stand_in) for r in self.inputs.records}
         for record in self.inputs.records:  # what the user hung onto the tensors stays theirs
-            drop_own(record.stand_in, record.real.__dict__)
+            own = record.stand_in.__dict__
+            for name, value in record.real.__dict__.items():
+                if name in own and own[name] is value:
+                    del own[name]
         differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
         session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
         return ResumableTrace(

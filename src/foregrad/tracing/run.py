@@ -66,7 +66,7 @@ from .kernels.dead_checks import dead_checks
 from .options import Learned, Options
 from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions
-from .recorder.recorder import Recorder
+from .recorder.recorder import Recorder, Unrecorded
 from .tape.again import CaptureAgain
 from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of
@@ -102,6 +102,7 @@ class CaptureRun:
         self.origins = Origins(_run_function.__code__)
         host = Host(inputs.adopt, self.name, learned.late, inputs.whole_memory_needed, self._on_resize, learned)
         self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
+        self.unrecorded = Unrecorded(self.recorder)
         self.history_changes = HistoryChanges(self.inputs, self.recorder)
         self.reads = self.inputs.reads
         self.checkpoints = Regions(self.recorder, self._written_since)
@@ -113,7 +114,7 @@ class CaptureRun:
             learned.regions, lambda value: self.state.knows(value), may_run=options.runs_regions
         )
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
-        self.code = SeenCode(call, self.name, self.reads, PlainTypes(self.facts.table), self.origins, learned.apart)
+        self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
         self.observed = Observed(self.name, lambda: self.state.before)
         self.lifting = Lifting(
@@ -141,11 +142,11 @@ class CaptureRun:
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
-        leaves = self.inputs.add_arguments(self.recorder, lifted)
+        with self.unrecorded:
+            leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
-        learned = self.learned.containers, self.learned.asking
-        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, *learned, given)
+        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers, given)
         self.inputs.sources.in_state = self.state.before.source_of
         captured, is_kept = None, False
         try:
@@ -183,20 +184,25 @@ class CaptureRun:
             symbolic_composites(self.recorder.is_symbolic),
             self.code.types,
         ):
-            result = self._called(given)
-            if result is None:
+            called = self._called(given)
+            if called is None:
                 return None
-            out_leaves, paths, out_tree = result
-            analysis = self._analyzed(out_leaves, paths)
-            described = self._differentiated(analysis, out_leaves, paths)
-            if described is None:
-                return None
+            with self.unrecorded:
+                result = self._checked(given, *called)
+                if result is None:
+                    return None
+                out_leaves, paths, out_tree = result
+                analysis = self._analyzed(out_leaves, paths)
+                described = self._differentiated(analysis, out_leaves, paths)
+                if described is None:
+                    return None
         self.lifting.values_asked.raise_failed()  # by a hook, in the backward
         recorder, records = self.recorder, self.inputs.records
-        check_gradients(self.name, records, self.lifting.accumulated_at)
-        late = check_sizes(recorder, analysis, records, described.gradients)
-        check_marked(recorder, analysis, records)
-        return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
+        with self.unrecorded:
+            check_gradients(self.name, records, self.lifting.accumulated_at)
+            late = check_sizes(recorder, analysis, records, described.gradients)
+            check_marked(recorder, analysis, records)
+            return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
 
     def _traced_math(self) -> AbstractContextManager[None]:
         has_numbers = bool(self.call.numbers or self.call.varied)
@@ -223,15 +229,15 @@ class CaptureRun:
             self.lifting.classes,
         )
 
-    def _called(self, given: Given) -> tuple[list[Any], list[str], Tree] | None:
-        """Run the function: the leaves of what it returns and of what it writes to Python's state, and their paths."""
-        recorder, inputs, call = self.recorder, self.inputs, self.call
-        self.code.tell_types(self.learned.asking.values())
+    def _called(self, given: Given) -> tuple[Any] | None:
+        """Run the function: what it returns."""
+        recorder, call = self.recorder, self.call
+        self.code.tell_types()
         self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
-                    inputs.adopt(tensor)
+                    self.inputs.adopt(tensor)
                 with self.options.around(), capturing(), drawing(self.draws), self._traced_math():
                     result = _run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
@@ -248,8 +254,11 @@ class CaptureRun:
                 self.lifting.values_asked.raise_failed()
                 self.state.raise_failed()
                 self.observed.raise_failed()
-        if self.state.needs_another_run():
-            return None
+        return None if self.state.needs_another_run() else (result,)
+
+    def _checked(self, given: Given, result: Any) -> tuple[list[Any], list[str], Tree] | None:
+        """The leaves of what the function returned and of what it wrote to Python's state, and their paths."""
+        recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
             recorder.collectives.finish()
             self.overlapping.finish()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch.dispatch import disable_autocast, without_anomaly_mode
-from ..._torch.fakes import FakeTensor
 from ..._torch.histories import have_hooks, lead_to, noting_arrival
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ...errors import (
     ForegradError,
@@ -117,7 +117,7 @@ class Backward:
                 )
                 self.recorder.collectives.finish()
                 for record, gradient in zip(sinks, results, strict=False):
-                    if type(gradient) is not FakeTensor and is_wrapper(gradient):
+                    if not is_stand_in(gradient) and is_wrapper(gradient):
                         parts = [self.recorder.entry_of(part) for part in parts_of(gradient)]
                         wrapped.append((record.leaf, record.slot, bare_spec(gradient), parts))
                     elif gradient is not None:  # a view, as a transposed weight's is, is taken only here

@@ -16,8 +16,9 @@ from ..._torch.dispatch import (
     single_threaded_backward,
     without_anomaly_mode,
 )
-from ..._torch.fakes import FakeTensor, new_fake
+from ..._torch.fakes import FakeTensor
 from ..._torch.patches import Hooks, patched
+from ..._torch.stand_ins import is_stand_in, new_stand_in
 from ..._torch.tensors import is_number
 from ...errors import UnsupportedError
 from ...graph.meta import TensorSpec, contiguous_strides
@@ -72,7 +73,7 @@ class Session:
         recorder.resume(host, self.decisions, run_engine.__code__)
 
     def _adopt(self, real: torch.Tensor) -> torch.Tensor:
-        if isinstance(real, FakeTensor) or is_number(real):
+        if is_stand_in(real) or isinstance(real, FakeTensor) or is_number(real):
             return real
         reference, stand_in = self.known.get(id(real), (None, None))
         if reference is None or reference() is not real or stand_in is None:
@@ -132,7 +133,7 @@ def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, En
     """A fake that comes in from outside, laid out as `spec` is, or contiguously where that has gaps or overlaps."""
     stride = spec.stride if spec.is_dense else contiguous_strides(spec.shape)
     spec = TensorSpec(spec.shape, stride, spec.dtype, spec.device)
-    fake = new_fake(recorder.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
+    fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device)
     entry = Entry(None, spec=spec)
     recorder.tape.append(entry)
     recorder.values[id(fake)] = Value(fake, entry, spec)

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
-from ..._torch.plain_attributes import own_attributes
+from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
 from ...frontend.scan import Scan
@@ -28,6 +27,7 @@ from ..inputs.wrapper_inputs import WrapperInput
 __all__ = ["Facts"]
 
 _TENSOR: Any = torch.Tensor
+_TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 _OURS = {
     "_is_param",
@@ -69,17 +69,16 @@ class Facts:
         inputs = self.inputs
         if is_wrapper(tensor):  # its class asks itself as it is taken apart; `attributes` sees to all of these
             return
-        if not isinstance(tensor, FakeTensor) and id(tensor) not in inputs.by_real and not inputs.sources.known(tensor):
+        if not is_stand_in(tensor) and id(tensor) not in inputs.by_real and not inputs.sources.known(tensor):
             return
         record = self._record(tensor)
         if record is not None:
             self.note(record, _ATTRIBUTE, ABSENT, name)
 
-    def table(self, stand_in: torch.Tensor) -> None:
-        """All attributes of a stand-in are asked for: the tensor is to have no others."""
-        record = self.inputs.by_stand_in.get(id(stand_in))
-        if record is not None:
-            self.note(record, "tuple({}.__dict__)", tuple(record.real.__dict__))
+    def _table(self, record: Asked, func: Any = None) -> Any:
+        """All attributes of a tensor may be asked for: it is to have no others."""
+        self.note(record, "tuple({}.__dict__)", tuple(record.real.__dict__))
+        return NotImplemented
 
     def note(self, record: Asked, question: str, value: Any, attribute: Any = None) -> None:
         """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
@@ -105,6 +104,9 @@ class Facts:
         wrappers come after all `inputs`.
         """
         self.attributes(None if scan.makes_up_names else scan.names)
+        if not scan.names.isdisjoint(_TABLES):
+            for record in self.inputs.records:
+                self._table(record)
         wrappers = self.inputs.wrappers.inputs
         number = {id(known): inputs + wrappers.index(known) for known in wrappers}
         number |= {id(record): index for index, record in enumerate(self.inputs.records)}
@@ -117,7 +119,7 @@ class Facts:
     def attribute_set(self) -> str | None:
         """An attribute that the function set on an argument, which no compiled call would do."""
         for record in self.inputs.records:
-            ours, theirs = own_attributes(record.stand_in), record.real.__dict__
+            ours, theirs = record.stand_in.__dict__, record.real.__dict__
             for name in (ours.keys() | theirs.keys()) - _OURS:
                 if ours.get(name, ABSENT) is not theirs.get(name, ABSENT):
                     return f"{record.slot}.{name if str(name).isidentifier() else key_text(name)}"
@@ -132,7 +134,7 @@ class Facts:
             inputs.adopt(tensor)
             return inputs.wrappers.find(tensor)
         found = inputs.by_stand_in.get(id(tensor)) or inputs.by_real.get(id(tensor))
-        if found is None and not isinstance(tensor, FakeTensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        if found is None and not is_stand_in(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             inputs.adopt(tensor)
             found = inputs.by_real.get(id(tensor))
         return found
@@ -253,6 +255,7 @@ _RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
     _TENSOR.untyped_storage: Facts._storage,
     _TENSOR._backward_hooks.__get__: Facts._hooks,
     _TENSOR.retains_grad.__get__: Facts._retains,
+    _TENSOR.__dir__: Facts._table,
     _TENSOR.is_shared: Facts._shared,
     _TENSOR.is_pinned: Facts._pinned,
     _TENSOR.data_ptr: Facts._address,

@@ -23,9 +23,9 @@ from ..._torch.dispatch import (
     without_modes,
     without_torch_functions,
 )
-from ..._torch.fakes import FakeTensor
 from ..._torch.patches import hooks_off
 from ..._torch.settings import settings
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
@@ -90,7 +90,7 @@ class _Watch(ThreadDispatchMode):
         if isinstance(value, (list, tuple)):
             for item in value:
                 self._note(item, is_written)
-        elif type(value) is FakeTensor:
+        elif is_stand_in(value):
             self.uses_stand_in = True
         elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
             key = storage_key(value)
@@ -137,7 +137,7 @@ class EagerRegions:
                 f"the eager region `{name}` is called in {there}, where it can't be compiled. Call it in the function "
                 "itself."
             )
-        tensors = [t if type(t) is FakeTensor else recorder.adopt(t) for t in arguments.tensors]
+        tensors = [t if is_stand_in(t) else recorder.adopt(t) for t in arguments.tensors]
         entries = [recorder.value_of(tensor).read(recorder.emit) for tensor in tensors]
         reals = [recorder.decisions.value(entry, where) for entry in entries]
         region, decided = self._region(function, name, where, arguments, tensors), self._decided()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ...graph.effect_log import Memory
 from ...graph.signature import AliasOutput
 from ..heap.alias import Value
@@ -28,7 +28,7 @@ def observed_swaps(
     log, records = recorder.changes.log, inputs.records
     swaps = {index: log.swaps_of(records[index].stand_in) for index in replaced}
     number = {id(event.after): (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
-    fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor) and id(leaf) in recorder.values]
+    fakes = [leaf for leaf in leaves if is_stand_in(leaf) and id(leaf) in recorder.values]
     waiting = [recorder.value_of(fake) for fake in fakes]
     waiting += [old for old, _ in recorder.changes.replaced.values()]
     found = {(index, len(events) - 1) for index, events in swaps.items()}

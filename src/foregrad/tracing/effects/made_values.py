@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
@@ -93,7 +93,7 @@ class MadeValues:
         for part in parts:
             is_value = is_plain(part) or isinstance(part, _CONSTANT) or is_symbolic(part)
             is_old = self.state.knows(part) or (not is_value and self.newborns.has(part) is False)
-            if not (is_value or is_old) or id(part) in self.arguments or isinstance(part, FakeTensor):
+            if not (is_value or is_old) or id(part) in self.arguments or is_stand_in(part):
                 self._refuse(part, path, "as a key")
 
     def _instead(self, value: Any) -> Any:
@@ -108,7 +108,7 @@ class MadeValues:
             return None
         # It is older than the run, found where nobody looks: a library's constant.
         found = look_into(value)
-        if self.newborns.has(value) is None or found is None or any(isinstance(v, FakeTensor) for v in found[1]):
+        if self.newborns.has(value) is None or found is None or any(is_stand_in(v) for v in found[1]):
             raise UnsupportedSideEffectError(
                 f"`{self.name}` gives or leaves a {type(value).__qualname__}, and there is no telling whether it makes "
                 "it. Make it outside, or don't collect garbage inside."
@@ -116,7 +116,7 @@ class MadeValues:
         return Kept(value)
 
     def _refuse(self, value: Any, path: str, what: str) -> NoReturn:
-        kind = "tensor" if isinstance(value, FakeTensor) else type(value).__qualname__
+        kind = "tensor" if is_stand_in(value) else type(value).__qualname__
         raise UnsupportedSideEffectError(
             f"`{self.name}` leaves a {kind} {what} in {path}; a compiled call can't make "
             "another one. Keep tensors, numbers, and lists, tuples, dicts and plain objects of these there, or make it "

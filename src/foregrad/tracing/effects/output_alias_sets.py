@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_marked, is_usable, is_view
 from ...graph.effect_log import ViewStep
 from ...graph.meta import TensorSpec
@@ -72,7 +72,7 @@ def tensor_outputs(
             member = _Member(record.stand_in, str(record.slot), value)
             by_storage.setdefault(id(value.storage), []).append(member)
     for leaf, path in zip(leaves, paths, strict=True):
-        if not isinstance(leaf, FakeTensor) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
+        if not is_stand_in(leaf) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
             continue
         seen.add(id(leaf))
         value = recorder.value_of(leaf)

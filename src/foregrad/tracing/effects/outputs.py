@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import (
     allows_writes,
     base_of,
@@ -67,7 +67,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
     analysis = Analysis()
     inputs.wrappers.check()
-    views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if isinstance(tensor, FakeTensor)]
+    views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if is_stand_in(tensor)]
     recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
@@ -135,7 +135,7 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
     if wrapper is not None:
         return WrapperOutput(path, *wrapper)
     record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
-    if record is None and not isinstance(leaf, FakeTensor):
+    if record is None and not is_stand_in(leaf):
         inputs.adopt(leaf)
         record = inputs.by_real[id(leaf)]
         number[id(record)] = len(inputs.records) - 1
@@ -147,9 +147,7 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
 def _counted(run: _Run, info: OutputInfo, leaf: Any) -> OutputInfo:
     """The output; where it counts its writes with an input whose memory it does not share, taken of a view of that."""
     recorder, inputs = run.recorder, run.inputs
-    if not (
-        recorder.changes.replaced and isinstance(leaf, FakeTensor) and counts_with_input(recorder, inputs, info, leaf)
-    ):
+    if not (recorder.changes.replaced and is_stand_in(leaf) and counts_with_input(recorder, inputs, info, leaf)):
         return info
     value = recorder.value_of(leaf)
     chain = {id(link) for link in chain_of(value)}

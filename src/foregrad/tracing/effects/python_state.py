@@ -32,7 +32,6 @@ from .journals import Identity, Journals, grows, replaced
 from .made_values import MadeValues
 from .python_writes import PythonWrites
 from .side_effects import used_up_error
-from .type_tables import modules_asking
 
 __all__ = ["PythonState"]
 
@@ -49,7 +48,6 @@ class PythonState:
         reads: Reads,
         real_of: Callable[[Any], Any],
         containers: dict[Identity, bool],
-        asking: dict[int, dict[str, Any]],
         given: Given,
     ) -> None:
         self.call = call
@@ -62,7 +60,7 @@ class PythonState:
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
         self.caches = FilledCaches()
         self.caches.look(self.before.cached)
-        self.containers, self.asking = containers, asking  # see `Learned`: more become known
+        self.containers = containers  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
@@ -165,9 +163,7 @@ class PythonState:
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
-        asking = [table for table in modules_asking(self._changed) if id(table) not in self.asking]
-        self.asking.update((id(table), table) for table in asking)
-        return bool(new or asking)
+        return bool(new)
 
     def _check_caches(self) -> None:
         """Raise where the run has filled the cache of a function, and has written: that the function may have done, and

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT, is_plain
@@ -140,7 +140,7 @@ class PythonWrites:
         return stand_in_at(self.function, StatePlace(kind, holder.target, key, "").identity)
 
     def _stands_for(self, value: Any, before: Any) -> bool:
-        return isinstance(value, FakeTensor) and before is not None and self.real_of(value) is before
+        return is_stand_in(value) and before is not None and self.real_of(value) is before
 
     def cell(self, holder: Holder) -> None:
         now, stand_in = holder.kind.read(holder.target), self._stand_in(holder, None)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedSideEffectError
 from ...frontend.code import names_of
@@ -149,7 +149,7 @@ class OwnHooks:
         for leaf in inputs.wrappers.leaves if hooked else ():
             if is_wrapper(leaf) and is_view(leaf) and id(base_of(leaf)) in hooked:  # each call takes it anew
                 raise _hook_on_view(name, f"of a {type(leaf).__qualname__}")
-        positions = {id(t): at for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
+        positions = {id(t): at for at, t in reversed(list(enumerate(results))) if is_stand_in(t)}
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)
         interior = {id(fakes[at]) for at, _ in passed} | {id(results[at]) for at, _ in passed_aliases}
@@ -225,7 +225,7 @@ def needs_nothing(
 
     `knows`: what else is certain not to be of the run.
     """
-    if isinstance(value, FakeTensor) or depth > _DEEPEST:
+    if is_stand_in(value) or depth > _DEEPEST:
         return False
     if id(value) in outside or isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module)):
         return True

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
-from ..._torch.plain_attributes import own_attributes, plain_class
+from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
 
@@ -17,14 +16,14 @@ __all__ = ["attributes_set", "parameters_made"]
 
 def parameters_made(results: Sequence[Any], known: Collection[int]) -> tuple[int, ...]:
     """Positions of the results that are parameters which the function made; `known`: ids of results that are inputs."""
-    return tuple(at for at, t in _made(results, known) if plain_class(t) is torch.nn.Parameter)
+    return tuple(at for at, t in _made(results, known) if type(t) is torch.nn.Parameter)
 
 
 def attributes_set(
     name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]
 ) -> tuple[tuple[int, str, Any], ...]:
     """(position among the results, name, value) of each attribute that the function set on a result which it made."""
-    found = [(at, key, value) for at, t in _made(results, known) for key, value in own_attributes(t).items()]
+    found = [(at, key, value) for at, t in _made(results, known) for key, value in t.__dict__.items()]
     for at, key, value in found:
         if any(isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat)) for leaf in flatten(value)[0]):
             raise UnsupportedSideEffectError(
@@ -34,6 +33,6 @@ def attributes_set(
     return tuple(found)
 
 
-def _made(results: Sequence[Any], known: Collection[int]) -> list[tuple[int, FakeTensor]]:
-    first = {id(t): (at, t) for at, t in reversed(list(enumerate(results))) if isinstance(t, FakeTensor)}
+def _made(results: Sequence[Any], known: Collection[int]) -> list[tuple[int, torch.Tensor]]:
+    first = {id(t): (at, t) for at, t in reversed(list(enumerate(results))) if is_stand_in(t)}
     return [pair for key, pair in first.items() if key not in known]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..._torch.fakes import FakeTensor, FakeTensorMode
+from ..._torch.fakes import FakeTensorMode
 from ...graph.meta import TensorSpec
 from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Tape
@@ -90,7 +90,7 @@ class Recording(Protocol):
 
     def specs_of(self, out: Any) -> Any: ...
 
-    def fake_of(self, spec: TensorSpec) -> FakeTensor: ...
+    def fake_of(self, spec: TensorSpec) -> torch.Tensor: ...
 
     def pure(self, plan: Any, args: Any, kwargs: Any) -> Any: ...
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import fake_device
 from ..._torch.tensors import allows_writes, base_of, is_marked, is_view, kind_of, version_of
 from ...graph.meta import TensorSpec
 from ...graph.slots import SharedMemory, Slot
@@ -48,7 +47,7 @@ class InputRecord:
         self.slot = slot
         self.argument = argument
         self.source = source  # a Source, or the record this is the base of
-        self.spec = TensorSpec.of(real, fake_device(real))
+        self.spec = TensorSpec.of(real, real.device)
         self.entry = Entry(None, spec=self.spec)
         self.stand_in: torch.Tensor
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of

@@ -12,7 +12,7 @@ import torch
 from ..._torch.dispatch import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
 from ..._torch.jagged import is_dispatch_argument, is_ragged
-from ..._torch.plain_attributes import set_own
+from ..._torch.stand_ins import become_parameter, is_stand_in
 from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic, symbol_made
 from ..._torch.tensors import (
     base_of,
@@ -93,7 +93,7 @@ class Inputs:
 
     def add_arguments(self, recorder: Recorder, lifted: list[tuple[torch.Tensor, Source]]) -> list[Any]:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
-        self.recorder, self.stand_ins = recorder, StandIns(self.fake_mode, recorder)
+        self.recorder, self.stand_ins = recorder, StandIns(recorder)
         self.sources.where = lambda: user_line(recorder.origins.here())
         self.wrappers = Wrappers(self._samples, recorder, self.by_stand_in)
         call = self.call
@@ -191,7 +191,7 @@ class Inputs:
         record = self.by_real.get(id(real))
         if record is not None:
             return record.stand_in
-        if isinstance(real, FakeTensor) or is_dispatch_argument(real):
+        if is_stand_in(real) or isinstance(real, FakeTensor) or is_dispatch_argument(real):
             return real
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self.sources.find, self.adopt)
@@ -235,9 +235,8 @@ class Inputs:
     def _register(self, record: InputRecord) -> None:
         stand_in, real = record.stand_in, record.real
         if isinstance(real, torch.nn.Parameter):
-            stand_in._is_param = True
-        for key, value in real.__dict__.items():
-            set_own(stand_in, key, value)
+            become_parameter(stand_in)
+        stand_in.__dict__.update(real.__dict__)
         self.by_real[id(real)] = record
         self.by_stand_in[id(stand_in)] = record
         self.recorder.values[id(stand_in)] = record.initial

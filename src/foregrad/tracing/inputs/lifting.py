@@ -13,17 +13,16 @@ from typing import Any
 
 import torch
 
-from ..._torch.asked import tell_storage
 from ..._torch.dispatch import (
     TorchFunctionMode,
     dispatching_again,
     is_function_mode_on,
     single_threaded_backward,
 )
-from ..._torch.fakes import FakeTensor, fake_device
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.hooks import unless_cut
 from ..._torch.patches import applied_function
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import (
     is_inside_transform,
 )
@@ -46,7 +45,7 @@ from .view_tracking import ViewTracking
 __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
-_KEEP_REAL = {_TENSOR.__hash__, _TENSOR.__dir__}
+_KEEP_REAL = {_TENSOR.__hash__}
 _GRAD = _TENSOR.grad.__get__
 
 
@@ -172,7 +171,7 @@ class Lifting(TorchFunctionMode):
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with a stand-in for each real tensor."""
         for arg in args:
-            if type(arg) is not FakeTensor and isinstance(arg, (torch.Tensor, list, tuple, dict)):
+            if not is_stand_in(arg) and isinstance(arg, (torch.Tensor, list, tuple, dict)):
                 args = tuple(map(self._swapped, args))
                 break
         if kwargs:
@@ -227,8 +226,10 @@ class Lifting(TorchFunctionMode):
     def _storage(self, func: Any, args: Any, kwargs: Any) -> Any:
         storage = func(*args, **kwargs)
         self.storages.asked(storage, args[0])
-        tell_storage(storage, args[0], fake_device(args[0]))
         return storage
+
+    def _names(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
 
     def _retain(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.retained.append(args[0])
@@ -321,6 +322,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.untyped_storage: Lifting._storage,
     torch.Tensor.retain_grad: Lifting._retain,
+    torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
     torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]

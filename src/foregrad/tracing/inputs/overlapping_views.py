@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import allows_writes, base_of, history_of, is_view, kind_of, storage_key, version_of, view_again
 from ...graph.meta import TensorSpec
 from ..heap.event_log import Happened
@@ -75,7 +75,7 @@ class OverlappingViews:
 
     def look(self, func: Any = None, args: tuple[Any, ...] = ()) -> None:
         """Take the views by strides whose memory was written to, or that `func(*args)` is to write to."""
-        target = args[0] if args and _writes(func) and type(args[0]) is FakeTensor else None
+        target = args[0] if args and _writes(func) and is_stand_in(args[0]) else None
         for entry in list(self.watched):
             view = entry.view
             is_target = target is not None and (target is view or self._is_view_of(target, view))
@@ -105,7 +105,7 @@ class OverlappingViews:
 
     def _is_view_of(self, tensor: Any, source: torch.Tensor) -> bool:
         """Whether gradients of it go to `source`, of which it is a view."""
-        if type(tensor) is not FakeTensor or not is_view(tensor) or not tensor.requires_grad:
+        if not is_stand_in(tensor) or not is_view(tensor) or not tensor.requires_grad:
             return False
         if tensor is source or not allows_writes(tensor) or storage_key(tensor) != storage_key(source):
             return False

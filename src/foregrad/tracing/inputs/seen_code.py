@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..._torch.distributed import data_parallel
-from ..._torch.plain_attributes import MADE_UP
 from ..._torch.plain_types import PlainTypes
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
@@ -56,13 +55,9 @@ class SeenCode:
         for module, _ in self.scan.modules.values():
             self.escaped_tensors.enter(module)
 
-    def tell_types(self, others: Iterable[dict[str, Any]]) -> None:
-        """What was found so far, and asks for the type of a stand-in, is told that of a tensor; so is the code with the
-        globals `others`.
-        """
+    def tell_types(self) -> None:
+        """What was found so far, and asks for the type of a stand-in, is told that of what it stands for."""
         self._tell(self.scan)
-        for namespace in others:
-            self.types.namespace(namespace)
         for module, _ in list(self.scan.modules.values()):
             self._tell_functions(module)
 
@@ -136,8 +131,3 @@ class SeenCode:
     def _tell(self, scan: Scan) -> None:
         for namespace, code in scan.code:
             self.types.loaded(namespace, code.loaded)
-        if scan.asks_for_class:
-            self.types.asks_for_class()
-        self.types.named(scan.names)
-        if scan.makes_up_names or not scan.names.isdisjoint({"setattr", "delattr"}):
-            self.types.named(MADE_UP)

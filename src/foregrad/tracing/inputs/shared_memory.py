@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import meta_storage, new_fake_over
+from ..._torch.stand_ins import new_stand_in, new_stand_in_over
 from ..._torch.tensors import (
     allows_writes,
     as_dtype,
@@ -39,9 +39,9 @@ class MemoryGroup:
         storage, specs = group[0].real.untyped_storage(), [record.spec for record in group]
         dtype = specs[0].dtype if len({spec.dtype for spec in specs}) == 1 else torch.uint8
         spec = TensorSpec((storage.nbytes() // dtype.itemsize,), (1,), dtype, specs[0].device)
-        self._memory = meta_storage(storage.nbytes())
-        fake = new_fake_over(stand_ins.fake_mode, self._memory, spec.shape, (1,), dtype, spec.device, 0)
-        self.whole = InputRecord.of_memory(group, spec, fake)
+        self._memory = new_stand_in((storage.nbytes(),), (1,), torch.uint8, spec.device)
+        whole = new_stand_in_over(self._memory, spec.shape, (1,), dtype, spec.device, 0)
+        self.whole = InputRecord.of_memory(group, spec, whole)
         self.members: list[InputRecord] = []
         self._overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of
         self._stand_ins, self._group, self._views = stand_ins, group, views

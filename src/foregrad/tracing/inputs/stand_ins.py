@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensorMode, new_fake, new_fake_over
+from ..._torch.stand_ins import new_stand_in, new_stand_in_over
 from ...graph.meta import TensorSpec
 from ..heap.alias import Value
 from ..heap.records import InputRecord
@@ -32,14 +32,14 @@ class NonLeaf(torch.autograd.Function):
 class StandIns:
     """Makes them, one at a time."""
 
-    def __init__(self, fake_mode: FakeTensorMode, recorder: Recorder) -> None:
-        self.fake_mode, self.recorder = fake_mode, recorder
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     def alone(self, record: InputRecord) -> None:
         """A stand-in that shares its memory with no other."""
         spec = record.spec
         with torch.inference_mode(mode=record.real.is_inference()):
-            fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+            fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         self.stand_for(record, self.with_bits(fake, spec))
         record.initial = Value(record.stand_in, record.entry, spec)
         record.initial.storage.is_input = True
@@ -65,12 +65,11 @@ class StandIns:
                         record.stand_in = NonLeaf.apply(fake, [twin])
 
     def _twin(self, fake: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-        memory = fake.untyped_storage()
-        twin = new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        twin = new_stand_in_over(fake, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         return self.with_bits(twin, spec)
 
-    def over(self, memory: torch.UntypedStorage, record: InputRecord) -> torch.Tensor:
-        """A fake for a record over the memory that it shares with others."""
+    def over(self, whole: torch.Tensor, record: InputRecord) -> torch.Tensor:
+        """A stand-in for a record over the memory that it shares with others."""
         spec = record.spec
         with torch.inference_mode(mode=record.real.is_inference()):
-            return new_fake_over(self.fake_mode, memory, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+            return new_stand_in_over(whole, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import (
     allows_writes,
     base_of,
@@ -54,7 +54,7 @@ class ViewTracking:
         if not self.stale:
             return
         first = result[0] if type(result) in (tuple, list) and result else result
-        if type(first) is not FakeTensor or not (is_view(first) and first.requires_grad):
+        if not is_stand_in(first) or not (is_view(first) and first.requires_grad):
             return
         for view, where in self.stale:
             if any(arg is view for arg in args) and first is not view:
@@ -69,12 +69,12 @@ def _by_strides(result: Any, args: tuple[Any, ...], is_strided: bool = False) ->
     """
     if type(result) is tuple or type(result) is list:
         return type(result)(_by_strides(item, args) for item in result)
-    if type(result) is not FakeTensor or not is_view(result) or any(result is arg for arg in args):
+    if not is_stand_in(result) or not is_view(result) or any(result is arg for arg in args):
         return result
     base = base_of(result)
     if base is None or not allows_writes(result) or not torch.is_grad_enabled():
         return result
-    is_of_leaf = args and type(args[0]) is FakeTensor and is_view(args[0]) and is_marked(args[0])
+    is_of_leaf = args and is_stand_in(args[0]) and is_view(args[0]) and is_marked(args[0])
     is_of_leaf = is_of_leaf or (result.requires_grad and is_usable(result) and not leads_to_base(result))
     is_of_detached = result.requires_grad and not base.requires_grad
     if is_of_leaf or is_of_detached or storage_key(base) != storage_key(result):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..._torch.engine import keeps_versions
-from ..._torch.fakes import fake_device
 from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
 from ..._torch.tensors import history_of, is_view, share_counters, storage_key, version_of
 from ...errors import UnsupportedTensorError
@@ -168,7 +167,7 @@ class WrapperInput:
                 f"the gradient of a {name} holds tensors of other sizes than it does, and these vary. Use "
                 "`dynamic=False`, or keep that part outside the compiled function."
             )
-        carriers = [Carrier(p, tuple(part.shape), part.dtype, fake_device(part)) for p, part in carrying.items()]
+        carriers = [Carrier(p, tuple(part.shape), part.dtype, part.device) for p, part in carrying.items()]
         learn_carriers(self.spec, carriers)
         self.is_other = GradientKindError(f"the gradient of a {name} holds tensors of other sizes than it does.")
         return [None] * self.spec.count

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedDataDependentError
 
 __all__ = ["DETERMINANTS", "watch_determinant"]
@@ -22,7 +22,7 @@ DETERMINANTS: Any = (torch.linalg.det, torch.det, torch.Tensor.det)
 
 def watch_determinant(result: Any, matrix: Any) -> None:
     """Have the node of `result`, the determinant of `matrix`, give the gradient that eager's gives."""
-    node = result.grad_fn if type(result) is FakeTensor else None
+    node = result.grad_fn if is_stand_in(result) else None
     if node is not None and node.name() == "LinalgDetBackward0":
         node.register_hook(functools.partial(_instead, matrix))
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import kernel_switches
-from ..._torch.fakes import FakeFactory, FakeTensor, FakeTensorMode, fake_device
 from ..._torch.ops import depends_on_values, is_builtin
+from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory
 from ...graph.meta import TensorSpec
@@ -61,7 +61,7 @@ class _Symbolic:
 
     __slots__ = ("model", "nbytes", "of", "spec")
 
-    def __init__(self, spec: TensorSpec, model: FakeTensor, of: int | None) -> None:
+    def __init__(self, spec: TensorSpec, model: torch.Tensor, of: int | None) -> None:
         self.spec = spec
         self.model = model
         self.of = of
@@ -136,6 +136,7 @@ _STRIDED = {
     aten.alias.default,
 }
 
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
@@ -148,13 +149,11 @@ class Metadata:
 
     def __init__(
         self,
-        fake_mode: FakeTensorMode,
         known: Callable[[int], Any],
         kernels: Callable[[Any, Any, Any], Any],
     ) -> None:
         self.known = known
         self.kernels = kernels
-        self.factory = FakeFactory.of(fake_mode)
         self._symbolic: dict[Any, Any] = {}  # the recipes with symbolic sizes
 
     def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -197,7 +196,7 @@ class Metadata:
             recipes[whole] = recipe
         cls = type(recipe)
         if cls is TensorSpec:
-            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device), recipe
+            return new_stand_in(recipe.shape, recipe.stride, recipe.dtype, recipe.device), recipe
         if cls is _View:
             return self._view(recipe, tensors), recipe.spec
         return self._made(recipe, tensors), _specs(recipe)
@@ -207,7 +206,7 @@ class Metadata:
         is_static = True
         for value in values:
             cls = type(value)
-            if cls is FakeTensor:
+            if cls is _TENSOR or cls is _PARAMETER:
                 known = self.known(id(value))
                 token = None if known is None else known.spec.token
                 if token is None:
@@ -233,10 +232,10 @@ class Metadata:
                 raise _Uncacheable
         return is_static
 
-    def _strided(self, op: Any, tensor: FakeTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _strided(self, op: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The recipe of a view, from the kernel that all devices have in common: it only computes strides."""
         spec = self.known(id(tensor)).spec
-        out = self.factory.run_on_meta(op, spec, tensor, args[1:], kwargs)
+        out = on_meta(op, spec, tensor.untyped_storage().nbytes(), args[1:], kwargs)
         if isinstance(out, torch.Tensor):
             return _View(0, TensorSpec.of(out, spec.device))
         return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
@@ -257,20 +256,20 @@ class Metadata:
             return tuple(self._recipe_of_spec(item, of) for item in spec)
         if spec.token is not None:
             return spec if of is None else _View(of, spec)
-        return _Symbolic(spec, self.factory.new(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset), of)
+        return _Symbolic(spec, new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset), of)
 
-    def _view(self, recipe: _View, tensors: list[Any]) -> FakeTensor:
+    def _view(self, recipe: _View, tensors: list[Any]) -> torch.Tensor:
         spec = recipe.spec
-        return self.factory.view(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        return new_stand_in_over(tensors[recipe.of], spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
     def _made(self, recipe: Any, tensors: list[Any]) -> Any:
         cls = type(recipe)
         if cls is TensorSpec:
-            return self.factory.new(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
+            return new_stand_in(recipe.shape, recipe.stride, recipe.dtype, recipe.device)
         if cls is _View:
             return self._view(recipe, tensors)
         if cls is _Symbolic:
-            return self.factory.like(recipe.model, None if recipe.of is None else tensors[recipe.of], recipe.nbytes)
+            return like(recipe.model, None if recipe.of is None else tensors[recipe.of], recipe.nbytes)
         if cls is _Argument:
             return tensors[recipe.at]
         if cls is _Nothing:
@@ -278,7 +277,7 @@ class Metadata:
         return cls(self._made(item, tensors) for item in recipe)
 
     def _recipe(self, out: Any, tensors: list[Any]) -> Any:
-        if type(out) is FakeTensor:
+        if is_stand_in(out) and type(out) in (_TENSOR, _PARAMETER):
             return self._recipe_of_one(out, tensors)
         if out is None:
             return _NOTHING
@@ -286,13 +285,13 @@ class Metadata:
             return (list if isinstance(out, list) else tuple)(self._recipe(item, tensors) for item in out)
         raise _Uncacheable
 
-    def _recipe_of_one(self, out: FakeTensor, tensors: list[Any]) -> Any:
+    def _recipe_of_one(self, out: torch.Tensor, tensors: list[Any]) -> Any:
         for at, tensor in enumerate(tensors):
             if out is tensor:
                 return _Argument(at)
         if out.layout is not torch.strided:
             raise _Uncacheable
-        spec = TensorSpec.of(out, fake_device(out))
+        spec = TensorSpec.of(out)
         of = next((at for at, tensor in enumerate(tensors) if share_memory(out, tensor)), None)
         if of is None and (type(spec.offset) is not int or spec.offset):
             raise _Uncacheable
@@ -300,7 +299,7 @@ class Metadata:
             return spec if of is None else _View(of, spec)
         if spec.conj or spec.neg:
             raise _Uncacheable
-        return _Symbolic(spec, self.factory.twin(out), of)
+        return _Symbolic(spec, twin(out), of)
 
 
 def _symbolic_token(spec: TensorSpec) -> Any:

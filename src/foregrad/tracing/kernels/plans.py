@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
 from ..._torch.ops import OpOverload
 from ..tape.opinfo import IN_GRAD_MODE, OpInfo
 from .checks import check_formula
@@ -70,13 +69,16 @@ class Plan:
         self.formula = FORMULAS.get(op) or SPARSE_FORMULAS.get(op) or check_formula(op, info)
 
 
-def has_real(values: Any) -> bool:
+def has_real(values: Any, is_known: Any) -> bool:
     """Whether there is a tensor among the values that is no fake."""
     for value in values:
         cls = type(value)
-        if cls is FakeTensor or cls in PLAIN:
+        if cls in PLAIN:
             continue
-        if isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and has_real(value)):
+        if isinstance(value, torch.Tensor):
+            if not is_known(value):
+                return True
+        elif isinstance(value, (list, tuple)) and has_real(value, is_known):
             return True
     return False
 

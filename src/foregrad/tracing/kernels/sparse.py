@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import current_autograd_node, sequence_nr_of
-from ..._torch.fakes import fake_device
 from ...errors import UnsupportedLayoutError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.sparse import BAG_BACKWARD, EMBEDDING_BACKWARD, MAKE, SPARSE, can_take, gives_sparse
@@ -90,21 +89,21 @@ class SparseGradients:
 
     def made(self, entry: Entry, size: tuple[Any, ...], dims: int, values: torch.Tensor) -> torch.Tensor:
         """A sparse fake of `size`, of the dtype and device of `values`, for what `entry` gives."""
-        rec, device, dtype = self.recorder, fake_device(values), values.dtype
+        rec, device, dtype = self.recorder, values.device, values.dtype
         count = 2  # no one asks how many elements there are: any number will do
         shape = (count, *size[dims:])
         indices = rec.fake_of(TensorSpec((dims, count), (count, 1), torch.int64, device))
         elements = rec.fake_of(TensorSpec(shape, contiguous_strides(shape), dtype, device))
         options = {"dtype": dtype, "layout": torch.sparse_coo, "device": device, "pin_memory": False}
         arguments = (dims, len(size) - dims, list(size), indices, elements)
-        fake: Any = rec.fake_mode.dispatch(MAKE, (), arguments, options)
+        fake: Any = rec.run_fake(MAKE, arguments, options)
         entry.spec = SPARSE
         self.entries[id(fake)] = fake, entry
         return fake  # type: ignore[no-any-return]
 
     def _bound(self, entry: Entry, shape: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
         """A dense fake of `shape` for what `entry` gives."""
-        entry.spec = spec = TensorSpec(shape, contiguous_strides(shape), like.dtype, fake_device(like))
+        entry.spec = spec = TensorSpec(shape, contiguous_strides(shape), like.dtype, like.device)
         fake = self.recorder.fake_of(spec)
         self.recorder.values[id(fake)] = Value(fake, entry, spec)
         return fake

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
-from ..._torch.plain_attributes import own_attributes, plain_class, set_own
+from ..._torch.stand_ins import is_stand_in
 from ...errors import TensorTextError, UnsupportedAliasError
 from ...graph.meta import TensorSpec
 
@@ -32,7 +31,7 @@ class ValuesAsked:
         self.failed: TensorTextError | None = None
 
     def refuse(self, what: str, tensor: Any) -> None:
-        kind = "a tensor" if not isinstance(tensor, FakeTensor) else f"a tensor {TensorSpec.of(tensor)}"
+        kind = "a tensor" if not is_stand_in(tensor) else f"a tensor {TensorSpec.of(tensor)}"
         self.failed = TensorTextError(
             f"the {what} of {kind} is asked for at {self.where()}: it holds values, which a compiled call has nowhere "
             "but in its graph. Print, log or save what the function returns."
@@ -50,7 +49,7 @@ def _text(asked: ValuesAsked, tensor: Any, *_: Any, **__: Any) -> Any:
 
 def _reduced(asked: ValuesAsked, tensor: Any, *_: Any, **__: Any) -> Any:
     """For `copy.copy`, a function that gives the copy; anybody else stores what is in the tensor."""
-    if not isinstance(tensor, FakeTensor) or not _is_called_by(copy.copy.__code__):
+    if not is_stand_in(tensor) or not _is_called_by(copy.copy.__code__):
         asked.refuse("pickle", tensor)
     return _copied, (tensor,)
 
@@ -64,7 +63,7 @@ def _is_called_by(code: types.CodeType) -> bool:
 
 def _copied(tensor: Any) -> Any:
     shared = tensor.data
-    return _as_plain(tensor, shared, own_attributes(tensor))
+    return _as_plain(tensor, shared, dict(tensor.__dict__))
 
 
 def _deep_copy(asked: ValuesAsked, tensor: Any, memo: dict[int, Any]) -> Any:
@@ -81,18 +80,17 @@ def _deep_copy(asked: ValuesAsked, tensor: Any, memo: dict[int, Any]) -> Any:
         )
     with torch.no_grad():
         new = tensor.detach().clone()
-    new = memo[id(tensor)] = _as_plain(tensor, new, copy.deepcopy(own_attributes(tensor), memo))
+    new = memo[id(tensor)] = _as_plain(tensor, new, copy.deepcopy(dict(tensor.__dict__), memo))
     return new
 
 
 def _as_plain(tensor: Any, new: Any, attributes: dict[str, Any]) -> Any:
     """What shares `new`'s memory as a tensor of the same class, marks and attributes."""
-    if plain_class(tensor) is torch.nn.Parameter:
+    if type(tensor) is torch.nn.Parameter:
         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
     elif tensor.requires_grad:
         new.requires_grad_()
-    for name, value in attributes.items():
-        set_own(new, name, value)
+    new.__dict__.update(attributes)
     return new
 
 

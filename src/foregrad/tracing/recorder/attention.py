@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch.fakes import FakeTensor
 from ..._torch.flex import ATTENTION, BACKWARD, strides_like
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
 from ...errors import UnsupportedOpError
 from ...graph.meta import TensorSpec, contiguous_strides
@@ -94,7 +94,7 @@ class Attention:
                 f"`flex_attention` is called at {self.recorder.where()} {where}, which can't be compiled. Keep that "
                 "part outside the compiled function, or use `scaled_dot_product_attention`."
             )
-        return value if type(value) is FakeTensor else self.recorder.adopt(value)
+        return value if is_stand_in(value) else self.recorder.adopt(value)
 
 
 def _requires_grad(values: Sequence[Any]) -> bool:

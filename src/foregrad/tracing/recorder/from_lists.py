@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import plain_execution
-from ..._torch.fakes import FakeTensor, fake_device
 from ..values.drawn_arrays import DrawnArray
 from ..values.numbers import TRACED
 
@@ -38,8 +37,7 @@ def _on_zeros(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_on_zeros(item) for item in data]
     if isinstance(data, torch.Tensor):
-        device = fake_device(data) if isinstance(data, FakeTensor) else data.device
-        return torch.zeros((), dtype=data.dtype, device=device).expand(tuple(map(int, data.shape)))
+        return torch.zeros((), dtype=data.dtype, device=data.device).expand(tuple(map(int, data.shape)))
     if type(data) in TRACED:
         return 0.0 if isinstance(data, float) else 0
     return data

@@ -1,6 +1,6 @@
 """Torch functions that read numbers straight out of a tensor's memory, in C++, before any operator is called.
 
-A fake tensor has no memory to read. Here such a function is called with the numbers instead, read by `tolist`, which
+A fake tensor has no memory to read. Here such a function is called with the numbers instead, read one by one, which
 the recorder sees and makes decisions of.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..._torch.patches import numbers_in
 from .from_lists import MAKERS
 from .packed import PACKERS
 
@@ -58,7 +59,7 @@ def _torch_ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0].tolist()  # the fake's own: number by number
+    return numbers_in(args[0])
 
 
 READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {

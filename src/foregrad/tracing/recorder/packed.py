@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import current_dispatch_mode, plain_execution
-from ..._torch.fakes import FakeTensor
 from ..._torch.ops import PACK_PADDED, PAD_PACKED
+from ..._torch.stand_ins import is_stand_in
 from ..heap.recording import Recording
 
 __all__ = ["PACKERS"]
@@ -21,7 +21,7 @@ __all__ = ["PACKERS"]
 
 def _contents(tensor: torch.Tensor) -> torch.Tensor:
     """The real tensor behind a fake, whose contents are a part of the program from here on."""
-    if not isinstance(tensor, FakeTensor):
+    if not is_stand_in(tensor):
         return tensor
     recorder: Recording = current_dispatch_mode()
     return recorder.contents(tensor)

@@ -21,14 +21,12 @@ from ..._torch.dispatch import (
 from ..._torch.fakes import (
     CORRECTED,
     DATA_DEPENDENT_ERRORS,
-    FakeTensor,
     FakeTensorMode,
-    fake_device,
-    like_source,
     symbolic_fake,
 )
 from ..._torch.ops import OpOverload
 from ..._torch.settings import arithmetic
+from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import is_symbolic_zero
 from ...errors import (
@@ -38,7 +36,7 @@ from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
 from ..heap.metadata_changes import MetadataChanges
-from ..heap.overlaps import check_view
+from ..heap.overlaps import check_view, tensors_in
 from ..heap.recording import Host
 from ..heap.view_replay import View
 from ..heap.writes import Writes
@@ -59,15 +57,13 @@ from .value_dependent import decided, run_for_real
 from .wrapper_leaves import check_wrapper_leaves
 from .written_arrays import Borrowed
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "Unrecorded"]
 
 _UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
 
 aten = torch.ops.aten
-prim = torch.ops.prim
 
-_DEVICE = prim.device.default
-_FAKES = (FakeTensor,)
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Recorder(Trace, ThreadDispatchMode):
@@ -96,7 +92,8 @@ class Recorder(Trace, ThreadDispatchMode):
         self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
-        self.metadata = Metadata(fake_mode, self.values.get, self.kernels)
+        self.fakes = FakeRuns(fake_mode, self.is_symbolic)
+        self.metadata = Metadata(self.values.get, self.kernels)
         self.changes = MetadataChanges(self)
         self.writes = Writes(self, self.changes)
         self.detached = Detached(self)
@@ -123,9 +120,7 @@ class Recorder(Trace, ThreadDispatchMode):
         return False  # saves two frames an operator; torch.compile is never on while capturing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # more often asked than all else is done
-            return args[0].fake_device
-        if types != _FAKES and types and holds_tensors(types):
+        if not _PLAIN.issuperset(types) and holds_tensors(types):
             if self.wrapper_leaves and not self.in_backward:
                 check_wrapper_leaves(self.wrapper_leaves, func, args, kwargs or {})
             return NotImplemented  # operators on the tensors inside come here
@@ -160,7 +155,7 @@ class Recorder(Trace, ThreadDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if has_real(args) or (kwargs and has_real(kwargs.values())):
+        if has_real(args, self.is_known) or (kwargs and has_real(kwargs.values(), self.is_known)):
             args, kwargs = self._adopt_real(func, args, kwargs)
         if self.in_backward and (info.writes or info.hidden_writes):
             self.late.note(info, args, kwargs)
@@ -211,16 +206,19 @@ class Recorder(Trace, ThreadDispatchMode):
         if func is aten.view.default:
             check_view(*args)
         if func in CORRECTED:
-            return CORRECTED[func](self.fake_mode, args, kwargs)
+            return self.fakes.run(lambda func, *given: CORRECTED[func](self.fake_mode, *given), func, args, kwargs)
         try:
-            if self.is_symbolic:
-                return symbolic_fake(self.fake_mode, func, args, kwargs)
-            return self.fake_mode.dispatch(func, (), args, kwargs)
+            return self.fakes.run(self._fake, func, args, kwargs)
         except Exception as error:
             said = as_kernels_say(func, args, kwargs, error)
             if said is error:
                 raise
             raise said from None
+
+    def _fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_symbolic:
+            return symbolic_fake(self.fake_mode, func, args, kwargs)
+        return self.fake_mode.dispatch(func, (), args, kwargs)
 
     def pure(self, plan: Plan, args: Any, kwargs: Any) -> Any:
         """An operator that writes to nothing."""
@@ -245,7 +243,7 @@ class Recorder(Trace, ThreadDispatchMode):
             return run_for_real(self, info.op, args, kwargs, error)
         if info.is_view:
             if torch.is_inference_mode_enabled() is not args[0].is_inference():
-                out = like_source(self.fake_mode, args[0], out)
+                out = like_source(args[0], out)
             return self._view(info, args, kwargs, out, specs)
         target = plan.in_grad_mode if torch.is_grad_enabled() else info.op
         entry = self.entry(
@@ -301,13 +299,30 @@ class Recorder(Trace, ThreadDispatchMode):
             return (constant, *args[1:]), kwargs
         zeros = [a for a in args if isinstance(a, torch.Tensor) and is_symbolic_zero(a)]
         if zeros:
-            device = next((fake_device(a) for a in args if type(a) is FakeTensor), torch.device("cpu"))
+            device = next(
+                (a.device for a in args if isinstance(a, torch.Tensor) and self.is_known(a)), torch.device("cpu")
+            )
             args = tuple(self.zeros(a, device) if any(a is z for z in zeros) else a for a in args)
         return tuple(self._adopted(a) for a in args), {k: self._adopted(a) for k, a in kwargs.items()}
 
     def _adopted(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if type(value) is FakeTensor else self.adopt(value)
+            return value if self.is_known(value) else self.adopt(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._adopted(item) for item in value)
         return value
+
+
+class Unrecorded(ThreadDispatchMode):
+    """Context: operators on stand-ins run, and nothing is recorded: what autograd needs to tell a view's history."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _PLAIN.issuperset(types) and holds_tensors(types):
+            return NotImplemented  # operators on the tensors inside come here
+        if any(map(is_stand_in, tensors_in(args))):
+            return self.recorder.kernels(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))

@@ -16,11 +16,11 @@ import torch
 from torch import fx
 
 from ..._torch.dispatch import ThreadDispatchMode, single_threaded_backward, without_modes
-from ..._torch.fakes import FakeTensor
 from ..._torch.flex import indexed_by_tensors
 from ..._torch.graphs import GraphWriter
 from ..._torch.modules import make_graph_module
 from ..._torch.patches import hooks_off
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedOpError
 from ...graph.meta import NodeMeta, TensorSpec
@@ -107,7 +107,7 @@ class _Writer(ThreadDispatchMode):
             if id(value) in self.nodes:
                 return value
             recorder = self.recorder
-            value = value if type(value) is FakeTensor else recorder.adopt(value)
+            value = value if is_stand_in(value) else recorder.adopt(value)
             if id(value) not in self.nodes:
                 self.others.append(value)
                 self.add_input("buffer", value)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
-from ..._torch.fakes import FakeTensor, FakeTensorMode, fake_device, new_fake
+from ..._torch.fakes import FakeTensorMode
+from ..._torch.stand_ins import new_stand_in
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
 from ...graph.meta import TensorSpec
@@ -120,17 +121,17 @@ class Trace(abc.ABC):
                     self.values[id(item)] = Value(item, part, entry.spec[index])
         return out
 
-    def constant(self, tensor: torch.Tensor) -> FakeTensor:
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor whose contents are part of the program, as `torch.tensor([1, 2])` makes."""
         spec = TensorSpec.of(tensor)
         entry = Entry(None, spec=spec)
         entry.constant = entry.value = tensor
         self.tape.append(entry)
-        fake = new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+        fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         self.values[id(fake)] = Value(fake, entry, spec)
         return fake
 
-    def zeros(self, zero: torch.Tensor, device: torch.device) -> FakeTensor:
+    def zeros(self, zero: torch.Tensor, device: torch.device) -> torch.Tensor:
         """What stands for a tensor of zeros without memory, as derivatives of derivatives bring in."""
         spec = TensorSpec(tuple(zero.shape), zero.stride(), zero.dtype, device)
         entry = self.emit(aten.zeros.default, list(spec.shape), kwargs={"dtype": spec.dtype, "device": device})
@@ -162,12 +163,16 @@ class Trace(abc.ABC):
         forward = None if number is None else self.tape.origins.get(number)
         return f"the backward of {user_line(forward)}"
 
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether it is one of the capture's own."""
+        return id(tensor) in self.values or id(tensor) in self.sparse.entries
+
     # ---------------------------------------------------------------- from tensors to entries
 
     def to_entries(self, value: Any) -> Any:
         """Arguments as the tape writes them: each tensor replaced by the entry of its current value."""
         cls = type(value)
-        if cls is FakeTensor or isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             return self.value_of(value).read(self.emit)
         if cls in PLAIN:
             return value
@@ -223,7 +228,7 @@ class Trace(abc.ABC):
                 f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. "
                 "Only strided tensors can be compiled: call .to_dense() first, or keep that part outside."
             )
-        return TensorSpec.of(tensor, fake_device(tensor))
+        return TensorSpec.of(tensor)
 
     def specs_of(self, out: Any) -> Any:
         if isinstance(out, torch.Tensor):
@@ -232,8 +237,8 @@ class Trace(abc.ABC):
             return tuple(self.specs_of(item) for item in out)
         return None
 
-    def fake_of(self, spec: TensorSpec) -> FakeTensor:
-        return new_fake(self.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+    def fake_of(self, spec: TensorSpec) -> torch.Tensor:
+        return new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
     def _fakes_of(self, value: Any) -> Any:
         if isinstance(value, Entry):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch.dispatch import default_generator, plain_execution
-from ..._torch.fakes import FakeTensor
 from ..._torch.generators import drawing_from
 from ..._torch.ops import OpOverload
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, map_symbolic
 from ...graph.effects import CheckFailed
 from ...graph.meta import TensorSpec
@@ -105,7 +105,7 @@ class Prefix:
         real = self.real_of(entry)
         if real is None:
             raise UnknownValue("a gradient that comes in from outside (it is read in the backward)")
-        if isinstance(real, FakeTensor):
+        if is_stand_in(real):
             raise UnknownValue("the contents of a fake tensor, which has none")
         return real
 

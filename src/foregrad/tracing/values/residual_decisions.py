@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.fakes import FakeTensor
+from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedDataDependentError
 from ..tape.numbering import Numbering
 from ..tape.tape import Entry
@@ -126,7 +126,7 @@ class _PrefixAtHand(Prefix):
     def known(self, entry: Entry) -> Any:
         assert self.by_number is not None
         value = self.by_number.get(self.numbering.of(entry))
-        if isinstance(value, FakeTensor):
+        if is_stand_in(value):
             raise UnknownValue("the contents of a fake tensor, which has none")
         return value
 

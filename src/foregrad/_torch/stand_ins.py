@@ -1,0 +1,250 @@
+"""Stand-ins of tensors: plain tensors without memory, whose operators come to the dispatch mode that captures.
+
+`type(x)` is `torch.Tensor` (or `Parameter`), and the device, the sizes and the table of attributes are those of the
+tensor it stands for, in C++ too. A stand-in is made as a wrapper subclass and becomes a plain tensor by an assignment
+to `__class__`. It keeps the dispatch key of Python: where no mode is on, an operator raises and reads no memory. So
+whatever looks at views after the function has run does so under `Unrecorded`: a view's `grad_fn` runs operators.
+
+`Tensor._make_subclass(torch.Tensor, meta, dispatch_device=True)` gives plain tensors, too, but their device is asked of
+the mode: with gradients, `as_subclass`, or any operator where no mode is on, ends the process. What else asks no
+dispatch mode: `as_subclass`, `_make_subclass` and `tolist` (see `patches`); `torch.Tensor(x)`, which raises; methods of
+storages, which raise. Checked on torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+
+from .fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake_over
+from .symbols import symbol_made
+from .tensors import share_memory
+
+__all__ = [
+    "FakeRuns",
+    "become_parameter",
+    "is_stand_in",
+    "like",
+    "like_source",
+    "new_stand_in",
+    "new_stand_in_over",
+    "on_meta",
+    "set_layout",
+    "twin",
+]
+
+_C: Any = torch._C
+_META = torch.device("meta")
+_NoDispatch: Any = _C._DisableTorchDispatch
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
+_make_subclass: Any = _C.TensorBase._make_subclass
+_share: Any = torch._functionalize_unsafe_set
+_mark: Any = _C._set_throw_on_mutable_data_ptr
+_reinterpret = _C._dynamo.guards._reinterpret_tensor
+_set_data: Any = _C.TensorBase.data.__set__
+_keys: Any = _C._dispatch_keys
+_PYTHON: Any = _C.DispatchKey.Python
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class _Unfinished(torch.Tensor):
+    """The class of a stand-in while it is made: only those that dispatch may be made without memory."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return NotImplemented
+
+
+def is_stand_in(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value stands for a tensor in a capture; of sparse tensors fakes do."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return bool(_keys(value).has(_PYTHON))
+    return kind is FakeTensor and value.layout is not torch.strided
+
+
+def new_stand_in(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any = 0) -> torch.Tensor:
+    """A stand-in over memory of its own."""
+    made: torch.Tensor = _make_wrapper(_Unfinished, shape, stride, offset, None, dtype, torch.strided, device)
+    _mark(made)
+    made.__class__ = torch.Tensor
+    return made
+
+
+def new_stand_in_over(
+    base: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any
+) -> torch.Tensor:
+    """A stand-in over the memory of another."""
+    made = new_stand_in(shape, stride, dtype, device, offset)
+    _share(made, base)
+    return made
+
+
+def become_parameter(stand_in: torch.Tensor) -> None:
+    """It stands for a parameter from here on."""
+    stand_in.__class__ = torch.nn.Parameter
+
+
+def twin(stand_in: torch.Tensor) -> torch.Tensor:
+    """Another of the same layout, over the same memory, which no operator knows of."""
+    with _NoDispatch():
+        made: torch.Tensor = _make_subclass(_Unfinished, stand_in)
+    _mark(made)
+    made.__class__ = torch.Tensor
+    return made
+
+
+def like(model: torch.Tensor, base: torch.Tensor | None, nbytes: Any) -> torch.Tensor:
+    """A stand-in of the layout of `model`, over the memory of `base`, or without one over `nbytes` of its own.
+
+    Symbolic sizes make this the quick way: what follows from them (is it contiguous? how many elements?) costs
+    a fifth of a millisecond to find out, and is copied here.
+    """
+    made = twin(model)
+    memory: Any = base
+    if memory is None:
+        memory = _make_wrapper(
+            _Unfinished, (0,), (1,), 0, None, model.dtype, torch.strided, model.device, storage_size=nbytes
+        )
+    _share(made, memory)
+    return made
+
+
+def like_source(source: torch.Tensor, views: Any) -> Any:
+    """Views of `source`, inference tensors if that is one and not otherwise, whatever mode is on."""
+    if isinstance(views, (tuple, list)):
+        return type(views)(like_source(source, view) for view in views)
+    with torch.inference_mode(mode=source.is_inference()), torch.no_grad():
+        made = new_stand_in_over(source, *_layout(views)[:2], views.dtype, views.device, views.storage_offset())
+    _copy_bits(made, views)
+    return made
+
+
+def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view operator on a meta tensor of this layout in a memory of `nbytes`. Nobody may keep the results."""
+    with _NoDispatch():
+        memory = torch.empty(nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=_META)
+        return op(_reinterpret(memory, spec.shape, spec.stride, spec.offset), *args, **kwargs)
+
+
+def set_layout(stand_in: torch.Tensor, new: torch.Tensor) -> None:
+    """Its sizes, strides and memory are those of `new` from here on: the object, its history and version stay."""
+    with _NoDispatch():
+        _set_data(stand_in, new)
+
+
+class FakeRuns:
+    """Runs operators on fakes of the stand-ins that they are given, and gives stand-ins for what comes out.
+
+    `is_symbolic`: fakes of symbolic sizes take long to make, and are kept.
+    """
+
+    def __init__(self, mode: FakeTensorMode, is_symbolic: bool) -> None:
+        self.mode, self.is_symbolic = mode, is_symbolic
+        self._kept: dict[int, tuple[torch.Tensor, FakeTensor]] = {}  # by id of the stand-in
+        self._memory: dict[int, tuple[Any, Any]] = {}  # by storage: it, and that of its fakes
+
+    def run(self, call: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """`call(func, args, kwargs)` on fakes."""
+        used: list[tuple[torch.Tensor, FakeTensor]] = []
+        args = tuple(self._to_fakes(arg, used) for arg in args)
+        kwargs = {key: self._to_fakes(value, used) for key, value in kwargs.items()}
+        before = [_layout(fake) for _, fake in used] if func._schema.is_mutable else []
+        out = call(func, args, kwargs)
+        for (stand_in, fake), layout in zip(used, before, strict=False):
+            if not _is_same(_layout(fake), layout) or not self._is_in_place(stand_in, fake):
+                set_layout(stand_in, self._stand_in(fake, [pair for pair in used if pair[0] is not stand_in]))
+                self._kept.pop(id(stand_in), None)
+        if not self.is_symbolic:
+            self._memory.clear()
+        return self._to_stand_ins(out, used)
+
+    def _is_in_place(self, stand_in: torch.Tensor, fake: FakeTensor) -> bool:
+        known = self._memory.get(stand_in.untyped_storage()._cdata)
+        return known is not None and known[1]._cdata == fake.untyped_storage()._cdata
+
+    def _to_fakes(self, value: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            if not is_stand_in(value):
+                return value
+            fake = next((fake for stand_in, fake in used if stand_in is value), None)
+            if fake is None:
+                fake = self.fake_of(value)
+                used.append((value, fake))
+            return fake
+        if kind is list or kind is tuple:
+            return kind(self._to_fakes(item, used) for item in value)
+        return value
+
+    def fake_of(self, stand_in: torch.Tensor) -> FakeTensor:
+        """A fake of that layout; in one memory with those of others, where the stand-ins are."""
+        kept = self._kept.get(id(stand_in))
+        storage = stand_in.untyped_storage()
+        if kept is not None and kept[0] is stand_in and _is_same(_layout(stand_in), _layout(kept[1])):
+            known = self._memory.get(storage._cdata)
+            if known is not None and known[1]._cdata == kept[1].untyped_storage()._cdata:
+                return kept[1]
+        shape, stride, offset = _layout(stand_in)
+        known = self._memory.get(storage._cdata)
+        if known is None:
+            memory = meta_storage(storage.nbytes())
+            self._memory[storage._cdata] = storage, memory
+        else:
+            memory = known[1]
+        with torch.inference_mode(mode=stand_in.is_inference()):
+            fake = new_fake_over(self.mode, memory, shape, stride, stand_in.dtype, stand_in.device, offset)
+        _copy_bits(fake, stand_in)
+        if self.is_symbolic:
+            self._kept[id(stand_in)] = stand_in, fake
+        return fake
+
+    def _to_stand_ins(self, out: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
+        if type(out) is FakeTensor:
+            known = next((stand_in for stand_in, fake in used if fake is out), None)
+            if known is not None or out.layout is not torch.strided:
+                return out if known is None else known
+            made = self._stand_in(out, used)
+            used.append((made, out))
+            return made
+        if isinstance(out, (list, tuple)):
+            return (list if isinstance(out, list) else tuple)(self._to_stand_ins(item, used) for item in out)
+        return out
+
+    def _stand_in(self, fake: FakeTensor, others: list[tuple[torch.Tensor, FakeTensor]]) -> torch.Tensor:
+        shape, stride, offset = _layout(fake)
+        base = next((stand_in for stand_in, other in others if share_memory(other, fake)), None)
+        with torch.inference_mode(mode=fake.is_inference()):
+            if base is None:
+                made = new_stand_in(shape, stride, fake.dtype, fake.fake_device, offset)
+            else:
+                made = new_stand_in_over(base, shape, stride, fake.dtype, fake.fake_device, offset)
+        _copy_bits(made, fake)
+        if self.is_symbolic:
+            self._kept[id(made)] = made, fake
+            self._memory.setdefault(made.untyped_storage()._cdata, (made.untyped_storage(), fake.untyped_storage()))
+        return made
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _is_same(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:
+    if len(one[0]) != len(other[0]):
+        return False
+    pairs = zip((*one[0], *one[1], one[2]), (*other[0], *other[1], other[2]), strict=True)
+    return all(a is b or _number(a) == _number(b) for a, b in pairs)
+
+
+def _number(value: Any) -> Any:
+    return value if type(value) is int else symbol_made(value)
+
+
+def _copy_bits(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    if source.is_conj():
+        _C._set_conj(tensor, True)
+    if source.is_neg():
+        _C._set_neg(tensor, True)
