@@ -352,3 +352,12 @@ def test_what_listens_to_the_garbage_collector_is_no_part_of_the_program():
         assert call(torch.ones(2)).tolist() == [2.0, 2.0]
     finally:
         gc.callbacks.remove(listener)
+
+
+def test_static_methods_of_c_are_of_their_class():
+    """The interpreter tells no owner of `str.maketrans`."""
+
+    def step(x):
+        return x * len("aab".translate(str.maketrans("a", "b")).replace("b", "", 1))
+
+    assert torch.equal(foregrad.compile(step, backend="eager", on_unsupported="raise")(X), X * 2)

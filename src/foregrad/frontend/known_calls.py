@@ -12,6 +12,7 @@ comparing the holders. What a function of C does to another argument than its ow
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import types
@@ -192,8 +193,8 @@ def kind_of_call(callee: Any) -> int:
     """PURE, WRITES or REFUSED, of a function or bound method of C."""
     owner = callee.__self__
     name = callee.__name__
-    if owner is None and callee.__qualname__ == f"TensorBase.{name}":  # a static method of C knows no more of itself
-        return PURE
+    if owner is None:  # a static method, whose class only the collector knows
+        owner = next((held for held in gc.get_referents(callee) if isinstance(held, type)), None)
     if owner is None or isinstance(owner, types.ModuleType):
         return _kind_of_function(str(callee.__module__ or getattr(owner, "__name__", "")), name)
     if isinstance(owner, torch.autograd.graph.Node):  # whose classes say that they are of no module
