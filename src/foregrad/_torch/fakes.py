@@ -144,11 +144,21 @@ def new_fake_over(
     device: torch.device,
     offset: int,
 ) -> FakeTensor:
-    """A fake tensor over a fake storage (made by `meta_storage`)."""
-    with torch._C._DisableTorchDispatch():
-        meta = torch.empty(0, dtype=dtype, device="meta")
-        meta.set_(storage, offset, shape, stride)
-    return FakeFactory.of(mode).over(meta, device)
+    """A fake tensor over a fake storage (made by `meta_storage`).
+
+    `set_` with symbolic sizes asks whether they are contiguous, which guards them: there only the memory is exchanged.
+    """
+    factory = FakeFactory.of(mode)
+    with _NoDispatch():
+        meta = torch.empty(0, dtype=dtype, device=_META)
+        if mode.shape_env is None:
+            meta.set_(storage, offset, shape, stride)
+            return factory.over(meta, device)
+        meta.set_(storage, 0, (0,), (1,))
+        fake = factory.new(shape, stride, dtype, device, offset)
+        # Since 2.15 only the memory of a tensor of the same device can be taken.
+        torch._functionalize_unsafe_set(fake, factory.over(meta, device))
+    return fake
 
 
 def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UnsupportedSideEffectError
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import InPlace
 from . import (
@@ -107,6 +108,9 @@ _active = threading.local()
 _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
 _original_tolist: Any = torch._C.TensorBase.tolist
+_original_reduce: Any = torch.Tensor._reduce_ex_internal
+_TENSOR: Any = torch.Tensor
+_original_use_count: Any = _TENSOR._use_count
 _as_subclass: Any = torch._C.TensorBase.as_subclass
 _make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
@@ -172,6 +176,23 @@ def _tolist(self: torch.Tensor) -> Any:
 def numbers_in(tensor: torch.Tensor) -> Any:
     """`tensor.tolist()`, number by number."""
     return tensor.item() if tensor.dim() == 0 else [numbers_in(row) for row in tensor.unbind(0)]
+
+
+def _reduce(self: torch.Tensor, proto: int) -> Any:
+    """What pickles, copies and files hold of a tensor: of plain ones without attributes it asks no torch function."""
+    if not _is_capturing() or not is_stand_in(self):
+        return _original_reduce(self, proto)
+    return torch.overrides.handle_torch_function(torch.Tensor.__reduce_ex__, (self,), self, proto)
+
+
+def _use_count(self: torch.Tensor) -> int:
+    """`torch.utils.swap_tensors` asks for it before it exchanges anything."""
+    if _is_capturing():
+        raise UnsupportedSideEffectError(
+            "the tensors behind two objects are exchanged (`torch.utils.swap_tensors`), or it is asked how many hold "
+            "one: a compiled call can't repeat that. Do it outside the compiled function."
+        )
+    return int(_original_use_count(self))
 
 
 def classes_of_capture() -> FunctionClasses | None:
@@ -369,6 +390,8 @@ def _install() -> None:
     torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
     torch.Tensor.tolist = _tolist  # type: ignore[assignment, method-assign]
+    torch.Tensor._reduce_ex_internal = _reduce  # type: ignore[method-assign]
+    _TENSOR._use_count = _use_count
     torch.Tensor.as_subclass = _of_class  # type: ignore[assignment, method-assign]
     torch.Tensor._make_subclass = staticmethod(_made_of_class)  # type: ignore[assignment, method-assign]
     torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
@@ -393,6 +416,8 @@ def _remove() -> None:
     torch.nn.Module.__setattr__ = _original_setattr  # type: ignore[method-assign]
     del torch.Tensor.set_
     del torch.Tensor.tolist
+    del _TENSOR._use_count
+    torch.Tensor._reduce_ex_internal = _original_reduce  # type: ignore[method-assign]
     del torch.Tensor.as_subclass
     del torch.Tensor._make_subclass
     torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]

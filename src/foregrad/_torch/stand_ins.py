@@ -190,11 +190,12 @@ class FakeRuns:
         shape, stride, offset = _layout(stand_in)
         known = self._memory.get(storage._cdata)
         if known is None:
-            memory = meta_storage(storage.nbytes())
+            with _C.DisableTorchFunction():
+                memory = meta_storage(storage.nbytes())
             self._memory[storage._cdata] = storage, memory
         else:
             memory = known[1]
-        with torch.inference_mode(mode=stand_in.is_inference()):
+        with torch.inference_mode(mode=stand_in.is_inference()), _C.DisableTorchFunction():
             fake = new_fake_over(self.mode, memory, shape, stride, stand_in.dtype, stand_in.device, offset)
         _copy_bits(fake, stand_in)
         if self.is_symbolic:

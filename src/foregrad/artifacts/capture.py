@@ -31,6 +31,7 @@ from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
+from ..tracing.effects.attribute_guards import ATTRIBUTES
 from ..tracing.options import Options
 from .attributes import assigned_attributes
 from .context import context_now
@@ -238,6 +239,8 @@ class Exporter:
                 if type(value) is object or repr(value) == "ABSENT" or not _is_plain(value):
                     continue
                 raise ArtifactError(f"`{self.name}` reads the attribute {attribute} of {slot}: pass it as an argument")
+            if question == ATTRIBUTES and not value:  # as for those that it lacks one by one
+                continue
             if question not in QUESTIONS or type(value) not in (bool, int):
                 raise ArtifactError(f"`{self.name}` asks {question.format(slot)}, which an artifact can't ask again")
             facts.append((number, question, None, value))

@@ -24,10 +24,12 @@ from ..heap.records import InputRecord
 from ..inputs.inputs import Inputs
 from ..inputs.wrapper_inputs import WrapperInput
 
-__all__ = ["Facts"]
+__all__ = ["ATTRIBUTES", "Facts"]
 
 _TENSOR: Any = torch.Tensor
+_PARAMETER = torch.nn.Parameter
 _TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
+ATTRIBUTES = "tuple({}.__dict__)"
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 _OURS = {
     "_is_param",
@@ -77,7 +79,7 @@ class Facts:
 
     def _table(self, record: Asked, func: Any = None) -> Any:
         """All attributes of a tensor may be asked for: it is to have no others."""
-        self.note(record, "tuple({}.__dict__)", tuple(record.real.__dict__))
+        self.note(record, ATTRIBUTES, tuple(record.real.__dict__))
         return NotImplemented
 
     def note(self, record: Asked, question: str, value: Any, attribute: Any = None) -> None:
@@ -97,7 +99,7 @@ class Facts:
                 absent = wrapper.told_apart(names - there.keys())
                 self.note(wrapper, "{name}.isdisjoint({}.__dict__)", True, absent)
             elif not wrapper.is_of_torch:
-                self.note(wrapper, "tuple({}.__dict__)", tuple(there))
+                self.note(wrapper, ATTRIBUTES, tuple(there))
 
     def of(self, inputs: int, scan: Scan) -> tuple[tuple[int, str, str | None, Any], ...]:
         """What was asked of which input, by number: the question, an attribute, the answer; see `attributes`. The
@@ -120,6 +122,8 @@ class Facts:
         """An attribute that the function set on an argument, which no compiled call would do."""
         for record in self.inputs.records:
             ours, theirs = record.stand_in.__dict__, record.real.__dict__
+            if type(record.stand_in) is not (_PARAMETER if isinstance(record.real, _PARAMETER) else torch.Tensor):
+                return f"{record.slot}.__class__"
             for name in (ours.keys() | theirs.keys()) - _OURS:
                 if ours.get(name, ABSENT) is not theirs.get(name, ABSENT):
                     return f"{record.slot}.{name if str(name).isidentifier() else key_text(name)}"

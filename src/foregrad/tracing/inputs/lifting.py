@@ -27,7 +27,7 @@ from ..._torch.tensors import (
     is_inside_transform,
 )
 from ..._torch.transforms import bottom_of
-from ...errors import UnsupportedLayoutError, UnsupportedOpError
+from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
 from ...subclasses.spec import is_of_capture
 from ..heap.refusals import past_the_edges
@@ -216,6 +216,9 @@ class Lifting(TorchFunctionMode):
             "function that does it with `foregrad.eager_region`."
         )
 
+    def _address(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise UnsupportedError(f"the address of a tensor is asked for at {self.where()}: each call has another.")
+
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
         hook = args[1] if len(args) > 1 else kwargs["hook"]
         handle = func(args[0], unless_cut(self.hook_instead(hook)))
@@ -303,6 +306,7 @@ _QUANTIZED = [
     for name in ("quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_channel")
     if hasattr(torch, name)
 ]
+_ADDRESSES = [getattr(torch.Tensor, name) for name in ("const_data_ptr",) if hasattr(torch.Tensor, name)]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
@@ -316,6 +320,8 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
     torch.Tensor.__dlpack__: Lifting._numpy,
+    **dict.fromkeys(_ADDRESSES, Lifting._address),
+    _TENSOR.to_mkldnn: Lifting._sparse,
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     **dict.fromkeys(_NUMBERS, Lifting._number),

@@ -73,9 +73,11 @@ def _deep_copy(asked: ValuesAsked, tensor: Any, memo: dict[int, Any]) -> Any:
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
         )
-    if not TensorSpec.of(tensor).is_dense or tensor.grad is not None:
+    spec = TensorSpec.of(tensor)
+    is_whole = spec.is_dense and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    if not is_whole or tensor.grad is not None:
         raise UnsupportedAliasError(
-            f"copy.deepcopy at {asked.where()} of a tensor {TensorSpec.of(tensor)} copies memory around it, or its "
+            f"copy.deepcopy at {asked.where()} of a tensor {spec} copies memory around it, or its "
             "`.grad`: use `.detach().clone()`."
         )
     with torch.no_grad():

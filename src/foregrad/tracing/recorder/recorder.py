@@ -255,6 +255,11 @@ class Recorder(Trace, ThreadDispatchMode):
     def _view(self, info: OpInfo, args: Any, kwargs: Any, out: Any, specs: Any = None) -> Any:
         source = self.value_of(args[0])
         rest = tuple(args[1:])
+        if any(isinstance(value, torch.Tensor) for value in rest):
+            raise UnsupportedOpError(
+                f"`{info.op}` at {self.where()} gives a view that depends on another tensor, which a compiled call "
+                "can't take again. Keep that part outside, or mark it with `foregrad.eager_region`."
+            )
         grad_enabled = torch.is_grad_enabled()
         if isinstance(out, torch.Tensor):
             if id(out) in self.values:

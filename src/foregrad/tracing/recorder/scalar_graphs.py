@@ -46,9 +46,12 @@ class _Writer(ThreadDispatchMode):
 
     def _input(self, wanted: str, tensor: torch.Tensor) -> fx.Node:
         name = self.writer.name(wanted)
-        node = self.writer.add(name, "placeholder", name, (), {}, NodeMeta({"val": tensor}))
+        node = self.writer.add(name, "placeholder", name, (), {}, self._meta(tensor))
         self._bind(tensor, node)
         return node
+
+    def _meta(self, value: Any) -> NodeMeta:
+        return NodeMeta({"val": self.recorder.fakes.fake_of(value) if is_stand_in(value) else value})
 
     def _bind(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self.kept.append(tensor)
@@ -83,7 +86,7 @@ class _Writer(ThreadDispatchMode):
         result = self.recorder.kernels(target, args, kwargs)
         name = self.writer.name(target.overloadpacket.__name__.strip("_"))
         given = self._as_nodes(args), self._as_nodes(kwargs)
-        node = self.writer.add(name, "call_function", target, *given, NodeMeta({"val": result}))
+        node = self.writer.add(name, "call_function", target, *given, self._meta(result))
         if info.writes:
             self.nodes[id(args[info.writes[0]])] = node
             return args[info.writes[0]]
