@@ -6,6 +6,7 @@ import torch.func as tf
 from torch.autograd import forward_ad
 
 import foregrad
+from foregrad.errors import ForegradWarning
 from tests.dynamo.installed import make_known
 
 
@@ -86,3 +87,24 @@ def test_a_gradient_of_a_dual_number_under_torch_compile_has_its_tangent():
             x = torch.full((2,), 0.5).requires_grad_()
             found.append(forward_ad.unpack_dual(run(forward_ad.make_dual(x, torch.ones(2)))))
     assert all(map(torch.equal, *found))
+
+
+def test_a_gradient_taken_outside_that_has_no_tangent_is_no_secret():
+    """Forward over reverse by hand: what a compiled function saves has no tangents."""
+    compiled = foregrad.compile(energy, backend="eager")
+    x = torch.tensor([0.3, 0.5], requires_grad=True)
+    with forward_ad.dual_level():
+        result = compiled(forward_ad.make_dual(x, torch.ones(2)))
+        with pytest.warns(ForegradWarning, match="that gradient has no tangent"):
+            (gradient,) = torch.autograd.grad(result, x)
+    assert torch.allclose(gradient, once(x))
+
+
+def test_a_gradient_of_a_tangent_alone_is_eagers_without_a_word():
+    x = torch.tensor([0.3, 0.5], requires_grad=True)
+    found = []
+    for function in (energy, foregrad.compile(energy, backend="eager")):
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(x, torch.ones(2)))).tangent
+            found.append(torch.autograd.grad(tangent, x)[0])
+    assert torch.equal(*found)

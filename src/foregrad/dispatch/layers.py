@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from .._torch import engine, transforms
 from .._torch.engine import forward_ad
 from .._torch.transforms import Level
+from ..errors import ForegradWarning
 from ..frontend.tree import Tree, flatten
 
 __all__ = ["Layered"]
@@ -140,8 +142,22 @@ def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level
             results.append(known[id(leaf)])
         else:
             result = lift(leaf)
+            if level is None and result.requires_grad:
+                result.register_hook(functools.partial(_told_of_no_tangent, layered.name))
             results.append(result if tangent is None else forward_ad.make_dual(result, lift(tangent)))
     return (tree.unflatten(results),)
+
+
+def _told_of_no_tangent(name: str, gradient: torch.Tensor) -> None:
+    """A gradient goes through a result that had a tangent: where the level is open still, eager's has one too."""
+    if forward_ad._current_level >= 0:
+        warnings.warn(
+            f"a gradient is taken, while dual numbers are on, through what the compiled `{name}` gave for some: "
+            "that gradient has no tangent, as it would have without foregrad. Take it inside the compiled function, or "
+            "use torch.func.jvp of torch.func.grad.",
+            ForegradWarning,
+            stacklevel=2,
+        )
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
