@@ -6,7 +6,8 @@ without guards of our own. Three things Dynamo's guards do not promise are seen 
 * sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of ours, with
   guards, in which those sizes are symbolic from the first call;
 * inputs that share memory, one of them written to: the same, for the calls where it is so;
-* Python floats that it turned into inputs: it is asked to make them part of its guards instead.
+* Python floats that it turned into inputs: the same; the graph computes with them, or there is one for each value that
+  an operator needs to know.
 """
 
 from __future__ import annotations
@@ -143,9 +144,6 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         plain = _plain_at(of_class, example_inputs)
         if plain is not None:
             return _of_plain(of_class, compile_graph_module(gm, plain, pipeline), gm)
-    floats = dynamo.float_symbols(gm)
-    if floats:
-        dynamo.restart_with_floats(floats)
     pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
@@ -164,14 +162,15 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         return _without(unused, dispatcher) if unused else dispatcher
     call = flatten_call(function, tuple(example_inputs), {})
     open_sizes = dict(_open_sizes(call.paths, dynamo.known_inputs(gm, example_inputs)))
-    dynamic = None if open_sizes else False
+    has_floats = dynamo.takes_floats(gm)
+    dynamic = None if open_sizes or has_floats else False
     # Dynamo guards that level: such a graph may be called with dual numbers each time.
     is_dual = engine.forward_ad._current_level >= 0
     if is_dual and dynamo.is_dynamo_graph(gm) and torch.is_grad_enabled() and _requires_grad(example_inputs):
         # A gradient that is taken outside, of what the graph returns, is to have a tangent as well. That is taken from
         # dual numbers which a node would have saved, and saved tensors have none.
         return gm.forward
-    guarded = is_dual or bool(open_sizes) or dynamo.branches_on_values(gm)  # a graph for each way through
+    guarded = is_dual or bool(open_sizes) or has_floats or dynamo.branches_on_values(gm)  # a graph for each way through
     dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
     if guarded:
         return dispatcher

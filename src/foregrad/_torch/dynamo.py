@@ -26,7 +26,6 @@ __all__ = [
     "branches_on_values",
     "compiler_context",
     "compiler_counters",
-    "float_symbols",
     "graph_inputs",
     "is_dynamo_graph",
     "known_backends",
@@ -36,11 +35,11 @@ __all__ = [
     "parameter_sources",
     "placeholder_sources",
     "real_inputs",
-    "restart_with_floats",
     "restarts",
     "shielded",
     "skip_foregrad",
     "source_lines",
+    "takes_floats",
     "unused_inputs",
     "without_modes",
 ]
@@ -228,26 +227,16 @@ def compiler_context(
         yield lambda: list(strides) if strides else None
 
 
-def float_symbols(gm: fx.GraphModule) -> list[str]:
-    """The symbols of the Python floats that Dynamo made inputs of the graph, as tensors of no dimension."""
-    names = []
+def takes_floats(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo made Python floats inputs of the graph, as tensors of no dimension."""
     for node in _nodes(gm):
         if node.op == "call_method" and node.target == "item" and isinstance(node.args[0], fx.Node):
             given = node.args[0].meta.get("grapharg")
-            value = node.meta.get("example_value")
-            if getattr(given, "pass_arg_as_tensor", False) and isinstance(value, torch.SymFloat):
-                names += [str(symbol) for symbol in value.node.expr.free_symbols]
-    return names
-
-
-def restart_with_floats(symbols: Sequence[str]) -> None:
-    """Make Dynamo trace again with these floats part of the program, and its guards. Does not return."""
-    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-    from torch._dynamo.symbolic_convert import TensorifyState
-
-    for name in symbols:
-        TensorifyState.specialize(name)
-    raise TensorifyScalarRestartAnalysis
+            if getattr(given, "pass_arg_as_tensor", False) and isinstance(
+                node.meta.get("example_value"), torch.SymFloat
+            ):
+                return True
+    return False
 
 
 def restarts() -> tuple[type[BaseException], ...]:
