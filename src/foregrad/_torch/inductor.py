@@ -21,7 +21,7 @@ from ..interrupts import runs_compiler
 from ..locks import make_lock, taken, without_user_code
 from ..phases import counted, is_counted
 from .contexts import shape_env
-from .fakes import FakeTensor, FakeTensorMode, real_constants
+from .fakes import FakeTensor, FakeTensorMode, new_fake, real_constants
 from .kernels import kernels_together
 from .symbols import is_symbolic
 
@@ -228,16 +228,21 @@ def uses_cudagraphs() -> bool:
 
 
 def propagate(
-    gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, known: Collection[fx.Node] = ()
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    known: Collection[fx.Node] = (),
+    key_of: Callable[[fx.Node], Any] = lambda node: None,
 ) -> None:
     """Give every node a fake value (`meta["val"]`) that shares memory as the real one will.
 
-    Nodes in `known` keep the one that they have.
+    Nodes in `known` keep the one that they have. Nodes of one key, None aside, make tensors of the same layouts in
+    memory of their own.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
     with torch.no_grad(), enable_python_dispatcher(), real_constants(fake_mode):
-        _propagator()(gm, fake_mode, known).propagate_dont_convert_inputs(*inputs)
+        _propagator()(gm, fake_mode, known, key_of).propagate_dont_convert_inputs(*inputs)
 
 
 @functools.cache
@@ -245,12 +250,30 @@ def _propagator() -> Any:
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     class Propagator(FakeTensorProp):
-        def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode, known: Collection[fx.Node]) -> None:
+        def __init__(
+            self,
+            gm: fx.GraphModule,
+            mode: FakeTensorMode,
+            known: Collection[fx.Node],
+            key_of: Callable[[fx.Node], Any],
+        ) -> None:
             super().__init__(gm, mode=mode)
-            self.known = known
+            self.mode, self.known, self.key_of, self.made = mode, known, key_of, dict[Any, Any]()
 
         def run_node(self, node: fx.Node) -> Any:
-            return node.meta["val"] if node in self.known else super().run_node(node)
+            if node in self.known:
+                return node.meta["val"]
+            key = self.key_of(node)
+            if key is None or key not in self.made:
+                result = super().run_node(node)
+                if key is not None:
+                    self.made[key] = result
+                return result
+            result = node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, self.again, self.made[key])
+            return result
+
+        def again(self, value: torch.Tensor) -> torch.Tensor:
+            return new_fake(self.mode, tuple(value.shape), value.stride(), value.dtype, value.device)
 
     return Propagator
 

@@ -44,7 +44,7 @@ from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of
 from ..passes.decompose import decompose
 from ..passes.regions import called_region, outlined
-from ..passes.repeats import is_view
+from ..passes.repeats import is_view, layout_key
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .results import promised
@@ -192,7 +192,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     foreign = _foreign(copy)
     if role.regions and not inductor.uses_cudagraphs():
         if LAID_OUT in gm.meta:  # the strides of what is made of them are for Inductor to say
-            inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), known=_with_values(copy))
+            inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
             respecify(copy.graph)
         whole = outlined(copy, foreign, always=role.regions is True)
         if whole is not copy:
@@ -321,7 +321,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
             decompose(inner, table, mode)
             copy.add_module(name, inner)
     decompose(copy, table, mode, leave=_foreign(copy))
-    inductor.propagate(copy, inputs, mode, known=_with_values(copy))
+    inductor.propagate(copy, inputs, mode, _with_values(copy), layout_key)
     values = {node: node.meta["val"] for node in copy.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)}
     copy = inductor.joint_passes(copy)
     for node in copy.graph.nodes:
@@ -335,7 +335,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
         if node in values and before.dtype is after.dtype:
             node.meta["val"] = before  # it is in the memory that this value has
     if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
-        inductor.propagate(copy, inputs, mode, known=_with_values(copy))
+        inductor.propagate(copy, inputs, mode, _with_values(copy), layout_key)
     return copy
 
 

@@ -14,6 +14,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .._torch.fakes import FakeTensorMode
+from .._torch.graphs import symbols_in
+from .repeats import layout_of, structure_of
 
 __all__ = ["decompose"]
 
@@ -28,29 +30,36 @@ def decompose(
 
     Nodes in `leave` stay.
 
-    A decomposition that gives `NotImplemented`, or refuses its arguments so, leaves the call as it is.
+    A decomposition that gives `NotImplemented`, or refuses its arguments so, leaves the call as it is. Equal calls, as
+    those of a model's layers, are traced once, but where sizes are symbolic.
     """
-    count = 0
+    count, traced = 0, dict[Any, fx.GraphModule]()
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node in leave:
             continue
-        if node.target in table and _expand(gm.graph, node, table, fake_mode):
+        if node.target in table and _expand(gm.graph, node, table, fake_mode, traced):
             count += 1
     if count:
         gm.graph.lint()
     return count
 
 
-def _expand(graph: fx.Graph, node: fx.Node, table: Mapping[Any, Callable[..., Any]], fake_mode: FakeTensorMode) -> bool:
+def _expand(
+    graph: fx.Graph,
+    node: fx.Node,
+    table: Mapping[Any, Callable[..., Any]],
+    fake_mode: FakeTensorMode,
+    known: dict[Any, fx.GraphModule],
+) -> bool:
     operands = node.all_input_nodes
-
-    def call(*values: Any) -> Any:
-        value_of = dict(zip(operands, values, strict=True)).__getitem__
-        return node.target(*fx.map_arg(node.args, value_of), **fx.map_arg(node.kwargs, value_of))  # type: ignore[operator]
-
     values = [operand.meta["val"] for operand in operands]
-    with fake_mode, torch.no_grad():
-        traced = make_fx(call, decomposition_table=dict(table))(*values)
+    key: Any = node
+    if all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
+        place = {operand: (i, values[i].storage_offset(), layout_of(values[i])) for i, operand in enumerate(operands)}
+        key = structure_of(node, place.__getitem__)
+    if key not in known:
+        known[key] = _traced(node, values, table, fake_mode)
+    traced = known[key]
     if any(inner.target is node.target for inner in traced.graph.nodes):
         return False
     inputs = iter(operands)
@@ -68,6 +77,19 @@ def _expand(graph: fx.Graph, node: fx.Node, table: Mapping[Any, Callable[..., An
                 new.meta |= {k: v for k, v in dict.items(node.meta) if k not in ("val", "spec", "tensor_meta")}
     graph.erase_node(node)
     return True
+
+
+def _traced(
+    node: fx.Node, values: list[Any], table: Mapping[Any, Callable[..., Any]], fake_mode: FakeTensorMode
+) -> fx.GraphModule:
+    operands = node.all_input_nodes
+
+    def call(*values: Any) -> Any:
+        value_of = dict(zip(operands, values, strict=True)).__getitem__
+        return node.target(*fx.map_arg(node.args, value_of), **fx.map_arg(node.kwargs, value_of))  # type: ignore[operator]
+
+    with fake_mode, torch.no_grad():
+        return make_fx(call, decomposition_table=dict(table))(*values)
 
 
 def _replace(node: fx.Node, result: Any) -> None:

@@ -23,10 +23,11 @@ import torch
 from torch import fx
 
 from .._torch.codegen import OpOverload
+from .._torch.graphs import symbols_in
 from ..graph.meta import TensorSpec, nbytes_of
 from ..tracing.tape.opinfo import op_info
 
-__all__ = ["Repeat", "find_repeats", "is_view", "layout_of", "structure_of"]
+__all__ = ["Repeat", "find_repeats", "is_view", "layout_key", "layout_of", "structure_of"]
 
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
@@ -321,6 +322,22 @@ def _may_repeat(node: fx.Node) -> bool:
         return False
     constants = (operand for operand in node.all_input_nodes if operand.op == "get_attr")
     return all(_value(constant) is not None for constant in constants) and _value(node) is not None
+
+
+def layout_key(node: fx.Node) -> Any:
+    """Something equal for nodes that make tensors of equal layouts, in memory of their own; None where that is not
+    certain from operators and operands' values.
+    """
+    values = [operand.meta.get("val") for operand in node.all_input_nodes]
+    if not values or not isinstance(node.target, OpOverload) or not _may_repeat(node) or is_view(node):
+        return None
+    if not all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
+        return None
+    return node.target, _part(node.args, _layout), _part(node.kwargs, _layout)
+
+
+def _layout(operand: fx.Node) -> Any:
+    return layout_of(operand.meta["val"])
 
 
 def _kind_of_operand(operand: fx.Node) -> Any:
