@@ -150,7 +150,7 @@ def test_a_layer_with_a_hook_is_not_merged():
 
 def test_nothing_is_outlined_where_nothing_repeats_or_it_was_not_asked_for():
     joint = foregrad.capture(lambda x: (x @ WEIGHTS[0]).sin(), x())
-    assert outlined(joint.module, always=True) is joint.module
+    assert outlined(joint.module, always=True, several=2) is joint.module
     short = foregrad.capture(lambda x: loop(x, times=3), x()).module
     assert outlined(short) is short
     watching = Watching()
@@ -168,13 +168,13 @@ def test_compilers_that_do_not_opt_in_get_the_plain_graph():
     foregrad.compile(loop, backend=compiler, regions=True)(x())
     assert role_of(graphs[0]).regions is True
     assert calls_of(graphs[0]) == []
-    assert len(calls_of(outlined(graphs[0], always=True))) >= 8
+    assert len(calls_of(outlined(graphs[0], always=True, several=2))) >= 8
 
 
 def test_nodes_to_keep_out_are_in_no_region():
     module = foregrad.capture(loop, x()).module
     keep = {node for node in module.graph.nodes if node.target is torch.ops.aten.tanh.default}
-    made = outlined(module, keep, always=True)
+    made = outlined(module, keep, always=True, several=2)
     assert sum(node.target is torch.ops.aten.tanh.default for node in made.graph.nodes) == 9
 
 
@@ -188,7 +188,7 @@ def test_writes_are_in_no_region():
             value.meta["val"] = torch.zeros(3)
     graph.output((value,))
     module = torch.fx.GraphModule({}, graph)
-    assert outlined(module, always=True) is module
+    assert outlined(module, always=True, several=2) is module
 
 
 # ------------------------------------------------------------------------------------------------ memory

@@ -115,7 +115,7 @@ def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
             continue
         needed = [n for n in node.all_input_nodes if n in level]
         is_foreign = node in foreign
-        at = max([start, *(level[n] + (n in foreign and not is_foreign) for n in needed)])
+        at = max([0 if is_foreign else start, *(level[n] + (n in foreign and not is_foreign) for n in needed)])
         region = called_region(gm, node)
         if is_random(node) if region is None else is_random_region(region):
             at = random = max(at, random + (random_is_foreign and not is_foreign))

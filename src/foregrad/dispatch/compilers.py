@@ -157,7 +157,7 @@ def called_bare(
     is_ours = _is_ours(compiler)
     given = module if is_ours else _for_others(module, joint, role)
     if role.regions and getattr(compiler, "takes_regions", False):
-        given = outlined(given, always=role.regions is True)
+        given = outlined(given, always=True, several=2) if role.regions is True else outlined(given)
     role.put_on(given)
     example_inputs = [n.meta["val"] for n in given.graph.nodes if n.op == "placeholder"]
     phase, name, reported = role.phase, joint.name, None

@@ -30,9 +30,12 @@ _KEY = "foregrad region"
 _MANY, _SEVERAL = 8, 16  # copies, and operators in each, from which on it pays
 
 
-def outlined(gm: fx.GraphModule, keep_out: Collection[fx.Node] = (), *, always: bool = False) -> fx.GraphModule:
-    """The graph with calls of its repeated regions; `gm` itself where none pays, or with `always` where none is.
+def outlined(
+    gm: fx.GraphModule, keep_out: Collection[fx.Node] = (), *, always: bool = False, several: int = _SEVERAL
+) -> fx.GraphModule:
+    """The graph with calls of its regions that have eight copies or more, `always` two; `gm` itself where none has.
 
+    `several`: the least number of operators that compute in each copy.
     Nodes in `keep_out` stay in the graph.
 
     Examples:
@@ -42,10 +45,10 @@ def outlined(gm: fx.GraphModule, keep_out: Collection[fx.Node] = (), *, always: 
         ...         x = (x.sin() * 2).cos()
         ...     return x
         >>> graph = foregrad.capture(f, torch.ones(3)).module
-        >>> print(len(graph.graph.nodes), len(outlined(graph, always=True).graph.nodes))
+        >>> print(len(graph.graph.nodes), len(outlined(graph, several=2).graph.nodes))
         29 21
     """
-    fewest, several = (2, 2) if always else (_MANY, _SEVERAL)
+    fewest = 2 if always else _MANY
     found = (_Region.of(repeat) for repeat in find_repeats(gm.graph, keep_out, fewest=fewest, several=several))
     regions = [region for region in found if region is not None]
     if not regions:
