@@ -440,7 +440,22 @@ def asked_of_a_class_in_the_backward(wrap):
     return seen
 
 
+# -------------------------------------------------------------------- arrays over the memory of what is written
+
+
+def array_over_an_argument(read):
+    def program(wrap):
+        x = numbers(0.0, 0.0)
+        array = x.numpy()
+        call = wrap(lambda x: (x.add_(1), x * read(array))[1])
+        return [call(x).clone() for _ in range(3)]
+
+    return program
+
+
 PROGRAMS = {
+    "an array over an argument is summed": array_over_an_argument(lambda a: float(a.sum())),
+    "an array over an argument is a tensor": array_over_an_argument(torch.from_numpy),
     "inputs kept beside backward hooks": inputs_kept_beside_backward_hooks,
     "a backward hook asks a class": asked_of_a_class_in_the_backward,
     "a tensor counts": attribute_of(count_on),

@@ -46,6 +46,7 @@ from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
 from .effects.settings_left import SettingsLeft
 from .effects.side_effects import (
+    check_arrays,
     check_escaped_tensors,
     check_generators,
     check_gradients,
@@ -282,6 +283,7 @@ class CaptureRun:
         """How each written input and each output is given back."""
         recorder, inputs = self.recorder, self.inputs
         check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
+        check_arrays(self.name, self.call, inputs.records, self.state.before.met())
         check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators, self.lifting.classes)
         if "Generator" in self.code.scan.names:
             check_generators(self.name, self.made_generators)

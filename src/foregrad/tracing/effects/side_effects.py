@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +14,7 @@ from ..._torch.jagged import is_ragged
 from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
 from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError, UnsupportedTensorError
+from ...frontend.arrays import are_apart, arrays_in, tensor_over
 from ...frontend.call import FlatCall
 from ...frontend.function_classes import check_classes
 from ...frontend.lifted import times_lifted
@@ -25,6 +26,7 @@ from .attribute_guards import Facts
 
 __all__ = [
     "attribute_set_error",
+    "check_arrays",
     "check_escaped_tensors",
     "check_finished",
     "check_gradients",
@@ -140,6 +142,21 @@ def check_generators(name: str, made: MadeGenerators) -> None:
             f"`{name}` draws from a new random generator, of which it can't be told whether the function makes it: "
             "make it as `torch.Generator(...)`, or outside and draw from it before the first call."
         )
+
+
+def check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
+    """No tensor that was written to is over the memory of an array that the function reaches by itself: what is
+    read there is read before the graph runs.
+    """
+    written = [r for r in records if not r.real.is_inference() and r.stand_in._version != r.start_version]
+    arrays = [over for value in met if (over := tensor_over(value)) is not None] if written else []
+    own = {id(call.leaves[leaf]) for leaf, _, _ in arrays_in(call.tree)}
+    for record in written:
+        if id(record.real) not in own and not all(are_apart([array], [record.real]) for array in arrays):
+            raise UnsupportedSideEffectError(
+                f"`{name}` writes to {record.slot}, over whose memory lies a NumPy array that it also reaches: what "
+                "it reads there would be what was there before the call. Use the tensor alone, or a copy."
+            )
 
 
 def check_results(
