@@ -57,7 +57,9 @@ class _TaggingFunction:
         regions = _regions()
         if regions is None:
             return _original_reentrant.apply(function, preserve_rng_state, *args)
-        with regions.region():
+        # Autograd sees one Function, of the arguments: whatever else the part reads has its gradient by their backward.
+        needs = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        with regions.region(), contextlib.nullcontext() if needs else torch.no_grad():
             return function(*args)
 
 

@@ -27,7 +27,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -56,13 +56,23 @@ __all__ = ["MARK", "Hooks", "applied_function", "hooks_off", "patched", "region_
 RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+class FunctionsOfCapture(Protocol):
+    """What is told of custom Functions that are applied."""
+
+    def is_region(self, cls: Any) -> bool:
+        """Whether one is an eager region."""
+
+    def applied(self, cls: Any, results: Any) -> None:
+        """It has given these results."""
+
+
 class Hooks:
     """What the patches call. `regions` is told of checkpointed regions; `engine(accumulates)` makes the context manager
     that autograd's engine runs under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
     that a tensor does not have; `read_scripted(state, name)` of attributes that compiled code of TorchScript reads.
     `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log;
     `node_hook(hook, register)` registers a hook of the program's on a node.
-    `region(function, args, kwargs)` is what an eager region gives; `is_region(cls)`: whether a custom Function is one.
+    `region(function, args, kwargs)` is what an eager region gives; `functions` says which custom Functions are.
     `attention` is what `flex_attention` is there, `classes` has the tensors of classes with `__torch_function__` alone.
     """
 
@@ -81,7 +91,7 @@ class Hooks:
         node_hook: Callable[[Any, Callable[[Any], Any]], Any] | None = None,
         storage_as_tensor: Callable[..., torch.Tensor | None] = lambda *_, **__: None,
         region: RunRegion | None = None,
-        is_region: Callable[[Any], bool] = lambda _: False,
+        functions: FunctionsOfCapture | None = None,
         attention: control_flow.Attention | None = None,
         classes: FunctionClasses | None = None,
     ) -> None:
@@ -98,7 +108,7 @@ class Hooks:
         self.node_hook = node_hook
         self.storage_as_tensor = storage_as_tensor
         self.region = region
-        self.is_region = is_region
+        self.functions = functions
         self.attention = attention
         self.classes = classes
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
@@ -270,14 +280,18 @@ def _missing(self: torch.Tensor, name: str) -> Any:
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None:
-        if hooks.region is not None and hooks.is_region(cls):
+        functions = hooks.functions
+        if functions is not None and hooks.region is not None and functions.is_region(cls):
             return hooks.region(_Called(_run_function, cls), args, kwargs)
         args, kwargs = _swap(hooks, args, kwargs)
         hooks.applied.append(cls)
         try:
-            return _run_function(cls, *args, **kwargs)
+            results = _run_function(cls, *args, **kwargs)
         finally:
             hooks.applied.pop()
+        if functions is not None:
+            functions.applied(cls, results)
+        return results
     return _run_function(cls, *args, **kwargs)
 
 

@@ -38,7 +38,7 @@ EVERYTHING: Final = "*"
 PURE_FUNCTIONS: Final[dict[str, str]] = {
     "builtins": (
         "__build_class__ abs aiter all anext any ascii bin callable chr compile delattr dir divmod eval exec format "
-        "getattr globals hasattr hash hex id isinstance issubclass iter len locals max min next oct ord pow repr round "
+        "getattr hasattr hash hex id isinstance issubclass iter len locals max min next oct ord pow repr round "
         "setattr sorted sum vars __import__"  # attributes that are set are found by comparing
     ),
     "_abc": EVERYTHING,
@@ -174,7 +174,7 @@ TRUSTED_MODULES: Final = frozenset(
     """
     __future__ _collections_abc _py_abc _sitebuiltins _strptime _weakrefset abc ast base64 bisect calendar codecs
     colorsys contextlib copy copyreg dataclasses datetime difflib dis enum fnmatch fractions functools
-    graphlib heapq html inspect ipaddress json keyword linecache locale numbers opcode operator pprint random
+    graphlib heapq html inspect ipaddress json keyword linecache locale numbers opcode operator random
     re reprlib secrets shlex sre_compile sre_constants sre_parse statistics string stringprep struct symtable textwrap
     timeit token tokenize traceback types typing uuid warnings weakref _py_warnings _pydatetime _pydecimal
     _threading_local

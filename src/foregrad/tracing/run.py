@@ -112,7 +112,7 @@ class CaptureRun:
         self.settings = SettingsLeft(self.name, call.function, self.recorder.arithmetic)
         self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
         self.functions = CustomFunctions(
-            learned.regions, lambda value: self.state.knows(value), may_run=options.runs_regions
+            learned.regions, self.reads, lambda value: self.state.knows(value), may_run=options.runs_regions
         )
         self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
@@ -198,6 +198,7 @@ class CaptureRun:
                 if described is None:
                     return None
         self.lifting.values_asked.raise_failed()  # by a hook, in the backward
+        self.functions.check_absent(self.name, len(described.tangents))
         recorder, records = self.recorder, self.inputs.records
         with self.unrecorded:
             check_gradients(self.name, records, self.lifting.accumulated_at)
@@ -225,7 +226,7 @@ class CaptureRun:
             self.hooks.on_node,
             self.lifting.storages.as_tensor,
             self.observed.unobserved(self.regions.call if self.options.runs_regions else self.regions.refuse),
-            self.functions.is_region,
+            self.functions,
             Attention(self.recorder, self.lifting),
             self.lifting.classes,
         )

@@ -224,6 +224,7 @@ class Facts:
         if grad is None:
             self.note(record, "{}.grad is None", True)
             return func(stand_in) if stand_in.is_leaf else None
+        self.note(record, "{}.grad is None", False)
         source = record.source
         if not isinstance(source, Source):
             raise UnsupportedError(

@@ -23,7 +23,7 @@ from ...frontend.expected import ABSENT, is_plain
 from ...frontend.libraries import is_outside
 from ...frontend.module_tables import hooks_of
 
-__all__ = ["check_module_hooks", "reads_state"]
+__all__ = ["check_module_hooks", "holds_state", "reads_state"]
 
 _DEEPEST = 4
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, torch.Tensor)  # of tensors a graph tells by their versions
@@ -62,6 +62,17 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
             elif (knows(cell) or knows(found)) and _may_differ(found, names.others, knows, depth):
                 return True
     return False
+
+
+def holds_state(held: dict[str, Any], backward: Any, knows: Callable[[Any], bool]) -> bool:
+    """Whether a context holds something that its backward looks at and that may be another by then."""
+    code = getattr(backward, "__code__", None)
+    named = frozenset() if code is None else names_of(code).others
+    return any(
+        not is_plain(value) and knows(value) and _may_differ(value, named, knows, _DEEPEST)
+        for name, value in held.items()
+        if name in named
+    )
 
 
 def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Callable[[Any], bool]) -> None:

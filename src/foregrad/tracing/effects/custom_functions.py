@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedError, UnsupportedSideEffectError
+from ...frontend.classes import dict_of_class
+from ...frontend.code import names_of
 from ...frontend.libraries import is_outside
+from ...frontend.reads import Reads
 from ...graph.eager_regions import differentiated_twice
 from ..tape.again import CaptureAgain
-from .backward_reads import reads_state
+from .backward_reads import holds_state, reads_state
 
 __all__ = ["BackwardChangesError", "CustomFunctions", "codes_on_the_way"]
 
@@ -30,8 +33,8 @@ class CustomFunctions:
     whether there may be any. `knows(object)`: it is older than the call.
     """
 
-    def __init__(self, regions: set[Any], knows: Callable[[Any], bool], *, may_run: bool) -> None:
-        self.regions, self.knows, self.may_run = regions, knows, may_run
+    def __init__(self, regions: set[Any], reads: Reads, knows: Callable[[Any], bool], *, may_run: bool) -> None:
+        self.regions, self.reads, self.knows, self.may_run = regions, reads, knows, may_run
         self._applied: dict[Any, None] = {}
 
     def is_region(self, cls: Any) -> bool:
@@ -42,8 +45,38 @@ class CustomFunctions:
                 if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.knows):
                     self.regions.add(cls)
                     raise CaptureAgain  # what it looks at is not looked at before
+            if cls not in self._applied:
+                place = self.reads.place(dict_of_class(cls), "dict", cls.__name__, "attr")
+                for name in vars(cls).keys() & {"forward", "setup_context", "backward", "vjp"}:
+                    self.reads.add(place, name, vars(cls)[name])
             self._applied[cls] = None
         return cls in self.regions
+
+    def applied(self, cls: Any, results: Any) -> None:
+        """One has been applied: what its context holds may be another by the time of the backward."""
+        results = results if isinstance(results, tuple) else (results,)
+        nodes = (result.grad_fn for result in results if isinstance(result, torch.Tensor))
+        node = next((node for node in nodes if node is not None), None)
+        if node is None or cls not in self._applied:
+            return
+        if holds_state(vars(node), getattr(cls, "backward", None), self.knows):
+            raise UnsupportedSideEffectError(
+                f"the context of `{cls.__name__}` holds an object that was there before, and its backward looks at it: "
+                "it may be another by then. Give the Function the values that it needs."
+            )
+
+    def check_absent(self, name: str, tangents: int) -> None:
+        """Raise where the backward of one does something else for results without a gradient, and there may be some."""
+        for cls in self._applied if tangents > 1 else ():
+            codes = [getattr(getattr(cls, part, None), "__code__", None) for part in ("forward", "setup_context")]
+            asks = any("set_materialize_grads" in names_of(code).others for code in codes if code is not None)
+            backward = _backward(cls)
+            if asks and cls not in self.regions and backward is not None and backward.co_argcount != 2:
+                raise UnsupportedError(
+                    f"`{name}` applies `{cls.__name__}`, whose backward is told which of its results have no gradient "
+                    f"(`set_materialize_grads(False)`), and gives {tangents} results that a gradient may come to or "
+                    "not. Compute one result of them, such as a loss, in the function."
+                )
 
     def on_numpy(self, cls: Any) -> None:
         """One hands tensors to NumPy: it runs as an eager region from now on."""

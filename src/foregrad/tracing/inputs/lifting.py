@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,11 +188,11 @@ class Lifting(TorchFunctionMode):
             return value if is_ours else self.adopt(value)
         cls = type(value)
         if cls is list or cls is tuple:
-            if not any(isinstance(item, (torch.Tensor, list, tuple, dict)) for item in value):
-                return value
-            return cls(self._swapped(item) for item in value)
+            items = list(map(self._swapped, value))
+            return value if all(map(operator.is_, items, value)) else cls(items)
         if cls is dict:
-            return {key: self._swapped(item) for key, item in value.items()}
+            items = list(map(self._swapped, value.values()))
+            return value if all(map(operator.is_, items, value.values())) else dict(zip(value, items, strict=True))
         return value
 
     def _sparse(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -117,6 +117,16 @@ def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
     _originals_of_seed(self, a, version)
 
 
+_original_setstate = random.Random.setstate
+
+
+def _setstate(self: random.Random, state: Any) -> None:
+    draws = getattr(_active, "draws", None)
+    if draws is not None and _is_users():
+        draws.seed(self, 0)
+    _original_setstate(self, state)
+
+
 def _default_rng(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def default_rng(seed: Any = None) -> Any:
@@ -213,7 +223,11 @@ def _install() -> None:
         _replace(random.Random, name, _method(name))
     for name in ("random", "getrandbits"):
         _replace(random.SystemRandom, name, _method(name, random.SystemRandom))
-    _replace(random.Random, "seed", _seed)
+    of_module: Any = random._inst
+    methods: dict[str, Callable[..., None]] = {"seed": _seed, "setstate": _setstate}
+    for name, method in methods.items():
+        _replace(random.Random, name, method)
+        _replace(random, name, functools.partial(method, of_module))
     numpy = sys.modules.get("numpy.random")
     entropy: Any = getattr(numpy, "bit_generator", None)
     if hasattr(entropy, "randbits"):  # what a generator is seeded with that is given no seed

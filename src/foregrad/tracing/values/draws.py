@@ -183,13 +183,18 @@ class Draws:
             raise DrawsFound(self.name, tuple(self.made), tuple(self.converted))
 
     def seed(self, generator: Any, seed: Any) -> None:
-        """The function seeds a generator. `known(generator)`: it is older than the call."""
+        """The function seeds a generator, or sets its state. `known(generator)`: it is older than the call."""
         if not is_plain(seed) or seed is None:
             raise UnsupportedSideEffectError(
                 f"`{self.name}` makes a random generator and seeds it with no fixed number: its numbers would be the "
                 "same in each compiled call. Make it before the call."
             )
-        if generator is not None and not self.known(generator):
+        if generator is not None and self.known(generator):
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` seeds a random generator that was there before, or sets its state: a compiled call "
+                "draws before its graph. Seed before the call, or use a generator of the call's own."
+            )
+        if generator is not None:
             self.seeded[id(generator)] = generator
 
     def _refuse(self, draw: Draw) -> None:

@@ -1,0 +1,171 @@
+"""Ordinary programs of somebody else's that once differed from eager without a word, as rules."""
+
+import pprint
+import random
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import foregrad
+from foregrad.errors import ForegradWarning
+
+
+def same(make, calls, *, eager_for=None):
+    """`calls(f)` observes the same of the function that `make()` gives compiled as eagerly; `eager_for`: the warning."""
+    random.seed(0)
+    expected = calls(make())
+    random.seed(0)
+    compiled = foregrad.compile(make(), backend="eager", on_unsupported="eager")
+    if eager_for is None:
+        assert calls(compiled) == expected
+        assert foregrad.explain_recompiles(compiled).eager_calls == 0
+    else:
+        with pytest.warns(ForegradWarning, match=eager_for):
+            assert calls(compiled) == expected
+
+
+def test_a_gradient_that_is_there_no_more_is_seen():
+    def observed(wrap):
+        w = torch.ones(2, requires_grad=True)
+        f = wrap(lambda x: x * w * (1 if w.grad is None else 2))
+        found = []
+        for i in range(5):
+            if i == 3:
+                w.grad = None
+            y = f(torch.ones(2))
+            y.sum().backward()
+            found.append(y[0].item())
+        return found
+
+    assert observed(lambda f: foregrad.compile(f, backend="eager")) == observed(lambda f: f)
+
+
+def test_a_state_of_random_that_is_put_back_makes_the_call_eager():
+    def f(x):
+        state = random.getstate()
+        k = random.random()
+        random.setstate(state)
+        return x * k + random.random()
+
+    same(lambda: f, lambda call: [(call(torch.ones(1)).item(), random.random()) for _ in range(3)], eager_for="state")
+
+
+def test_what_pprint_prints_is_printed_in_each_call(capsys):
+    def f(x):
+        pprint.pprint({"n": x.shape[0]})  # noqa: T203
+        return x * 2
+
+    with pytest.warns(ForegradWarning, match="pprint"):
+        call = foregrad.compile(f, backend="eager", on_unsupported="eager")
+        for _ in range(3):
+            call(torch.ones(2))
+    assert capsys.readouterr().out == "{'n': 2}\n" * 3
+
+
+def test_globals_by_computed_names_make_the_call_eager():
+    def f(x, which):
+        return x * len(globals()["__" + which + "__"])
+
+    same(lambda: f, lambda call: [call(torch.ones(1), which).item() for which in ("doc", "name")], eager_for="globals")
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return (0 if a is None else a) + (50 if b is None else b)
+
+
+def gradient_of(call, of=lambda results: results[0]):
+    x = torch.ones(2, requires_grad=True)
+    of(call(x)).sum().backward()
+    return x.grad.tolist()
+
+
+def test_a_backward_that_is_told_of_missing_gradients_makes_several_results_eager():
+    same(lambda: lambda x: Pair.apply(x), gradient_of, eager_for="have no gradient")
+
+
+def test_one_result_of_such_a_function_is_compiled():
+    same(lambda: lambda x: Pair.apply(x)[0] * 2, lambda call: gradient_of(call, lambda y: y))
+
+
+class Held(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, options):
+        ctx.options = options
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.options.get("m", 1), None
+
+
+def test_an_object_that_a_context_holds_is_read_in_the_backward():
+    def make():
+        options = {}
+        return (lambda x: Held.apply(x, options)), options
+
+    def observed(f, options):
+        found = []
+        for m in (1.0, 10.0, 20.0):
+            x = torch.ones(1, requires_grad=True)
+            y = f(x)
+            options["m"] = m
+            y.sum().backward()
+            found.append(x.grad.item())
+        return found
+
+    expected = observed(*make())
+    f, options = make()
+    call = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="the context of `Held` holds"):
+        assert observed(call, options) == expected
+
+
+def test_values_that_a_context_holds_are_compiled():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, k):
+            ctx.k, ctx.sizes = k, [*x.shape]
+            return x * k
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.k * len(ctx.sizes), None
+
+    same(lambda: lambda x: Scaled.apply(x, 3.0), lambda call: gradient_of(call, lambda y: y))
+
+
+def test_another_backward_of_a_function_is_seen():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    call = foregrad.compile(lambda x: Doubled.apply(x), backend="eager")
+    assert gradient_of(call, lambda y: y) == [2.0, 2.0]
+    Doubled.backward = staticmethod(lambda ctx, g: g * 5)
+    assert gradient_of(call, lambda y: y) == [5.0, 5.0]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_of_what_needs_no_gradient_gives_none():
+    layer = torch.nn.Linear(3, 3)
+
+    def f(x):
+        return checkpoint(layer, x, use_reentrant=True).relu()
+
+    call = foregrad.compile(f, backend="eager")
+    for needs in (True, False):
+        x = torch.ones(2, 3, requires_grad=needs)
+        assert call(x).requires_grad == f(x).requires_grad == needs
