@@ -2,6 +2,7 @@
 
 import pprint
 import random
+import types
 
 import pytest
 import torch
@@ -169,3 +170,24 @@ def test_a_reentrant_checkpoint_of_what_needs_no_gradient_gives_none():
     for needs in (True, False):
         x = torch.ones(2, 3, requires_grad=needs)
         assert call(x).requires_grad == f(x).requires_grad == needs
+
+
+def test_what_hangs_on_a_tensor_is_looked_into():
+    def observed(wrap):
+        weight = torch.ones(2)
+        weight.table, weight.object = {"k": 1.0, "n": 0}, types.SimpleNamespace(k=1.0)
+
+        def f(x):
+            weight.table["n"] += 1
+            return (x * weight).sum() * weight.table["k"] * weight.object.k
+
+        f, found = wrap(f), []
+        for step in range(4):
+            if step == 2:
+                weight.table["k"] = 3.0
+            if step == 3:
+                weight.object.k = 5.0
+            found.append((f(torch.ones(2)).item(), weight.table["n"]))
+        return found
+
+    assert observed(lambda f: foregrad.compile(f, backend="eager")) == observed(lambda f: f)

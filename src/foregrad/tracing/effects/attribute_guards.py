@@ -7,6 +7,7 @@ What no later call could agree with (an address) is refused.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
+from ...frontend.libraries import is_outside
+from ...frontend.reads import table_of
 from ...frontend.scan import Scan
 from ...frontend.sources import Source
 from ...graph.slots import Closure
@@ -92,7 +95,11 @@ class Facts:
         for record in asked:
             there = record.hung if isinstance(record, WrapperInput) else record.real.__dict__
             for name in (there.keys() if names is None else names & there.keys()) - _OURS:
-                self.note(record, _ATTRIBUTE, there[name], name)
+                value = there[name]
+                self.note(record, _ATTRIBUTE, value, name)
+                self.inputs.reads.contents(value, f"{record.slot}.{name}")
+                if not is_outside(type(value).__module__) or type(value) is types.SimpleNamespace:
+                    self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
         for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
             there = wrapper.real.__dict__
             if names is not None:
