@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 
 import pytest
@@ -11,6 +12,12 @@ import torch
 import foregrad
 from foregrad.errors import ForegradWarning
 from foregrad.tracing.inputs.cached_results import CachedFunctions, take_out
+
+
+@pytest.fixture(autouse=True, scope="module")
+def old_objects_are_left_alone():
+    """Not here: functions with caches are looked for among the collector's objects, those of this file too."""
+    gc.unfreeze()
 
 
 def ramp(n):
