@@ -183,3 +183,41 @@ def test_the_checker_sees_replaced_modules(source):
 def test_the_checker_leaves_public_names_alone(source):
     """Dunder names, operators, attributes of values and other packages are no private names of torch."""
     assert not faults(source, may_be_private=False)
+
+
+def imported_at_first(name: str, path: Path, known: set[str]) -> set[str]:
+    """The modules of ours that a module imports outside of functions, for types too."""
+    found = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        pending += ast.iter_child_nodes(node)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+            found |= {f"{base}.{a.name}" if f"{base}.{a.name}" in known else base for a in node.names}
+    return found & known - {name}
+
+
+def test_no_two_files_import_each_other_however_far_round():
+    names = {".".join(("foregrad", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in SOURCES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    imports = {name: imported_at_first(name, path, set(names)) for name, path in names.items()}
+    assert sum(map(len, imports.values())) > 1_000
+
+    def reached(name: str) -> set[str]:
+        seen: set[str] = set()
+        pending = [name]
+        while pending:
+            new = imports[pending.pop()] - seen
+            seen |= new
+            pending += new
+        return seen
+
+    # An artifact gives modules, and a module tells its artifact.
+    assert {name for name in names if name in reached(name)} == {
+        "foregrad.artifacts.artifact",
+        "foregrad.artifacts.module",
+    }

@@ -68,9 +68,10 @@ class Dispatcher:
         self._levels, self._outer = outer is None, outer or Outer()
         self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
-        self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
-        self._by_sizes, self._most_sizes = Form(sizes_of), config.recompile_limit if self._outer.splits_sizes else 0
-        self._state = Form()
+        self._classes: Form[Dispatcher] = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
+        self._by_sizes: Form[Dispatcher] = Form(sizes_of)
+        self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
+        self._state: Form[Dispatcher] = Form()
         self.forms = self._classes, self._by_sizes, self._state  # in the order in which they are tried
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,13 +17,13 @@ from .explain import Difference
 from .guard_list import MISS
 from .refusals import Once
 
-if TYPE_CHECKING:
-    from .dispatcher import Dispatcher
-
 __all__ = ["Form", "Outer", "sizes_of"]
 
 
-class Form:
+D = TypeVar("D")
+
+
+class Form(Generic[D]):
     """`made` has by the kind of call, which `kind(args, kwargs)` tells, a dispatcher and what gives the call to it.
 
     None is no kind. `takes_all`: every call is of the kind True.
@@ -31,7 +31,7 @@ class Form:
 
     def __init__(self, kind: Callable[..., Any] | None = None) -> None:
         self.kind, self.takes_all = kind, kind is None
-        self.made: dict[Any, tuple[Dispatcher, Callable[..., Any]]] = {}
+        self.made: dict[Any, tuple[D, Callable[..., Any]]] = {}
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a call; `MISS` where it is of no kind that there is something for."""

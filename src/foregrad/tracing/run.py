@@ -118,6 +118,7 @@ class CaptureRun:
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
         self.observed = Observed(self.name, lambda: self.state.before)
+        stand_ins = self.inputs.by_stand_in
         self.lifting = Lifting(
             self.inputs.adopt,
             lambda: user_line(self.origins.here()),
@@ -132,7 +133,7 @@ class CaptureRun:
             on_gradient=self.inner.note,
             on_numpy=self.functions.on_numpy,
             ask=self.facts.ask,
-            reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, self.inputs),
+            reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, stand_ins),
             overlapping=self.overlapping,
             observed=self.observed,
         )

@@ -8,6 +8,7 @@ a view taken anew.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +25,12 @@ from ..._torch.tensors import (
     view_again,
 )
 from ..heap.recording import Recording
-from ..heap.records import is_of_another_kind
+from ..heap.records import InputRecord, is_of_another_kind
 from ..heap.refusals import resized_view
 from ..tape.origin import user_line
 
 if TYPE_CHECKING:
     from ..heap.alias import Value
-    from .inputs import Inputs
 
 __all__ = ["RESHAPERS", "become", "check_reshaped", "reshape_view"]
 
@@ -41,7 +41,7 @@ RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims
 
 def reshape_view(
     recorder: Recording,
-    inputs: Inputs,
+    by_stand_in: Mapping[int, InputRecord],
     stale: list[tuple[torch.Tensor, str]],
     func: Any,
     tensor: torch.Tensor,
@@ -53,7 +53,7 @@ def reshape_view(
     To `stale` come views, and where, that autograd would take again with other sizes than they have.
     """
     if not is_view(tensor):
-        record = inputs.by_stand_in.get(id(tensor))
+        record = by_stand_in.get(id(tensor))
         is_base, before = record is None or not is_view(record.real), version_of(tensor)
         result = _take_views_again(recorder, stale, func, tensor, args, kwargs, is_base=is_base)
         if record is not None and is_of_another_kind(record):
@@ -75,7 +75,7 @@ def reshape_view(
         return NotImplemented  # which raises
     if tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
         raise resized_view(user_line(recorder.origins.here()))
-    record = inputs.by_stand_in.get(id(base))
+    record = by_stand_in.get(id(base))
     outer = base_of(record.real) if record is not None and is_view(record.real) else None
     if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
