@@ -166,6 +166,10 @@ def test_second_derivatives_raise_where_eagers_do(name, door, native):
     torch._dynamo.reset()
     with foregrad.config.override(native=native):
         compiled = DOORS[door](PROGRAMS[name])
+        if (name, door) == ("several results", "directly"):  # of which the caller may leave one out, and it is told so
+            with pytest.raises(foregrad.errors.UnsupportedError, match="have no gradient"):
+                derivatives(compiled, (0, 1), (0,), square=False)
+            return
         for outputs in ((0, 1), (0,)):
             for of in ((0, 1), (0,), (1,)):
                 for square in (False, True):

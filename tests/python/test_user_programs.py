@@ -13,11 +13,15 @@ from tests.python import user_programs as programs
 ALL = {**programs.CONTAINERS, **programs.OBJECTS, **programs.DRAWN, **programs.BACKWARDS}
 
 
+FILLING = {"stacked frames"}  # calls that find places empty are counted, with no warning, until there are none
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_as_in_eager(name):
     said, eager, _, warned = programs.check(ALL[name], name)
     assert said is None
-    assert bool(eager) is bool(warned) is (name in programs.EAGER), warned
+    assert bool(warned) is (name in programs.EAGER), warned
+    assert bool(eager) is (name in programs.EAGER | FILLING)
 
 
 @pytest.mark.parametrize("name", list(ALL)[::6])

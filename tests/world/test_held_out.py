@@ -64,13 +64,6 @@ def test_what_pprint_prints_is_printed_in_each_call(capsys):
     assert capsys.readouterr().out == "{'n': 2}\n" * 3
 
 
-def test_globals_by_computed_names_make_the_call_eager():
-    def f(x, which):
-        return x * len(globals()["__" + which + "__"])
-
-    same(lambda: f, lambda call: [call(torch.ones(1), which).item() for which in ("doc", "name")], eager_for="globals")
-
-
 class Pair(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -62,8 +62,8 @@ class FunctionsOfCapture(Protocol):
     def is_region(self, cls: Any) -> bool:
         """Whether one is an eager region."""
 
-    def applied(self, cls: Any, results: Any) -> None:
-        """It has given these results."""
+    def applied(self, cls: Any, context: dict[str, Any]) -> None:
+        """It has been applied, and keeps this for its backward."""
 
 
 class Hooks:
@@ -289,10 +289,20 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             results = _run_function(cls, *args, **kwargs)
         finally:
             hooks.applied.pop()
-        if functions is not None:
-            functions.applied(cls, results)
+        context = None if functions is None else _context_of(cls, results)
+        if functions is not None and context is not None:
+            functions.applied(cls, context)
         return results
     return _run_function(cls, *args, **kwargs)
+
+
+def _context_of(cls: Any, results: Any) -> dict[str, Any] | None:
+    """What a custom Function keeps for its backward, besides tensors that it saves; None where there is no backward."""
+    with torch._C.DisableTorchFunction():  # what a program asks for is noted
+        results = results if isinstance(results, tuple) else (results,)
+        nodes = [result.grad_fn for result in results if isinstance(result, torch.Tensor)]
+    node = next((node for node in nodes if getattr(node, "_forward_cls", None) is cls), None)
+    return None if node is None else vars(node)
 
 
 def _run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ when nothing else comes, the graphs are given up.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,22 @@ class _Made:
 
     place: Any
     served_again: bool = False
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Noticing:
+    """The function of a graph until its second call. It keeps no graphs alive."""
+
+    call: Call
+    made: _Made
+    graphs: weakref.ref[Graphs]
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        result, graphs = self.call(args, kwargs), self.graphs()
+        if result is not MISS and graphs is not None:
+            self.made.served_again = True
+            graphs.noticed(self)
+        return result
 
 
 class Graphs:
@@ -55,20 +72,17 @@ class Graphs:
         self.made.append(specialization)
         made, call = _Made(place), specialization.call
         self._history.append(made)
-
-        def noticing(args: Any, kwargs: Any) -> Any:
-            result = call(args, kwargs)
-            if result is not MISS:
-                made.served_again = True
-                with self._order:
-                    self._noticing.pop(id(call), None)
-                    if noticing in self.calls:
-                        self.calls = (call, *(c for c in self.calls if c is not noticing))
-            return result
-
+        noticing = _Noticing(call, made, weakref.ref(self))
         with self._order:
             self._noticing[id(call)] = noticing
             self.calls = (noticing, *self.calls)
+
+    def noticed(self, noticing: _Noticing) -> None:
+        """A graph has served twice: from now on it is called by itself."""
+        with self._order:
+            self._noticing.pop(id(noticing.call), None)
+            if noticing in self.calls:
+                self.calls = (noticing.call, *(c for c in self.calls if c is not noticing))
 
     def in_a_row(self, place: Any) -> int:
         """How many were made for differences in `place` since one was made for another, or has served twice."""

@@ -306,7 +306,24 @@ def _put_back_decimals(context: Any, before: Any) -> None:
 
 
 DICT = Kind(_read_dict, _same_dict, _put_back_dict)
-ATTRIBUTES = Kind(_read_dict, _same_dict, _put_back_dict)  # the attributes that a tensor was given
+
+
+def _read_attributes(table: dict[Any, Any]) -> dict[Any, Any]:
+    """The attributes that a tensor was given, but for PyTorch's own marks, of which sizes are dynamic and the like."""
+    return {name: value for name, value in table.items() if not _is_mark(name)}
+
+
+def _is_mark(name: Any) -> bool:
+    return str(name).startswith(("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_param"))
+
+
+def _put_back_attributes(table: dict[Any, Any], before: dict[Any, Any]) -> None:
+    _put_back_dict(table, {name: value for name, value in table.items() if _is_mark(name)} | before)
+
+
+ATTRIBUTES = Kind(
+    _read_attributes, lambda table, before: _same_dict(_read_attributes(table), before), _put_back_attributes
+)
 NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace)  # the globals of a module
 LIST = Kind(
     list.copy,

@@ -38,7 +38,7 @@ EVERYTHING: Final = "*"
 PURE_FUNCTIONS: Final[dict[str, str]] = {
     "builtins": (
         "__build_class__ abs aiter all anext any ascii bin callable chr compile delattr dir divmod eval exec format "
-        "getattr hasattr hash hex id isinstance issubclass iter len locals max min next oct ord pow repr round "
+        "getattr globals hasattr hash hex id isinstance issubclass iter len locals max min next oct ord pow repr round "
         "setattr sorted sum vars __import__"  # attributes that are set are found by comparing
     ),
     "_abc": EVERYTHING,

@@ -41,6 +41,7 @@ _OURS = {
     "_dynamo_static_indices",
     "_dynamo_static_input_type",
     "_has_dynamo_dim_marking",
+    "_specialize_on",
 }
 
 

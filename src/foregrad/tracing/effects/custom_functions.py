@@ -52,14 +52,9 @@ class CustomFunctions:
             self._applied[cls] = None
         return cls in self.regions
 
-    def applied(self, cls: Any, results: Any) -> None:
+    def applied(self, cls: Any, context: dict[str, Any]) -> None:
         """One has been applied: what its context holds may be another by the time of the backward."""
-        results = results if isinstance(results, tuple) else (results,)
-        nodes = (result.grad_fn for result in results if isinstance(result, torch.Tensor))
-        node = next((node for node in nodes if node is not None), None)
-        if node is None or cls not in self._applied:
-            return
-        if holds_state(vars(node), getattr(cls, "backward", None), self.knows):
+        if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.knows):
             raise UnsupportedSideEffectError(
                 f"the context of `{cls.__name__}` holds an object that was there before, and its backward looks at it: "
                 "it may be another by then. Give the Function the values that it needs."

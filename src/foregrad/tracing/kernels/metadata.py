@@ -233,9 +233,11 @@ class Metadata:
         return is_static
 
     def _strided(self, op: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The recipe of a view, from the kernel that all devices have in common: it only computes strides."""
-        spec = self.known(id(tensor)).spec
-        out = on_meta(op, spec, tensor.untyped_storage().nbytes(), args[1:], kwargs)
+        """The recipe of a view, from the kernel that all devices have in common: it only computes strides. Or None."""
+        spec, nbytes = self.known(id(tensor)).spec, tensor.untyped_storage().nbytes()
+        if not isinstance(nbytes, int):  # its sizes came to be known after it had been made
+            return None
+        out = on_meta(op, spec, nbytes, args[1:], kwargs)
         if isinstance(out, torch.Tensor):
             return _View(0, TensorSpec.of(out, spec.device))
         return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
