@@ -13,19 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from benchmarks.common import Section, write_results
-from benchmarks.inductor import MODELS, cpu_seconds, of_transformers, peak_bytes, prepare, step
+from benchmarks.inductor import MODELS, cpu_seconds, of_transformers, prepare, step, steps_and_peaks
 
 WAYS = ("torch.compile", "regions=False", "regions=True", "regions='auto'")
 DEFAULT = ["gpt2-12", "gpt2-24", "llama-12", "bert-12", "resnet-50"]
@@ -71,16 +69,7 @@ def run_steps(name, ways, rounds):
         calls[way] = compiled(way, model)
         losses[way] = step(model, calls[way], inputs).item()
     assert max(losses.values()) - min(losses.values()) < 1e-5 * max(1, abs(losses[ways[0]])), losses
-    times = {way: [] for way in ways}
-    order = list(calls.items())
-    for _ in range(rounds):
-        random.Random(0).shuffle(order)
-        for way, call in order:
-            started = time.process_time()
-            step(model, call, inputs)
-            times[way].append(1e3 * (time.process_time() - started))
-    peaks = {way: peak_bytes(lambda call=call: step(model, call, inputs)) for way, call in calls.items()}
-    return {"step": {way: statistics.median(values) for way, values in times.items()}, "peak": peaks}
+    return steps_and_peaks(model, calls, inputs, rounds)
 
 
 def in_child(*arguments, cache):

@@ -57,13 +57,13 @@ RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class FunctionsOfCapture(Protocol):
-    """What is told of custom Functions that are applied."""
+    """The capture's record of custom Functions that are applied."""
 
     def is_region(self, cls: Any) -> bool:
-        """Whether one is an eager region."""
+        """Whether a Function is to run as an eager region."""
 
     def applied(self, cls: Any, context: dict[str, Any]) -> None:
-        """It has been applied, and keeps this for its backward."""
+        """Note a Function that was applied. `context`: the attributes that it set on its context."""
 
 
 class Hooks:
@@ -289,20 +289,19 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             results = _run_function(cls, *args, **kwargs)
         finally:
             hooks.applied.pop()
-        context = None if functions is None else _context_of(cls, results)
-        if functions is not None and context is not None:
-            functions.applied(cls, context)
+        if functions is not None:
+            functions.applied(cls, _context_of(cls, results))
         return results
     return _run_function(cls, *args, **kwargs)
 
 
-def _context_of(cls: Any, results: Any) -> dict[str, Any] | None:
-    """What a custom Function keeps for its backward, besides tensors that it saves; None where there is no backward."""
+def _context_of(cls: Any, results: Any) -> dict[str, Any]:
+    """The attributes that a custom Function set on its context; none where there is no backward."""
     with torch._C.DisableTorchFunction():  # what a program asks for is noted
         results = results if isinstance(results, tuple) else (results,)
         nodes = [result.grad_fn for result in results if isinstance(result, torch.Tensor)]
     node = next((node for node in nodes if getattr(node, "_forward_cls", None) is cls), None)
-    return None if node is None else vars(node)
+    return {} if node is None else vars(node)
 
 
 def _run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -78,7 +78,7 @@ class Watch:
         self.modules = list(reads.modules.values())
         found = tensors_in(self.places)
         self.compared = found if reads.compares_identity else _at_several(found)
-        # Those tensors by id, and where in the list each stands first.
+        # The first index of each tensor in the list, by its id.
         self.found: dict[int, int] = {}
         self.one_another = self._one_another()
         own = {id(place.holder) for place in self.places}

@@ -344,7 +344,7 @@ BUFFER = Kind(
 )
 NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
 FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
-DECIMALS = Kind(_read_decimals, lambda _, before: _read_decimals(_) == before, _put_back_decimals)
+DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
 

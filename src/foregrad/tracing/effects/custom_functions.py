@@ -53,7 +53,7 @@ class CustomFunctions:
         return cls in self.regions
 
     def applied(self, cls: Any, context: dict[str, Any]) -> None:
-        """One has been applied: what its context holds may be another by the time of the backward."""
+        """Raise where the backward reads an object of `context` that is older than the call: it may change before that."""
         if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.knows):
             raise UnsupportedSideEffectError(
                 f"the context of `{cls.__name__}` holds an object that was there before, and its backward looks at it: "
@@ -61,7 +61,7 @@ class CustomFunctions:
             )
 
     def check_absent(self, name: str, tangents: int) -> None:
-        """Raise where the backward of one does something else for results without a gradient, and there may be some."""
+        """Raise where a Function's backward is told which results have no gradient, and a caller may leave some out."""
         for cls in self._applied if tangents > 1 else ():
             codes = [getattr(getattr(cls, part, None), "__code__", None) for part in ("forward", "setup_context")]
             asks = any("set_materialize_grads" in names_of(code).others for code in codes if code is not None)

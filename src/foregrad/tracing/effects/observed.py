@@ -50,7 +50,7 @@ class Observed:
         self.pause, self.go_on = self._observer.pause, self._observer.go_on
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
-        """The same function, observed, with context variables of its own."""
+        """A function that does what `function` does, observed, in a copy of the context."""
 
         @runs_user_code
         def run(*args: Any, **kwargs: Any) -> T:
@@ -76,7 +76,7 @@ class Observed:
         return in_context
 
     def unobserved(self, function: Callable[..., T]) -> Callable[..., T]:
-        """The same function, of which and from which on nothing is observed until it is done."""
+        """A function that does what `function` does, with the observer paused until it returns."""
 
         @functools.wraps(function)
         def run(*args: Any) -> T:
