@@ -53,7 +53,7 @@ class CustomFunctions:
         return cls in self.regions
 
     def applied(self, cls: Any, context: dict[str, Any]) -> None:
-        """Raise where the backward reads an object of `context` that is older than the call: it may change before that."""
+        """Raise where the backward reads an object of `context` that is older than the call: it may change by then."""
         if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.knows):
             raise UnsupportedSideEffectError(
                 f"the context of `{cls.__name__}` holds an object that was there before, and its backward looks at it: "
