@@ -13,6 +13,7 @@ import torch._functorch.config as functorch
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 
 import foregrad
+from foregrad.cache import environment
 from foregrad.cache.describe import UndescribedError, describe, digest
 from tests.cache.kept import fresh_cache, keys_in, register
 
@@ -199,6 +200,19 @@ def test_keys_are_the_same_in_other_processes_and_for_other_hash_seeds():
         assert len(done.stdout.split()) == 6
         found.add(done.stdout)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("named", [torch, torch.version], ids=["version", "commit"])
+def test_another_pytorch_has_keys_of_its_own(monkeypatch, named):
+    before = keys_of("constant 2.5")
+    with monkeypatch.context() as patch:
+        patch.setattr(named, {torch: "__version__", torch.version: "git_version"}[named], "2.99.0")
+        environment.process.cache_clear()
+        other = keys_of("constant 2.5")
+    environment.process.cache_clear()
+    assert len(other) == 1
+    assert other.isdisjoint(before)
+    assert keys_of("constant 2.5") == before
 
 
 # ------------------------------------------------------------------------------------------------ what can be described

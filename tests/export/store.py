@@ -1,6 +1,6 @@
-"""`python -m tests.export.store`: write the artifacts that later versions must go on reading, and what they give.
+"""`python -m tests.export.store`: write the artifacts that other versions must go on reading, and what they give.
 
-They are written once for each version of the format, and never again.
+They are written once for each version of the format and minor version of PyTorch, and never again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ import foregrad
 from foregrad.artifacts.container import VERSION
 
 STORED = pathlib.Path(__file__).parent / "stored"
+NAMES = ("model", "writes", "energy")
+
+
+def stem_of(name, torch_version):
+    """`torch_version`: (major, minor) of the PyTorch that writes."""
+    return f"v{VERSION}-torch{torch_version[0]}.{torch_version[1]}-{name}"
 
 
 class Model(nn.Module):
@@ -84,8 +90,9 @@ def results(module, args, kwargs):
 
 def main():
     STORED.mkdir(exist_ok=True)
+    here = torch.__version__.split(".")
     for name, (artifact, args, kwargs) in artifacts().items():
-        path = STORED / f"v{VERSION}-{name}.foregrad"
+        path = STORED / f"{stem_of(name, here)}.foregrad"
         if path.exists():
             print(f"{path.name} is there: files of a version are written once")
             continue

@@ -1,4 +1,4 @@
-"""Artifacts that earlier versions wrote are read, and give what they gave."""
+"""Artifacts that other versions of foregrad and of PyTorch wrote are read, and give what they gave."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.artifacts.container import VERSION
-from tests.export.store import STORED, results
+from foregrad._torch.requirements import NEWEST, OLDEST
+from tests.export.store import NAMES, STORED, results, stem_of
 
 FILES = sorted(STORED.glob("*.foregrad"))
 
 
-def test_there_are_files_of_this_version():
-    assert {path.name for path in FILES} >= {f"v{VERSION}-{name}.foregrad" for name in ("model", "writes", "energy")}
+@pytest.mark.parametrize("torch_version", [OLDEST, NEWEST])
+def test_there_are_files_of_this_format_by_the_first_and_the_last_pytorch(torch_version):
+    assert {path.stem for path in FILES} >= {stem_of(name, torch_version) for name in NAMES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_files_of_earlier_versions(path):
+def test_files_of_other_versions(path):
     known = torch.load(path.with_suffix(".expected"), weights_only=True)
     found = results(foregrad.load(path), known["args"], known["kwargs"])
     assert found.keys() == known["results"].keys()
