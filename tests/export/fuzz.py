@@ -28,7 +28,7 @@ CORPUS = pathlib.Path(__file__).parent / "corpus.jsonl"
 MOST_SECONDS = 10.0
 VALUES = [
     None, True, False, 0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**40, 2**62, 2**63, -(2**63), 2**70, 0.0, 1.5, -1e308, "", "x", "s0", "args[0]", "lambda",
-    "aten::mm", "aten::add.Tensor", "aten::add_.Tensor", "aten::set_.source_Tensor", "operator.getitem", "foregrad.set_to", "os::system", "cpu", "meta",
+    "aten::mm", "aten::add.Tensor", "aten::add_.Tensor", "aten::set_.source_Tensor", "operator.getitem", "foregrad.take_data", "os::system", "cpu", "meta",
     "cuda:0", "float32", "bool", "complex64", "strided", "nan", "\x00", "../x", "é", "joint", "placeholder", "call_function", "output", "get_attr",
     [], {}, [[]], [None], {"node": 0}, {"node": 1}, {"node": 10**6}, {"tuple": []}, {"dict": []}, {"number": "s0"}, {"number": 3},
     {"tensor": 0}, {"operator": 0}, {"generator": "default"}, {"is": "Input", "path": "x"}, {"is": "Stored", "name": "weight"},

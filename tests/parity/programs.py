@@ -213,6 +213,8 @@ class Growth:
         if op.name in RESHAPING and value.requires_grad:
             # Eager itself leaves a history of the old shape behind, and fails in the backward.
             no_grad = False
+        if op.name == "set_" and any(tensor.requires_grad for tensor in self.pool.names.values()):
+            no_grad = True  # with gradients on it is refused
         return Step(op.name, op.write(source, value, self.pool), name if op.gives else "", no_grad)
 
     def body(self) -> list[Step]:

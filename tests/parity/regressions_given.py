@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import Stored
+from tests.parity.stored import SET_WITH_GRADIENTS, Stored
 
 GIVEN = Stored()
 regression = GIVEN.regression
@@ -77,8 +77,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "an argument is given expanded memory and written",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
@@ -115,8 +116,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad, of an argument that set_ replaces, is returned",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = torch.randint(-3, 4, (), dtype=torch.int32)
@@ -153,8 +155,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "an argument is given memory, detached, viewed and resized",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -226,8 +229,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "memory is taken over from a view made under no_grad whose version moves with the taker's",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -261,8 +265,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "set_ is called twice, and the history of the first stays",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((1, 2, 2), dtype=torch.complex64).expand((3, 2, 2))).detach().requires_grad_()
@@ -364,8 +369,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument takes over two others in turn, and a view that repeats elements is written",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -382,8 +388,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "an argument takes over a view that repeats one element",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -399,8 +406,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "an argument takes over an expanded leaf and is written",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -635,8 +643,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "set_ is called on a view that is an argument, and views of what it was are returned",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -652,8 +661,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "set_ is called on a view of an argument, which is reshaped",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a2 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -870,8 +880,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "parts of a window are returned, and set_ leaves its base without a derivative",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -926,7 +937,7 @@ def f(x0, x1, x2):
 
 refusal(
     "set_ gives an argument the memory of a view of it that was marked",
-    "with gradients on: PyTorch lets it be differentiated no more",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import Stored
+from tests.parity.stored import SET_WITH_GRADIENTS, Stored
 
 STORAGE = Stored()
 regression = STORAGE.regression
@@ -96,8 +96,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a leaf is detached in place, then takes over a tensor that requires grad",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_()
@@ -128,8 +129,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "one of several views made at once, and its base, take over one another",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float32).copy_(torch.randn((2, 3), dtype=torch.float32))).detach().requires_grad_() * 1
@@ -255,8 +257,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "set_ gives a tensor without a history one that can't be differentiated",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = torch.randn((2, 3), dtype=torch.float32)
@@ -322,7 +325,7 @@ def f(x0):
 
 refusal(
     "a view that was written is returned, and its base detached",
-    "in memory that is detached in the call",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -623,8 +626,9 @@ def f(x0, x3):
 """,
 )
 
-regression(
+refusal(
     "several views made at once of what an argument that `set_` is called on was detached from",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -639,8 +643,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "`set_` gives an argument a view made under no_grad, which is marked then",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32).expand((2, 3))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Stored"]
+__all__ = ["SET_WITH_GRADIENTS", "Stored"]
+
+SET_WITH_GRADIENTS = "a tensor that requires grad while gradients are on"
 
 
 class Stored:

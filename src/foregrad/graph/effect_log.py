@@ -135,12 +135,10 @@ class SetData(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetStorage(SetData):
-    """`set_`, which leaves a history that can't be differentiated behind where gradients are on."""
-
-    grad_enabled: bool = False
+    """`set_`, which counts as a write."""
 
     def __str__(self) -> str:
-        return f"set_() on input {self.input}, to {self.source}{' with gradients' if self.grad_enabled else ''}"
+        return f"set_() on input {self.input}, to {self.source}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class AliasOutput(OutputInfo):
     `leaf`: eager returns a leaf that requires grad. `before_mark`: so is the graph output that it
     views, and so many of the steps were taken before that was made one.
     `memory`: the view itself has taken that memory over, by `set_` if
-    `memory_is_set`, which leaves no derivative if `memory_is_barred`. `after`: the steps from there to the output.
+    `memory_is_set`. `after`: the steps from there to the output.
     `history`: the graph output that has
     the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
     (detach, then a write in place). `of_detached`: `detach_` is called on the graph output once this view is taken.
@@ -218,7 +218,6 @@ class AliasOutput(OutputInfo):
     history_at: int = 0
     memory: Memory | None = None
     memory_is_set: bool = False
-    memory_is_barred: bool = False
     after: tuple[ViewStep, ...] = ()
     before_mark: int | None = None
     of_detached: bool = False

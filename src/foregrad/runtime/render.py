@@ -186,9 +186,7 @@ class _Renderer(LineWriter):
         elif isinstance(effect, Write):
             self._write(effect)
         elif isinstance(effect, SetData):
-            is_set = isinstance(effect, SetStorage)
-            enabled = isinstance(effect, SetStorage) and effect.grad_enabled
-            self._replace(name, self._memory(effect.source), is_set=is_set, grad_enabled=enabled)
+            self._replace(name, self._memory(effect.source), is_set=isinstance(effect, SetStorage))
         elif isinstance(effect, InplaceView):
             op, arguments = self.bind(op_name(effect.op), effect.op), self.arguments(effect.args, effect.kwargs)
             guards = [] if effect.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
@@ -404,7 +402,7 @@ class _Renderer(LineWriter):
         values = self._values()
         self._make_leaves()
         for name, info in self.taking_over.items():
-            self._replace(name, self.memories[name], is_set=info.memory_is_set, grad_enabled=info.memory_is_barred)
+            self._replace(name, self.memories[name], is_set=info.memory_is_set)
         for at, output in enumerate(outputs):
             if isinstance(output, AliasOutput) and output.after:
                 values[at] = self.view(values[at], output.after, output.path)
@@ -455,10 +453,9 @@ class _Renderer(LineWriter):
         base = self.inputs[memory.input] if memory.input is not None else self.outputs[memory.output or 0]
         return self.view(base, memory.steps, memory.path)
 
-    def _replace(self, name: str, value: str, *, is_set: bool, grad_enabled: bool) -> None:
+    def _replace(self, name: str, value: str, *, is_set: bool) -> None:
         if is_set:
-            guards = [] if grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
-            self.under(guards, [f"{name}.set_({value})"])
+            self.under([f"{self.bind('no_grad', torch.no_grad)}()"], [f"{name}.set_({value})"])
         else:
             self.lines.append(f"{name}.data = {value}")
 

@@ -19,7 +19,7 @@ from .._torch.registered import operator_called, refusable_namespaces
 from ..errors import ArtifactError
 from ..tracing.kernels.checks import VALUE_CHECKS
 from ..tracing.kernels.formulas import independent_of_phase
-from ..tracing.tape.opinfo import item_or_empty, set_to, take_data, undefine_gradient
+from ..tracing.tape.opinfo import item_or_empty, take_data
 from ..tracing.values.math_functions import NUMBER_FUNCTIONS
 
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
@@ -50,9 +50,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 _OWN: dict[str, Callable[..., Any]] = {
     "foregrad.mkldnn_rnn_layer": mkldnn_rnn_layer_for_training,
     **{f"foregrad.{check.__name__}": check for check in VALUE_CHECKS.values()},
-    **{
-        f"foregrad.{f.__name__}": f for f in (take_data, set_to, undefine_gradient, item_or_empty, independent_of_phase)
-    },
+    **{f"foregrad.{f.__name__}": f for f in (take_data, item_or_empty, independent_of_phase)},
 }
 _FUNCTIONS = _ARITHMETIC | _OWN
 _NAMES = {id(function): name for name, function in _FUNCTIONS.items()}
@@ -96,7 +94,7 @@ def is_check(function: Any) -> bool:
 def is_view(function: Any) -> bool:
     """Whether it takes a view of its first argument, and writes to none."""
     if not isinstance(function, OpOverload):
-        return function in (take_data, set_to)
+        return function is take_data
     return not function._schema.is_mutable and any(r.alias_info is not None for r in function._schema.returns)
 
 

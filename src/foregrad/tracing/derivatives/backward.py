@@ -23,7 +23,6 @@ from ..heap.records import is_no_grad_view
 from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import other_leaves, reached_from
-from ..tape.opinfo import set_to
 from ..tape.origin import user_line
 from .dead_ends import raise_behind
 
@@ -152,12 +151,10 @@ class Backward:
         """The error; a refusal where eager may answer, because autograd has other sizes for a view than eager's has.
 
         A view that was given other memory is taken again by its operator where it is a fake, and by its place in memory
-        where it is a tensor. What `set_` makes without a derivative raises in eager too.
+        where it is a tensor.
         """
         changes, values = self.recorder.changes, self.recorder.values
         swaps = [(event, event.after) for event in changes.log.events if event.after is not None]
-        if any(after.view is not None and after.view.op is set_to and after.view.args[0] for _, after in swaps):
-            return error
         for event, after in swaps:
             view = values[event.tensor].fake
             if view is not None and is_view(view) and view.requires_grad and after.spec.shape != event.value.spec.shape:

@@ -50,7 +50,6 @@ class Analysis:
     updates: list[Write] = dataclasses.field(default_factory=list)
     whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
     first: set[int] = dataclasses.field(default_factory=set)  # inputs that are written before their sizes change
-    undefined: dict[int, float] = dataclasses.field(default_factory=dict)  # inputs that lose their derivative, and when
     detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
     early: dict[tuple[int, int], Early] = dataclasses.field(default_factory=dict)  # by input and `ViewStep.call`
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now

@@ -25,8 +25,6 @@ from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import has_undefined_gradient
-from ..tape.opinfo import undefine_gradient
 from .analysis import Analysis
 from .steps import toggles
 
@@ -137,9 +135,6 @@ def _changes(
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
     written = set() if analysis.swaps else analysis.written_dtypes()
     swaps = log.swaps_of(stand_in)
-    if index in analysis.undefined:
-        effect = InplaceView(index, undefine_gradient, (), (), True)
-        recorded.append(Recorded(analysis.undefined[index], memory, effect))
     kept = {entry.at for entry in analysis.swaps}
     for event in log.of(stand_in, Happened.RESHAPED):
         since = [swap.at for swap in swaps if swap.at < event.at]
@@ -189,7 +184,7 @@ def _toggles(recorder: Recorder, record: InputRecord, views: list[float]) -> lis
                 kept.pop()
                 continue
         kept.append(event)
-    if stand_in.requires_grad and history_of(stand_in) is not None and not has_undefined_gradient(history_of(stand_in)):
+    if stand_in.requires_grad and history_of(stand_in) is not None:
         while kept and not any(kept[-1].at < at for at in views):
             kept.pop()  # what is written takes the place of its history
     return kept

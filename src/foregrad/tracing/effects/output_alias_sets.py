@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from ..._torch.stand_ins import is_stand_in
-from ..._torch.tensors import base_of, history_of, is_marked, is_usable, is_view
+from ..._torch.tensors import base_of, is_marked, is_usable, is_view
 from ...graph.effect_log import ViewStep
 from ...graph.meta import TensorSpec
-from ...graph.slots import Base, Output, Slot
+from ...graph.slots import Base, Output
 from ..heap.alias import Value
 from ..heap.inplace_detach import keeps_history
 from ..heap.refusals import of_exchanged_memory
 from ..heap.view_chain import chain_of, is_from_custom_function, memory_root
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import has_undefined_gradient
-from ..tape.opinfo import set_to, take_data
-from ..tape.tape import Entry
+from ..tape.opinfo import take_data
 from .analysis import Analysis
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "as_it_was",
     "bases_of",
     "has_been_another",
-    "has_undefined_gradient_of",
     "tensor_outputs",
 ]
 
@@ -103,9 +100,6 @@ def bases_of(
             output = analysis.add(whole, root.read(recorder.emit), root.spec, None)
             bases[key] = BaseOutput(root, output, ())
             continue
-        if len(group) == 1 and has_undefined_gradient_of(first):
-            bases[key] = _barred_base(analysis, Base((Output(path),)), value, value, value.read(recorder.emit), ())
-            continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
         has_own = id(first) in recorder.changes.replaced or is_from_custom_function(value, first)
         if len(group) == 1 and (is_plain or has_own):
@@ -131,9 +125,6 @@ def bases_of(
         own = [member.path for member in group if member.tensor is base.fake]
         known = analysis.by_fake.get(id(base.fake))
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
-        if has_undefined_gradient_of(base.fake):
-            bases[key] = _barred_base(analysis, slot, start, base, entry, back)
-            continue
         twin = recorder.detached.twin_of(base.fake)
         if twin is not None and any(_keeps_history(recorder, member) for member in group):
             bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
@@ -162,26 +153,11 @@ def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
     return any(owner.value.root.spec.nbytes != owner.value.spec.nbytes for owner in owners)
 
 
-def has_undefined_gradient_of(tensor: torch.Tensor) -> bool:
-    """Whether `set_` left it without a derivative."""
-    return tensor.requires_grad and has_undefined_gradient(history_of(tensor))
-
-
 def _separate(recorder: Recorder, root: Value) -> None:
     """What `copy_` gave a tensor as it is stays another's, which may be saved, and the user may write to this one."""
     sources = {id(memory_root(entry)) for entry in recorder.writes.copied.get(id(root), ())}
     if sources and id(memory_root(root.read(recorder.emit))) in sources:
         root.separate(recorder.emit)
-
-
-def _barred_base(
-    analysis: Analysis, slot: Slot, start: Value, base: Value, entry: Entry, back: tuple[ViewStep, ...]
-) -> BaseOutput:
-    """A tensor that `set_` left without a derivative: its backward raises, on whatever way to an input."""
-    barred = ViewStep(set_to, (True,), (), None, id(base), True)
-    output = analysis.add(slot, entry, base.spec, base.fake)
-    analysis.by_fake.pop(id(base.fake), None)
-    return BaseOutput(start, output, (barred, *back))
 
 
 def _keeps_history(recorder: Recorder, member: _Member) -> bool:

@@ -11,7 +11,6 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import (
     allows_writes,
     base_of,
-    history_of,
     is_marked,
     is_usable,
     is_view,
@@ -28,11 +27,10 @@ from ...graph.signature import (
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
 from ..heap.event_log import Happened
-from ..heap.refusals import detached_and_written, of_exchanged_memory, set_with_gradients
+from ..heap.refusals import detached_and_written, of_exchanged_memory
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import has_undefined_gradient, nodes_behind
 from ..tape.opinfo import CUTS
 from ..tape.origin import user_line
 from ..tape.tape import Entry
@@ -42,7 +40,6 @@ from .output_alias_sets import (
     BaseOutput,
     bases_of,
     has_been_another,
-    has_undefined_gradient_of,
     tensor_outputs,
 )
 from .output_checks import check_copy, check_memory, check_view, counts_with_input, refuse_former
@@ -100,7 +97,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
         assert after is not None
         source = memory_of(recorder, inputs, analysis, bases, after, str(record.slot))
         analysis.swaps += swapped(recorder, analysis, index, at, inputs.records, source)
-    check_histories(recorder, analysis, inputs, through_bases)
+    check_histories(recorder, inputs)
     known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
     recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
     return analysis
@@ -177,33 +174,14 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
         if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
-        if (
-            is_set
-            and leaf.requires_grad
-            and not has_undefined_gradient_of(leaf)
-            and any(map(has_undefined_gradient, nodes_behind([leaf])))
-        ):
-            raise set_with_gradients(f"the output {path}", recorder.changes.where(leaf))
         alias = _what_it_was(run, old, path)
         if alias is None:
-            info = _memory(run, leaf, path)
-            given = inputs.records[info.input] if isinstance(info, AliasOutput) and info.input is not None else None
-            if given is not None and is_set and has_undefined_gradient_of(leaf) and not given.real.requires_grad:
-                raise set_with_gradients(f"the output {path}", recorder.changes.where_set())
-            return info
-        is_cut = any(step.op in CUTS for step in alias.steps) and not (
-            is_marked(leaf) or has_undefined_gradient_of(leaf)
-        )
+            return _memory(run, leaf, path)
+        is_cut = any(step.op in CUTS for step in alias.steps) and not is_marked(leaf)
         if leaf.requires_grad and is_cut:
             raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
         memory = _memory_given(run, leaf, path)
-        return dataclasses.replace(
-            alias,
-            leaf=is_marked(leaf),
-            memory=memory,
-            memory_is_set=is_set,
-            memory_is_barred=is_set and has_undefined_gradient_of(leaf),
-        )
+        return dataclasses.replace(alias, leaf=is_marked(leaf), memory=memory, memory_is_set=is_set)
     return _memory(run, leaf, path)
 
 
@@ -284,9 +262,9 @@ def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: 
         own = analysis.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
         return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    owner = base_of(leaf) if is_view(leaf) else leaf
-    if not cuts or has_undefined_gradient(history_of(owner) if owner is not None else None):
+    if not cuts:
         return alias
+    owner = base_of(leaf) if is_view(leaf) else leaf
     above = [link.fake for link in chain_of(value)[1 : len(alias.steps) - cuts[-1]]]
     if alias.input is not None and any(fake is not None and inputs.is_own_leaf(fake) for fake in above):
         return alias  # its history begins there

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..._torch.tensors import base_of, history_of, is_marked, is_view, share_counters
+from ..._torch.tensors import base_of, is_marked, is_view, share_counters
 from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
 from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_written_with_history
-from ..heap.refusals import changed_with_gradients, of_exchanged_memory, set_with_gradients
+from ..heap.refusals import changed_with_gradients, of_exchanged_memory
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import has_undefined_gradient
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -40,19 +39,12 @@ def swapped(
     events = recorder.changes.log.swaps_of(stand_in)
     event, is_last = events[at], at + 1 == len(events)
     is_set = event.what is Happened.SET and not is_marked(stand_in)
-    barred = is_set and has_undefined_gradient(history_of(stand_in))
-    if not is_last:
-        view = None if event.after is None else event.after.view
-        barred = is_set and view is not None and bool(view.args[0])
-    swap: SetData = SetStorage(index, memory, barred) if is_set else SetData(index, memory)
+    swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
     entries = [Recorded(event.at, None, swap)]
     if not is_last:
         return entries
     value = recorder.value_of(stand_in)
-    source = None if memory.input is None else records[memory.input]
-    if barred and not record.real.requires_grad and source is record:
-        raise set_with_gradients(str(record.slot), recorder.changes.where(stand_in))
-    is_written = is_written_with_history(record) and not barred
+    is_written = is_written_with_history(record)
     if not is_set:
         is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
         has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)

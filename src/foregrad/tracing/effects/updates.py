@@ -9,12 +9,11 @@ import torch
 
 from ..._torch.tensors import base_of, history_of, is_view, leads_to_base, share_counters
 from ...graph.effect_log import Write
-from ...graph.signature import AliasOutput
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
-from ..heap.refusals import changed_with_gradients, set_with_gradients, written_by_lists
+from ..heap.refusals import changed_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -46,49 +45,13 @@ def written_through_bases(inputs: Inputs) -> dict[int, int]:
     return through
 
 
-def check_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs, through_bases: dict[int, int]) -> None:
-    """Histories that can't be given back: of a view that an operator on lists wrote to together with what shares its
-    memory, of a tensor whose view `set_` left without a derivative.
-    """
-    known = {update.input for update in analysis.updates if update.differentiable} | set(analysis.replaced)
-    moved = {i for i, record in enumerate(inputs.records) if _is_reshaped(recorder, record)} - known
-    set_views = {
-        key: id(old.storage)
-        for key, (old, is_set) in recorder.changes.replaced.items()
-        if is_set and key not in inputs.by_stand_in
-    }
-    parted = set(set_views.values())
-    returned = {id(leaf) for at, leaf in analysis.aliases if analysis.outputs[at].memory_is_barred}  # type: ignore[attr-defined]
-    hidden = {storage for key, storage in set_views.items() if key not in returned}
-    barred = [out for out in analysis.outputs if isinstance(out, AliasOutput) and out.memory_is_barred]
-    inputs_of = {out.input for out in barred if out.input is not None}
-    known |= {i for i in inputs_of if id(inputs.records[i].initial.storage) not in hidden}
-    for index, record in enumerate(inputs.records):
-        is_listed_view = id(record.stand_in) in recorder.writes.listed and is_view(record.stand_in)
-        if is_listed_view and record.stand_in.requires_grad and not leads_to_base(record.stand_in):
-            where = recorder.changes.where(record.stand_in)
-            raise written_by_lists(str(record.slot), where)
-        if index in known or id(record) in through_bases or is_view(record.stand_in):
-            continue
-        is_written = is_written_with_history(record)
-        if index in moved:  # that gives another history by itself
-            is_written &= id(record.initial.storage) in parted
-        if is_written:
-            at = _undefined_at(recorder, record)
-            if at is None:
-                raise set_with_gradients(str(record.slot), recorder.changes.where_set())
-            analysis.undefined[index] = at
-
-
-def _undefined_at(recorder: Recorder, record: InputRecord) -> int | None:
-    """When `set_` was last called on a view of an input, with gradients on."""
-    found = None
-    for event in recorder.changes.log.events:
-        value = recorder.values.get(event.tensor)
-        fake = None if value is None or event.what is not Happened.SET else value.fake
-        if fake is not None and is_view(fake) and base_of(fake) is record.stand_in:
-            found = event.at
-    return found
+def check_histories(recorder: Recorder, inputs: Inputs) -> None:
+    """Raise for a view that an operator on lists wrote to together with what shares its memory."""
+    for record in inputs.records:
+        stand_in = record.stand_in
+        is_listed_view = id(stand_in) in recorder.writes.listed and is_view(stand_in)
+        if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
+            raise written_by_lists(str(record.slot), recorder.changes.where(stand_in))
 
 
 def _is_written(record: InputRecord) -> bool:

@@ -9,11 +9,9 @@ import torch
 
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError
-from ..tape.opinfo import set_to
 from .event_log import Happened
 from .recording import Recording
 from .refusals import detached_and_written
-from .view_replay import View
 
 if TYPE_CHECKING:
     from .records import InputRecord
@@ -36,19 +34,10 @@ class Detached:
         log = self.recorder.changes.log
         value.storage.changes.append(log.note(Happened.DETACHED, tensor, value, None, (tensor.requires_grad,)))
         self.recorder.changes.changed_at[id(tensor)] = self.recorder.origins.here()
-        self._unbar(tensor)
         if tensor.grad_fn is not None and not is_view(tensor):
             self.recorder.kept.append(tensor)
             with torch.enable_grad():
                 self.twins[id(tensor)] = aten._unsafe_view.default(tensor, tensor.shape)
-
-    def _unbar(self, tensor: torch.Tensor) -> None:
-        """Views taken from here on no longer have the history that `set_` gave it."""
-        value = self.recorder.value_of(tensor)
-        if value.view is not None and value.view.op is set_to and value.view.args[0] and value.parent is not None:
-            value.fake = None
-            view = View(set_to, (False,), {}, None, object(), False)
-            value.became = self.recorder.changes.become_view(tensor, value.parent, view)
 
     def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The twin of a tensor that is still detached."""

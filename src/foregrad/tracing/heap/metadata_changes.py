@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import history_of
 from ...errors import UnsupportedMutationError
-from ..tape.gradient_paths import has_undefined_gradient
-from ..tape.opinfo import IDENTITIES, OpInfo, set_to
+from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
 from .alias import Storage, Value
 from .clock import now
 from .event_log import EventLog, Happened
 from .recording import Recording
+from .refusals import set_with_gradients
 from .view_replay import View
 
 __all__ = ["MetadataChanges"]
@@ -78,11 +77,6 @@ class MetadataChanges:
         """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
         return user_line(self.changed_at.get(id(tensor)))
 
-    def where_set(self) -> str:
-        """The line of the last `set_`."""
-        done = [key for key, (_, is_set) in self.replaced.items() if is_set]
-        return user_line(self.changed_at.get(done[-1]) if done else None)
-
     def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> Value:
         self.recorder.kept.append(tensor)
         self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
@@ -99,9 +93,10 @@ class MetadataChanges:
                 f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
                 "Give `set_` a plain tensor, or do it outside the compiled function."
             )
-        differentiable = torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad)
+        if torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad):
+            raise set_with_gradients(user_line(rec.origins.here()))
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
-        if rest[0] is tensor and not differentiable:
+        if rest[0] is tensor:
             rec.value_of(tensor).storage.changes.append(now())  # nothing but its version changes
             return out
         self.replaced_by(tensor, rest[0], is_set=True)
@@ -111,9 +106,7 @@ class MetadataChanges:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
         self.changed_at[id(tensor)] = rec.origins.here()
-        grad_enabled = torch.is_grad_enabled() or (is_set and has_undefined_gradient(history_of(tensor)))
-        op, args = (set_to, (tensor.requires_grad and grad_enabled,)) if is_set else (aten.alias.default, ())
-        view = View(op, args, {}, None, object(), grad_enabled)
+        view = View(take_data if is_set else aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
         old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:

@@ -40,12 +40,11 @@ def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
     )
 
 
-def set_with_gradients(what: str, where: str = "") -> UnsupportedMutationError:
-    """What `set_` leaves without a derivative can't be given back."""
+def set_with_gradients(where: str) -> UnsupportedMutationError:
+    """`set_` where gradients are on: nothing can be differentiated through it, in eager either."""
     return UnsupportedMutationError(
-        f"{what} is, or is in the memory of, a tensor that `set_` is called on or given{_at(where)}, with gradients "
-        "on: PyTorch lets it be differentiated no more, which can't be given back. Use torch.no_grad(), or detach "
-        "before."
+        f"`set_` at {where} is called on, or given, a tensor that requires grad while gradients are on: PyTorch leaves "
+        "it without a derivative. Use torch.no_grad(), or detach the tensor before."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ...graph.meta import TensorSpec
-from ..tape.opinfo import set_to, take_data
+from ..tape.opinfo import take_data
 from ..tape.tape import Entry
 
 __all__ = ["Emit", "is_bijection", "moved", "undone", "without_bits", "write_back", "write_memory"]
@@ -182,7 +182,6 @@ _RULES: dict[Any, Rule] = {
     aten.alias.default: _identity,
     aten.lift_fresh.default: _identity,
     take_data: _identity,
-    set_to: _identity,
 }
 
 

@@ -22,7 +22,6 @@ from ...graph.signature import GradientPaths
 
 __all__ = [
     "cut_at",
-    "has_undefined_gradient",
     "nodes_behind",
     "other_leaves",
     "passed_through",
@@ -259,8 +258,3 @@ def _consumers_first(roots: Sequence[Any]) -> list[Any]:
             stack.extend((following, False) for following, _ in node.next_functions if following is not None)
     order.reverse()
     return order
-
-
-def has_undefined_gradient(history: Any) -> bool:
-    """Whether `set_` left it behind between tensors that require grad: it can't be differentiated."""
-    return history is not None and history.name().endswith("NotImplemented")

@@ -46,25 +46,9 @@ def take_data(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data
 
 
-def set_to(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
-    """A tensor after `set_(tensor)`, which required grad before or did not: to autograd it is no view."""
-    taker: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    if differentiable:
-        taker = taker.requires_grad_() * 1
-    taken: torch.Tensor = taker.set_(tensor)
-    return taken
-
-
-def undefine_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """Leave the tensor without a derivative, as `set_` does that is called on a view of it with gradients on."""
-    view: Any = tensor.view_as(tensor)
-    view.set_(view)
-    return tensor
-
-
 # Views that change nothing below autograd.
-CUTS = {aten.detach.default, take_data, set_to}  # these also cut the history off
-IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data, set_to}
+CUTS = {aten.detach.default, take_data}  # these also cut the history off
+IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, take_data}
 
 # Outputs that a kernel may leave undefined, which no operator can be given from Python.
 MAYBE_UNDEFINED: dict[Any, tuple[int, ...]] = {aten.mkldnn_rnn_layer.default: (3,)}  # in grad mode it is defined
