@@ -24,13 +24,13 @@ RUNS = {"recurrent": 2}
 def runs(monkeypatch):
     """How often each capture ran the function."""
     counted = []
-    run = foregrad.tracing.run._run_function
+    run = foregrad.tracing.run.run_function
 
     def counting(*args):
         counted.append(args[0])
         return run(*args)
 
-    monkeypatch.setattr(foregrad.tracing.run, "_run_function", counting)
+    monkeypatch.setattr(foregrad.tracing.run, "run_function", counting)
     return counted
 
 

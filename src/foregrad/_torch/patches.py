@@ -67,51 +67,55 @@ class FunctionsOfCapture(Protocol):
 
 
 class Hooks:
-    """What the patches call. `regions` is told of checkpointed regions; `engine(accumulates)` makes the context manager
-    that autograd's engine runs under; `read(module, name)` is told of attributes read, `missing(tensor, name)` of those
-    that a tensor does not have; `read_scripted(state, name)` of attributes that compiled code of TorchScript reads.
-    `made` is told of random generators that are made, `output(verb)` of what the program is about to print or log;
-    `node_hook(hook, register)` registers a hook of the program's on a node.
-    `region(function, args, kwargs)` is what an eager region gives; `functions` says which custom Functions are.
-    `attention` is what `flex_attention` is there, `classes` has the tensors of classes with `__torch_function__` alone.
-    """
+    """What the patches tell the capture of their thread, and ask it for. A capture overrides what it wants to know."""
 
-    def __init__(
-        self,
-        enter_module: Callable[[torch.nn.Module], None],
-        leave_module: Callable[[], None],
-        swap: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]],
-        regions: checkpoints.RegionsOfCapture,
-        read: Callable[[torch.nn.Module, str], None] | None = None,
-        missing: Callable[[torch.Tensor, str], None] | None = None,
-        engine: Callable[[bool], Any] = contextlib.nullcontext,
-        read_scripted: Callable[[Any, str], None] = lambda *_: None,
-        made: generators.MadeGenerators | None = None,
-        output: Callable[[str], None] | None = None,
-        node_hook: Callable[[Any, Callable[[Any], Any]], Any] | None = None,
-        storage_as_tensor: Callable[..., torch.Tensor | None] = lambda *_, **__: None,
-        region: RunRegion | None = None,
-        functions: FunctionsOfCapture | None = None,
-        attention: control_flow.Attention | None = None,
-        classes: FunctionClasses | None = None,
-    ) -> None:
-        self.enter_module = enter_module
-        self.leave_module = leave_module
-        self.swap = swap
-        self.regions = regions
-        self.read = read
-        self.missing = missing
-        self.engine = engine
-        self.read_scripted = read_scripted
-        self.made = made or generators.MadeGenerators(tuple)
-        self.output = output
-        self.node_hook = node_hook
-        self.storage_as_tensor = storage_as_tensor
-        self.region = region
-        self.functions = functions
-        self.attention = attention
-        self.classes = classes
+    checkpoints: checkpoints.RegionsOfCapture
+    made_generators: generators.MadeGenerators
+    notes_reads = False  # whether `read` and `missing` are told
+    refuses_output = False  # whether `refuse_output` is told
+    region: RunRegion | None = None  # runs eager regions
+    functions: FunctionsOfCapture | None = None
+    attention: control_flow.Attention | None = None
+    classes: FunctionClasses | None = None
+
+    def __init__(self) -> None:
+        self.made_generators = generators.MadeGenerators(tuple)
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
+        self.swaps: list[Callable[[Any], Any]] = []  # of arguments of custom Functions, see `swapping`
+
+    def enter_module(self, module: torch.nn.Module) -> None:
+        """A module is called."""
+
+    def leave_module(self) -> None:
+        """Its call ends."""
+
+    def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with a stand-in for each real tensor."""
+        raise NotImplementedError
+
+    def engine(self, accumulates: bool) -> contextlib.AbstractContextManager[None]:
+        """The context that autograd's engine runs under. `accumulates`: it adds to `.grad`."""
+        raise NotImplementedError
+
+    def read(self, module: torch.nn.Module, name: str) -> None:
+        """An attribute of a module is read."""
+
+    def missing(self, tensor: torch.Tensor, name: str) -> None:
+        """A tensor is asked for an attribute that it does not have."""
+
+    def read_scripted(self, state: Any, name: str) -> None:
+        """Compiled code of TorchScript reads an attribute."""
+
+    def refuse_output(self, verb: str) -> None:
+        """The program is about to print or log."""
+
+    def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
+        """Register a hook of the program's on a node."""
+        return register(hook)
+
+    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """The tensor whose memory `set_` is given; None: what it is given already is one."""
+        return None
 
 
 _active = threading.local()
@@ -244,7 +248,7 @@ def _not_read_by(file: str) -> str:
 
 def _getattribute(self: torch.nn.Module, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    if hooks is not None and hooks.read is not None:
+    if hooks is not None and hooks.notes_reads:
         reader = sys._getframe(1).f_code
         known = _NOT_READ_BY.get(id(reader))
         if known is None:
@@ -258,7 +262,7 @@ def _getattribute(self: torch.nn.Module, name: str) -> Any:
 def _setattr(self: torch.nn.Module, name: str, value: Any) -> None:
     """A write of the very object that is there changes nothing as long as that is there: it counts as a look."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    if hooks is not None and hooks.read is not None:
+    if hooks is not None and hooks.notes_reads:
         own = _original_getattribute(self, "__dict__")
         tables = (own, own.get("_buffers", own), own.get("_parameters", own))
         if any(table.get(name, _ALL) is value for table in tables):
@@ -268,7 +272,7 @@ def _setattr(self: torch.nn.Module, name: str, value: Any) -> None:
 
 def _missing(self: torch.Tensor, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    if hooks is not None and hooks.missing is not None:
+    if hooks is not None and hooks.notes_reads:
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # which C++ asks of a number's tensor
             with torch._C.DisableTorchFunction():  # as in `_swap`
@@ -321,6 +325,8 @@ def applied_function() -> Any:
 
 def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     with torch._C.DisableTorchFunction():  # `swap` asks tensors what they are: a mode would swap them first
+        for swap in reversed(hooks.swaps):
+            args, kwargs = swap(args), swap(kwargs)
         return hooks.swap(args, kwargs)
 
 
@@ -344,7 +350,7 @@ def _register_on_node(table: Any, hook: Any) -> Any:
     """A hook of a node; those that PyTorch's own code registers (for hooks of modules) are none of the program's."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     register = functools.partial(_original_register.__func__, table)
-    if hooks is None or hooks.node_hook is None:
+    if hooks is None:
         return register(hook)
     by = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
     return register(hook) if by in ("torch", "foregrad") else hooks.node_hook(hook, register)
@@ -374,27 +380,26 @@ def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
     if hooks is None:
         yield
         return
-    before = hooks.swap
-    hooks.swap = lambda args, kwargs: before(swap(args), swap(kwargs))
+    hooks.swaps.append(swap)
     try:
         yield
     finally:
-        hooks.swap = before
+        hooks.swaps.pop()
 
 
 def _regions() -> checkpoints.RegionsOfCapture | None:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.regions
+    return None if hooks is None else hooks.checkpoints
 
 
 def _made_generators() -> generators.MadeGenerators | None:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.made
+    return None if hooks is None else hooks.made_generators
 
 
 def _teller_of_output() -> Callable[[str], None] | None:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.output
+    return hooks.refuse_output if hooks is not None and hooks.refuses_output else None
 
 
 def _attention() -> control_flow.Attention | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,35 +15,24 @@ from .._torch.dispatch import (
     no_saved_tensors_hooks,
     symbolic_composites,
 )
-from .._torch.generators import MadeGenerators
-from .._torch.patches import Hooks, patched
-from .._torch.plain_types import PlainTypes
-from ..errors import ForegradError, ProgramOutputError
-from ..frontend.call import FlatCall
+from .._torch.patches import patched
+from ..errors import ForegradError
 from ..frontend.lifted import capturing
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.effects import CheckFailed
-from ..interrupts import is_interrupt, note_escaping, runs_user_code
+from ..interrupts import is_interrupt, note_escaping
 from .assembly import Assembly
 from .captured import Captured
-from .derivatives.backward import Backward, InnerGradients
 from .derivatives.derived_effects import check_outputs, written_by
 from .derivatives.differentiation import Differentiated, differentiate
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
-from .effects.attribute_guards import Facts
 from .effects.backward_reads import check_module_hooks
-from .effects.custom_functions import CustomFunctions
-from .effects.eager_hooks import EagerHooks
-from .effects.eager_regions import EagerRegions
 from .effects.given import Given
 from .effects.gradient_looks import check_sizes
-from .effects.observed import Observed
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
-from .effects.result_hooks import OwnHooks
-from .effects.settings_left import SettingsLeft
 from .effects.side_effects import (
     check_arrays,
     check_escaped_tensors,
@@ -55,92 +43,21 @@ from .effects.side_effects import (
     check_tensors,
 )
 from .effects.storage_swap import check_marked, views_of_written
-from .heap.recording import Host
-from .heap.records import InputRecord
-from .inputs.history_changes import HistoryChanges
-from .inputs.inplace_views import check_reshaped, reshape_view
-from .inputs.inputs import Inputs
-from .inputs.lifting import Lifting
-from .inputs.overlapping_views import OverlappingViews
-from .inputs.seen_code import SeenCode
+from .inputs.inplace_views import check_reshaped
 from .kernels.dead_checks import dead_checks
-from .options import Learned, Options
-from .recorder.attention import Attention
-from .recorder.checkpoint_regions import Regions
-from .recorder.recorder import Recorder, Unrecorded
+from .parts import CaptureParts, run_function
 from .tape.again import CaptureAgain
-from .tape.origin import Origins, user_line
-from .tape.symbols import fake_mode_of, symbols_of
-from .values.decisions import Decisions
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
 from .values.math_functions import traced_math
-from .values.numbers import Numbers
-from .values.prefix import generators_drawn_from
-from .values.sizes import OpenSizes
 
 __all__ = ["CaptureRun"]
 
 _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 
 
-class CaptureRun:
+class CaptureRun(CaptureParts):
     """One run of the function."""
-
-    def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
-        self.call, self.options, self.learned, self.name = call, options, learned, options.name
-        self.symbols = symbols_of(call)
-        self.fake_mode = fake_mode_of(call, self.symbols)
-        self.inputs = inputs = Inputs(
-            call,
-            self.fake_mode,
-            shared_bases=learned.shared_bases,
-            whole=learned.whole,
-            viewed=learned.viewed,
-            samples=learned.samples,
-            symbols=self.symbols,
-        )
-        self.origins = Origins(_run_function.__code__)
-        host = Host(inputs.adopt, self.name, learned.late, inputs.whole_memory_needed, self._on_resize, learned)
-        self.recorder = Recorder(self.fake_mode, self.origins, host, options.decompositions, self._decisions)
-        self.unrecorded = Unrecorded(self.recorder)
-        self.history_changes = HistoryChanges(self.inputs, self.recorder)
-        self.reads = self.inputs.reads
-        self.checkpoints = Regions(self.recorder, self._written_since)
-        self.inner = InnerGradients(self.inputs, self.recorder, self.name)
-        self.made_generators = MadeGenerators(lambda: generators_drawn_from(self.recorder.tape.entries))
-        self.settings = SettingsLeft(self.name, call.function, self.recorder.arithmetic)
-        self.hooks = OwnHooks(lambda: user_line(self.origins.here()))
-        self.functions = CustomFunctions(
-            learned.regions, self.reads, lambda value: self.state.knows(value), may_run=options.runs_regions
-        )
-        self.facts = Facts(self.inputs, lambda: user_line(self.origins.here()))
-        self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
-        self.overlapping = OverlappingViews(self.recorder, self.inputs.overlapping)
-        self.observed = Observed(self.name, lambda: self.state.before)
-        stand_ins = self.inputs.by_stand_in
-        self.lifting = Lifting(
-            self.inputs.adopt,
-            lambda: user_line(self.origins.here()),
-            self.recorder.decisions.numbers.ours,
-            on_mark=self.history_changes.on_mark,
-            on_detach=self.history_changes.on_detach,
-            on_data=self.recorder.taken_as_data,
-            on_data_assignment=self.recorder.replaced_by,
-            on_check=self.recorder.checks.note,
-            on_hook=self.hooks.note,
-            hook_instead=lambda hook: self.eager_hooks.instead(hook),
-            on_gradient=self.inner.note,
-            on_numpy=self.functions.on_numpy,
-            ask=self.facts.ask,
-            reshape_view=None if learned.replays_views else functools.partial(reshape_view, self.recorder, stand_ins),
-            overlapping=self.overlapping,
-            observed=self.observed,
-        )
-        self.backward = Backward(self.recorder, self.lifting, self.inputs)
-        self.regions = EagerRegions(self.name, self.recorder, self.lifting, lambda: self.state, self.inputs.records)
-        known = learned.hooks, self.regions.made, self.recorder, call.function
-        self.eager_hooks = EagerHooks(*known, lambda value: self.state.knows(value), may_run=options.runs_regions)
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
@@ -178,7 +95,7 @@ class CaptureRun:
     def _run(self, given: Given) -> Captured | None:
         self.code.scan_roots()
         with (
-            patched(self._hooks()),
+            patched(self),
             self.settings.view_replay,
             force_view_tracking(self.learned.replays_views),
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
@@ -211,27 +128,6 @@ class CaptureRun:
         has_numbers = bool(self.call.numbers or self.call.varied)
         return traced_math if has_numbers else contextlib.nullcontext()
 
-    def _hooks(self) -> Hooks:
-        """What PyTorch is to tell while the function runs, and what it is to be given in place of its own."""
-        return Hooks(
-            self.code.enter,
-            self.origins.leave,
-            self.lifting.swap,
-            self.checkpoints,
-            self.reads.note,
-            self.facts.missing,
-            self.lifting.in_engine,
-            self.reads.note_scripted,
-            self.made_generators,
-            self._refuse_output if self.options.refuses_output else None,
-            self.hooks.on_node,
-            self.lifting.storages.as_tensor,
-            self.observed.unobserved(self.regions.call if self.options.runs_regions else self.regions.refuse),
-            self.functions,
-            Attention(self.recorder, self.lifting),
-            self.lifting.classes,
-        )
-
     def _called(self, given: Given) -> tuple[Any] | None:
         """Run the function: what it returns."""
         recorder, call = self.recorder, self.call
@@ -242,7 +138,7 @@ class CaptureRun:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     self.inputs.adopt(tensor)
                 with self.options.around(), capturing(), drawing(self.draws), self._traced_math():
-                    result = _run_function(self.observed.of(call.function), given.args, given.kwargs)
+                    result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
                 if self.learned.replays_views and recorder.changes.resized:
@@ -344,45 +240,3 @@ class CaptureRun:
         facts = self.facts.of(len(joint.signature.inputs), self.code.scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
-
-    def _written_since(self) -> Callable[[], str | None]:
-        """What names an input, or another thing, that the function writes to from now on, or draws from."""
-        versions = {id(record): self._writes_to(record) for record in self.inputs.records}
-        changed, drawn = self.state.changed_since(), self.draws.taken
-
-        def written() -> str | None:
-            if self.draws.taken != drawn:
-                return "draws from a random generator of Python's or NumPy's, or reads a clock"
-            found = (r for r in self.inputs.records if self._writes_to(r) != versions.get(id(r), 0))
-            record = next(found, None)
-            what = changed() if record is None else str(record.slot)
-            return None if what is None else f"writes to {what}"
-
-        return written
-
-    def _writes_to(self, record: InputRecord) -> int:
-        value = self.recorder.values.get(id(record.stand_in))
-        return 0 if value is None else value.storage.generation
-
-    def _refuse_output(self, what: str) -> None:
-        raise ProgramOutputError(
-            f"`{self.name}` {what}, which a compiled call would not repeat. Do it outside the compiled function."
-        )
-
-    def _decisions(self, recorder: Recorder) -> Decisions:
-        """What knows the values that the program reads."""
-        call, numbers = self.call, Numbers(recorder, self.symbols.table if self.symbols else None)
-        sizes, real_of = OpenSizes(numbers, call.sizes, always=call.every_size), self.inputs.real_behind
-        return Decisions(recorder.tape, real_of, numbers, sizes, checks=recorder.checks, varied=call.varied)
-
-    def _on_resize(self) -> None:
-        """A tensor's sizes change in place: what it is by then is no longer what its views were taken of."""
-        if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
-            self.learned.replays_views = False
-            raise CaptureAgain
-
-
-@runs_user_code
-def _run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    # The frame of this function ends the user's part of a stack trace.
-    return function(*args, **kwargs)

@@ -17,7 +17,7 @@ from ..._torch.dispatch import (
     without_anomaly_mode,
 )
 from ..._torch.fakes import FakeTensor
-from ..._torch.patches import Hooks, patched
+from ..._torch.patches import patched
 from ..._torch.stand_ins import is_stand_in, new_stand_in
 from ..._torch.tensors import is_number
 from ...errors import UnsupportedError
@@ -36,7 +36,7 @@ from ..values.residual_decisions import KnownDecisions
 __all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
 
 
-class Session:
+class Session(Host):
     """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
 
     `known`: for the id of each real tensor that the function used, what gives it while it is there, and its stand-in.
@@ -46,33 +46,24 @@ class Session:
     def __init__(
         self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]], *, has_hooks: bool
     ) -> None:
+        super().__init__()
         self.name = name
         self.lock = make_lock()  # held to go on with the capture
         self.has_hooks = has_hooks
         self.recorder = recorder
         self.known = known
         self.numbering = Numbering(recorder.tape)
-        self.lifting = Lifting(
-            self._adopt,
-            lambda: f"the backward of `{name}`",
-            recorder.decisions.numbers.ours,
-            on_data=recorder.taken_as_data,
-            on_data_assignment=recorder.replaced_by,
-            on_check=recorder.checks.note,
-        )
+        self.lifting = Lifting(self, recorder)
+        self.swap, self.engine = self.lifting.swap, self.lifting.in_engine  # type: ignore[method-assign]
+        self.checkpoints = NoRegions()
         self.decisions = KnownDecisions(recorder.decisions, self.numbering)
-        self.hooks = Hooks(
-            lambda module: None,
-            lambda: None,
-            self.lifting.swap,
-            NoRegions(),
-            engine=self.lifting.in_engine,
-        )
-        # Nothing of the first capture, which holds the arguments.
-        host = Host(self._adopt, name, recorder.host.written, on_missing=self._refuse_write)
-        recorder.resume(host, self.decisions, run_engine.__code__)
+        self.written = recorder.host.written
+        recorder.resume(self, self.decisions, run_engine.__code__)  # nothing of the first capture, which has arguments
 
-    def _adopt(self, real: torch.Tensor) -> torch.Tensor:
+    def where(self) -> str:
+        return f"the backward of `{self.name}`"
+
+    def adopt(self, real: torch.Tensor) -> torch.Tensor:
         if is_stand_in(real) or isinstance(real, FakeTensor) or is_number(real):
             return real
         reference, stand_in = self.known.get(id(real), (None, None))
@@ -83,7 +74,7 @@ class Session:
             )
         return stand_in
 
-    def _refuse_write(self, root: Value, where: str) -> None:
+    def on_missing(self, root: Value, where: str) -> None:
         raise in_some_backwards(f"{where}, where the backward of `{self.name}` is differentiated or runs in part,")
 
     @contextlib.contextmanager
@@ -96,7 +87,7 @@ class Session:
             try:
                 # Autocast belongs to the forward: eager's backward usually runs outside its region.
                 with (
-                    patched(self.hooks),
+                    patched(self),
                     force_view_tracking(),
                     no_saved_tensors_hooks(),
                     single_threaded_backward(),

@@ -6,13 +6,13 @@ The recorder hands itself to its parts, which live in rooms below its own: this 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from ..._torch.fakes import FakeTensorMode
+from ..._torch.patches import Hooks
 from ...graph.meta import TensorSpec
 from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Tape
@@ -21,27 +21,67 @@ from .alias import Value
 __all__ = ["Host", "Recording"]
 
 
-def _nothing(*_: Any) -> None:
-    """Nobody is to be told."""
+class Host(Hooks):
+    """What a recorder, the mode of stand-ins and the patches ask of the capture, or the derivative, that they work for.
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Host:
-    """What a recorder asks of the capture, or the derivative, that it records for.
-
-    `adopt`: the fake for a real tensor that the function brought in by itself. `name`: the function's. `written`: ids
-    of inputs that its backward is known to write. `past_the_edges(root)`: a write leaves the input that `root` is.
-    `on_resize()`: sizes or memory of a tensor are about to change in place. `on_missing(root, where)`: a backward
-    writes to what it was not known to write. `learned`: what earlier runs of the capture found out.
+    `name`: the function's. `written`: ids of inputs that its backward is known to write. `learned`: what earlier runs
+    of the capture found out.
     """
 
-    adopt: Callable[[torch.Tensor], torch.Tensor]
     name: str
-    written: set[int] = dataclasses.field(default_factory=set)
-    past_the_edges: Callable[[Value], None] = _nothing
-    on_resize: Callable[[], None] = _nothing
+    written: set[int]
     learned: Any = None
-    on_missing: Callable[[Value, str], None] = _nothing
+    lifting: Any  # the mode of stand-ins
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in for a real tensor that the function brought in by itself."""
+        raise NotImplementedError
+
+    def where(self) -> str:
+        """The user's line."""
+        raise NotImplementedError
+
+    def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        swapped: tuple[tuple[Any, ...], dict[str, Any]] = self.lifting.swap(args, kwargs)
+        return swapped
+
+    def engine(self, accumulates: bool) -> contextlib.AbstractContextManager[None]:
+        context: contextlib.AbstractContextManager[None] = self.lifting.in_engine(accumulates)
+        return context
+
+    def past_the_edges(self, root: Value) -> None:
+        """A write leaves the input that `root` is."""
+
+    def on_resize(self) -> None:
+        """Sizes or memory of a tensor are about to change in place."""
+
+    def on_missing(self, root: Value, where: str) -> None:
+        """A backward writes to what it was not known to write."""
+
+    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
+        """Before `tensor.requires_grad_()`, or an assignment to it: whether it is done."""
+        return False
+
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+        """In place of `tensor.detach_()`, which is `run()`."""
+        run()
+
+    def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
+        """A hook was registered on a tensor."""
+
+    def hook_instead(self, hook: Any) -> Any:
+        """What is registered in place of a hook."""
+        return hook
+
+    def on_gradient(self, *args: Any, **kwargs: Any) -> None:
+        """`torch.autograd.grad` is called."""
+
+    def on_numpy(self, function: Any) -> None:
+        """A custom Function hands a tensor to NumPy."""
+
+    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The answer to a question of the program about a tensor; NotImplemented: PyTorch answers."""
+        return NotImplemented
 
 
 class Recording(Protocol):

@@ -31,12 +31,14 @@ from ..._torch.transforms import bottom_of
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
 from ...subclasses.spec import is_of_capture
+from ..heap.recording import Host
 from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.determinant import DETERMINANTS, watch_determinant
 from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
 from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.functions import READERS
+from ..recorder.recorder import Recorder
 from .inplace_views import RESHAPERS
 from .jagged_attention import attention, is_by_math
 from .overlapping_views import OverlappingViews
@@ -50,49 +52,25 @@ _KEEP_REAL = {_TENSOR.__hash__}
 _GRAD = _TENSOR.grad.__get__
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Nobody is to be told."""
-
-
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function.
 
-    `adopt(tensor)` returns the stand-in, `where()` the user's line. `on_mark(tensor, requires_grad)` is told before
-    `tensor.requires_grad_()`, or an assignment to `tensor.requires_grad`, `on_detach(tensor)` before
-    `tensor.detach_()`, `on_data(result)` after `tensor.data`, `on_data_assignment(tensor, source)` after
-    `tensor.data = source`; `on_check` a look at values and its arguments, `on_hook` see `OwnHooks`, `hook_instead` see
-    `EagerHooks`; `on_gradient` is given the arguments of `torch.autograd.grad`, `on_numpy` custom Functions that hand
-    tensors to NumPy; `ask`: see `Facts`. `reshape_view` changes sizes of views in place: where it is given, autograd is
-    told no more of a view than where it lies in memory.
+    `reshape_view` changes sizes of views in place: where it is given, autograd is told no more of a view than where it
+    lies in memory.
     """
 
     def __init__(
         self,
-        adopt: Callable[[torch.Tensor], torch.Tensor],
-        where: Callable[[], str],
-        known_number: Callable[[Any], Any],
+        host: Host,
+        recorder: Recorder,
         *,
-        on_mark: Callable[[torch.Tensor, bool], Any] = _nothing,
-        on_detach: Callable[[torch.Tensor, Callable[[], Any]], None] = lambda _, run: run(),
-        on_data: Callable[[torch.Tensor], None] = _nothing,
-        on_data_assignment: Callable[[torch.Tensor, torch.Tensor], None] = _nothing,
-        on_check: Callable[[Any, tuple[Any, ...], Any], None] = _nothing,
-        on_hook: Callable[[torch.Tensor, Any, Any], None] = _nothing,
-        hook_instead: Callable[[Any], Any] = lambda hook: hook,
-        on_gradient: Callable[..., None] = _nothing,
-        on_numpy: Callable[[Any], None] = _nothing,
-        ask: Callable[[Any, tuple[Any, ...], Any], Any] | None = None,
         reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
         overlapping: OverlappingViews | None = None,
         observed: Any = None,
     ) -> None:
         super().__init__()
-        self.adopt, self.where, self.known_number = adopt, where, known_number
-        self.on_mark, self.on_detach = on_mark, on_detach
-        self.on_data, self.on_data_assignment = on_data, on_data_assignment
-        self.on_check, self.on_hook, self.on_gradient, self.on_numpy = on_check, on_hook, on_gradient, on_numpy
-        self.hook_instead = hook_instead
-        self.ask = ask
+        self.host, self.recorder = host, recorder
+        self.where = where = host.where
         self.reshape_view = reshape_view
         self.views = ViewTracking(where, overlapping)
         self.overlapping = overlapping
@@ -101,8 +79,8 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.storages = Storages()
-        self.pause: Callable[[], Any] = _nothing if observed is None else observed.pause
-        self.go_on: Callable[[], Any] = _nothing if observed is None else observed.go_on
+        self.pause: Callable[[], Any] = (lambda: None) if observed is None else observed.pause
+        self.go_on: Callable[[], Any] = (lambda: None) if observed is None else observed.go_on
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,10 +98,9 @@ class Lifting(TorchFunctionMode):
             self.go_on()
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.ask is not None:
-            answer = self.ask(func, args, kwargs)
-            if answer is not NotImplemented:
-                return answer
+        answer = self.host.ask(func, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
         if func is _GRAD:
             return func(*args)
         if self.overlapping is not None and self.overlapping.watched:
@@ -185,7 +162,7 @@ class Lifting(TorchFunctionMode):
             if self.classes and self.classes.stand_in(value) is not None:
                 self.classes.refuse(value, "a custom Function, transform or other part of PyTorch that is handed")
             is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)
-            return value if is_ours else self.adopt(value)
+            return value if is_ours else self.host.adopt(value)
         cls = type(value)
         if cls is list or cls is tuple:
             items = list(map(self._swapped, value))
@@ -210,7 +187,7 @@ class Lifting(TorchFunctionMode):
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         custom = applied_function()
         if custom is not None:
-            self.on_numpy(custom)
+            self.host.on_numpy(custom)
         raise UnsupportedOpError(
             f"`.{func.__name__}` at {self.where()} hands a tensor to NumPy or another library, whose work is in no "
             "graph. Use PyTorch's own functions there, `.tolist()` or `.item()` where numbers are wanted, or mark the "
@@ -222,9 +199,9 @@ class Lifting(TorchFunctionMode):
 
     def _hook(self, func: Any, args: Any, kwargs: Any) -> Any:
         hook = args[1] if len(args) > 1 else kwargs["hook"]
-        handle = func(args[0], unless_cut(self.hook_instead(hook)))
+        handle = func(args[0], unless_cut(self.host.hook_instead(hook)))
         self.has_hooks = True
-        self.on_hook(args[0], hook, handle)
+        self.host.on_hook(args[0], hook, handle)
         return handle
 
     def _storage(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -240,7 +217,7 @@ class Lifting(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.on_gradient(*args[:2], **kwargs)
+        self.host.on_gradient(*args[:2], **kwargs)
         return func(*args, **kwargs)
 
     def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -248,7 +225,8 @@ class Lifting(TorchFunctionMode):
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
         number = func(*args, **kwargs)
-        return self.known_number(number) if isinstance(number, (torch.SymFloat, torch.SymInt)) else number
+        is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
+        return self.recorder.decisions.numbers.ours(number) if is_symbol else number
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """As a number of Python's, which a constructor such as `torch.FloatTensor` may ask for."""
@@ -257,7 +235,7 @@ class Lifting(TorchFunctionMode):
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
-        return args[0] if self.on_mark(args[0], value) else func(*args, **kwargs)
+        return args[0] if self.host.on_mark(args[0], value) else func(*args, **kwargs)
 
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
@@ -265,7 +243,7 @@ class Lifting(TorchFunctionMode):
 
     def _checked(self, func: Any, args: Any, kwargs: Any) -> Any:
         given, named = tuple(map(_below_transforms, args)), {k: _below_transforms(v) for k, v in kwargs.items()}
-        self.on_check(VALUE_CHECKS[func], given, named)
+        self.recorder.checks.note(VALUE_CHECKS[func], given, named)
         return func(*args, **kwargs)
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -280,17 +258,17 @@ class Lifting(TorchFunctionMode):
         return result
 
     def _detach_in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.on_detach(args[0], functools.partial(func, *args, **kwargs))
+        self.host.on_detach(args[0], functools.partial(func, *args, **kwargs))
         return args[0]
 
     def _take_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        self.on_data(result)
+        self.recorder.taken_as_data(result)
         return result
 
     def _assign_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        self.on_data_assignment(args[0], args[1])
+        self.recorder.replaced_by(args[0], args[1])
         return result
 
 

@@ -1,0 +1,196 @@
+"""The parts of a capture, and what they ask of each other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._torch.generators import MadeGenerators
+from .._torch.plain_types import PlainTypes
+from ..errors import ProgramOutputError
+from ..frontend.call import FlatCall
+from ..interrupts import runs_user_code
+from .derivatives.backward import Backward, InnerGradients
+from .effects.attribute_guards import Facts
+from .effects.custom_functions import CustomFunctions
+from .effects.eager_hooks import EagerHooks
+from .effects.eager_regions import EagerRegions
+from .effects.observed import Observed
+from .effects.python_state import PythonState
+from .effects.result_hooks import OwnHooks
+from .effects.settings_left import SettingsLeft
+from .heap.alias import Value
+from .heap.recording import Host
+from .heap.records import InputRecord
+from .inputs.history_changes import HistoryChanges
+from .inputs.inplace_views import reshape_view
+from .inputs.inputs import Inputs
+from .inputs.lifting import Lifting
+from .inputs.overlapping_views import OverlappingViews
+from .inputs.seen_code import SeenCode
+from .options import Learned, Options
+from .recorder.attention import Attention
+from .recorder.checkpoint_regions import Regions
+from .recorder.recorder import Recorder, Unrecorded
+from .tape.again import CaptureAgain
+from .tape.origin import Origins, user_line
+from .tape.symbols import fake_mode_of, symbols_of
+from .values.decisions import Decisions
+from .values.draws import Draws
+from .values.numbers import Numbers
+from .values.prefix import generators_drawn_from
+from .values.sizes import OpenSizes
+
+__all__ = ["CaptureParts", "run_function"]
+
+
+class CaptureParts(Host):
+    """The parts of one run of the function, each with what it needs of the others."""
+
+    notes_reads = True
+    state: PythonState  # these two when the stand-ins of the arguments are there
+    draws: Draws
+
+    def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
+        super().__init__()
+        self.refuses_output = options.refuses_output
+        self.call, self.options, self.learned, self.name = call, options, learned, options.name
+        self.symbols = symbols_of(call)
+        self.fake_mode = fake_mode_of(call, self.symbols)
+        self.inputs = inputs = Inputs(
+            call,
+            self.fake_mode,
+            shared_bases=learned.shared_bases,
+            whole=learned.whole,
+            viewed=learned.viewed,
+            samples=learned.samples,
+            symbols=self.symbols,
+        )
+        self.origins = Origins(run_function.__code__)
+        self.written = learned.late
+        self.recorder = recorder = Recorder(self.fake_mode, self.origins, self, options.decompositions, self._decisions)
+        self.unrecorded = Unrecorded(recorder)
+        self.history_changes = HistoryChanges(inputs, recorder)
+        self.reads = inputs.reads
+        self.checkpoints: Regions = Regions(recorder, self._written_since)
+        self.inner = InnerGradients(inputs, recorder, self.name)
+        self.made_generators = MadeGenerators(lambda: generators_drawn_from(recorder.tape.entries))
+        self.settings = SettingsLeft(self.name, call.function, recorder.arithmetic)
+        self.hooks = OwnHooks(self.where)
+        may_run = options.runs_regions
+        self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.knows, may_run=may_run)
+        self.facts = Facts(inputs, self.where)
+        self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
+        self.overlapping = OverlappingViews(recorder, inputs.overlapping)
+        self.observed = Observed(self.name, lambda: self.state.before)
+        reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
+        self.lifting = Lifting(
+            self, recorder, reshape_view=reshape, overlapping=self.overlapping, observed=self.observed
+        )
+        self.attention, self.classes = Attention(recorder, self.lifting), self.lifting.classes
+        self.backward = Backward(recorder, self.lifting, inputs)
+        self.regions = EagerRegions(self.name, recorder, self.lifting, lambda: self.state, inputs.records)
+        self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
+        known = learned.hooks, self.regions.made, recorder, call.function
+        self.eager_hooks = EagerHooks(*known, self.knows, may_run=may_run)
+
+    def _written_since(self) -> Callable[[], str | None]:
+        """What names an input, or another thing, that the function writes to from now on, or draws from."""
+        versions = {id(record): self._writes_to(record) for record in self.inputs.records}
+        changed, drawn = self.state.changed_since(), self.draws.taken
+
+        def written() -> str | None:
+            if self.draws.taken != drawn:
+                return "draws from a random generator of Python's or NumPy's, or reads a clock"
+            found = (r for r in self.inputs.records if self._writes_to(r) != versions.get(id(r), 0))
+            record = next(found, None)
+            what = changed() if record is None else str(record.slot)
+            return None if what is None else f"writes to {what}"
+
+        return written
+
+    def _writes_to(self, record: InputRecord) -> int:
+        value = self.recorder.values.get(id(record.stand_in))
+        return 0 if value is None else value.storage.generation
+
+    def _decisions(self, recorder: Recorder) -> Decisions:
+        """What knows the values that the program reads."""
+        call, numbers = self.call, Numbers(recorder, self.symbols.table if self.symbols else None)
+        sizes, real_of = OpenSizes(numbers, call.sizes, always=call.every_size), self.inputs.real_behind
+        return Decisions(recorder.tape, real_of, numbers, sizes, checks=recorder.checks, varied=call.varied)
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.inputs.adopt(tensor)
+
+    def where(self) -> str:
+        return user_line(self.origins.here())
+
+    def knows(self, value: Any) -> bool:
+        """Whether a Python object was there before the call."""
+        return self.state.knows(value)
+
+    def past_the_edges(self, root: Value) -> None:
+        self.inputs.whole_memory_needed(root)
+
+    def on_resize(self) -> None:
+        """What a tensor is by then is no longer what its views were taken of."""
+        if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
+            self.learned.replays_views = False
+            raise CaptureAgain
+
+    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
+        return self.history_changes.on_mark(tensor, requires_grad)
+
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+        self.history_changes.on_detach(tensor, run)
+
+    def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
+        self.hooks.note(tensor, hook, handle)
+
+    def hook_instead(self, hook: Any) -> Any:
+        return self.eager_hooks.instead(hook)
+
+    def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
+        return self.hooks.on_node(hook, register)
+
+    def on_gradient(self, *args: Any, **kwargs: Any) -> None:
+        self.inner.note(*args, **kwargs)
+
+    def on_numpy(self, function: Any) -> None:
+        self.functions.on_numpy(function)
+
+    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return self.facts.ask(func, args, kwargs)
+
+    def enter_module(self, module: torch.nn.Module) -> None:
+        self.code.enter(module)
+
+    def leave_module(self) -> None:
+        self.origins.leave()
+
+    def read(self, module: torch.nn.Module, name: str) -> None:
+        self.reads.note(module, name)
+
+    def missing(self, tensor: torch.Tensor, name: str) -> None:
+        self.facts.missing(tensor, name)
+
+    def read_scripted(self, state: Any, name: str) -> None:
+        self.reads.note_scripted(state, name)
+
+    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
+        return found
+
+    def refuse_output(self, verb: str) -> None:
+        raise ProgramOutputError(
+            f"`{self.name}` {verb}, which a compiled call would not repeat. Do it outside the compiled function."
+        )
+
+
+@runs_user_code
+def run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    # The frame of this function ends the user's part of a stack trace.
+    return function(*args, **kwargs)
