@@ -64,3 +64,29 @@ def test_graphs_are_the_same(program, dynamic):
         assert PREPARED == []
     assert len(made) == 2
     assert any("seq_nr" in node for node in made[1]["nodes"])
+
+
+def test_numbers_that_a_graph_reads_off_tensors_come_back():
+    """A graph may have symbols of floats and no symbols of sizes: the counts of steps of an optimizer."""
+
+    def train():
+        torch.manual_seed(0)
+        weight = torch.randn(3, requires_grad=True)
+        optimizer = torch.optim.AdamW([weight])
+
+        @foregrad.compile(backend="kept")
+        def step(x):
+            (weight.sin() * x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for _ in range(4):
+            step(torch.randn(3))
+        return weight.detach()
+
+    with fresh_cache():
+        PREPARED.clear()
+        expected, made = train(), len(PREPARED)
+        assert made
+        assert torch.equal(train(), expected)
+        assert len(PREPARED) == made

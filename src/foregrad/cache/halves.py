@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.symbols import is_symbolic
+from .._torch.expressions import raw_expression
+from .._torch.symbols import SymbolTable, is_symbolic
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, spec_of
 from ..graph.role import PREPARED
@@ -45,9 +46,19 @@ def constants_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 
 def symbols_of(joint: JointGraph) -> dict[str, Any]:
-    """The symbols of a joint graph's sizes, by their names."""
+    """The symbols of a joint graph's sizes and numbers, by their names."""
     table = joint.symbols
-    return {} if table is None else {str(symbol): symbol for symbol in (*table.bound, *table.computed)}
+    found = set() if table is None else {*table.bound, *table.computed}
+    numbers = (node.meta.get("val") for node in joint.graph.nodes if spec_of(node) is None)
+    found |= {symbol for n in numbers if is_symbolic(n) for symbol in raw_expression(n).free_symbols}
+    return {str(symbol): symbol for symbol in found}
+
+
+def _table_of(joint: JointGraph) -> SymbolTable | None:
+    """The table of the graph's symbols. A graph whose only symbols are of floats that it reads has none by itself."""
+    numbers = (node.meta.get("val") for node in joint.graph.nodes if spec_of(node) is None)
+    own = (SymbolTable(n.node.shape_env) for n in numbers if is_symbolic(n))
+    return joint.symbols or next(own, None)
 
 
 def _namer(constants: Mapping[str, torch.Tensor]) -> Callable[[Any], str]:
@@ -91,7 +102,7 @@ def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, 
 
 def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.GraphModule]:
     """The halves that `halves_to` made data of, for the same joint graph. Whatever else is found raises."""
-    reader = Reader(data["tables"], joint.symbols, symbols_of(joint), symbolic_floats=True)
+    reader = Reader(data["tables"], _table_of(joint), symbols_of(joint), symbolic_floats=True)
     constants = constants_of(joint.module)
     origins, first = {node.name: node for node in joint.graph.nodes}, first_sequence_nr(joint.module)
     halves = []
