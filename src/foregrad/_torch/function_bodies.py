@@ -114,7 +114,7 @@ def _turns_off(file: str, line: int) -> bool:
 
 
 def _is_of_once(forward: fx.GraphModule) -> bool:
-    """The same for a backward without operators: by the class that the forward's lines are in."""
+    """Whether a Function is once-differentiable, for a backward without operators: read from the forward's class."""
     traces = [node.meta.get("stack_trace") or "" for node in forward.graph.nodes]
     return any(_class_is_once(file, int(line)) for trace in traces for file, line in _FRAME.findall(trace))
 

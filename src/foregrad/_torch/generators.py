@@ -72,7 +72,7 @@ class MadeGenerators:
         return isinstance(generator, _Original) and _address(generator) in self._states
 
     def used(self) -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
-        """Those that operators draw from, with their states at the beginning."""
+        """The generators that operators draw from, with their states at the beginning."""
         drawn = {_address(generator) for generator in self._drawn_from()} if self._states else set()
         return tuple(pair for key, pair in self._states.items() if key in drawn)
 

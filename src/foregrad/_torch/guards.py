@@ -189,7 +189,7 @@ class Tree:
 
     @staticmethod
     def is_(node: Any, value: Any) -> None:
-        """The same object, as long as that lives."""
+        """Guard on the identity of an object, as long as that lives."""
         node.add_id_match_guard(id(value), [], None)
 
     @staticmethod

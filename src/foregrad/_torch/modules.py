@@ -67,7 +67,7 @@ def make_graph_module(
 
 
 def with_nested_arguments(module: fx.GraphModule, primals: int, tangents: int) -> fx.GraphModule:
-    """The same graph, called as `(list of primals, list of tangents)`, which returns a list."""
+    """The graph, called as `(list of primals, list of tangents)`, returning a list."""
     output = next(iter(reversed(module.graph.nodes)))
     _, spec = pytree.tree_flatten((([0] * primals, [0] * tangents), {}))
     _, out_spec = pytree.tree_flatten([0] * len(output.args[0]))

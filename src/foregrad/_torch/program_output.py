@@ -57,7 +57,7 @@ def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:
 
 
 def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """Those that a record of this logger goes to."""
+    """The handlers that a record of this logger goes to."""
     source: logging.Logger | None = logger
     while source is not None:
         yield from source.handlers

@@ -229,7 +229,7 @@ _PRODUCTS = ("conv", "mm", "mv", "dot", "linear", "rnn", "lstm", "gru", "einsum"
 
 
 def _tags(op: Any) -> Sequence[Any]:
-    """Those of an operator, or of the operator that a function or the method of this name is a name of."""
+    """The tags of an operator, found by the operator, by a function or by the name of a method."""
     if not isinstance(op, torch._ops.OpOverload):
         packet: Any = getattr(torch.ops.aten, op if isinstance(op, str) else getattr(op, "__name__", ""), None)
         op = None if packet is None else getattr(packet, packet.overloads()[0])

@@ -239,7 +239,7 @@ class SymbolTable:
         return number
 
     def computed_symbol(self, value: int, name: str) -> Any:
-        """The same for an integer that the graph finds: its value is known only when that has run."""
+        """A symbol for an integer that the graph computes: its value is known only when that has run."""
         symbol, number = self._integer(value, name)
         if isinstance(number, torch.SymInt):
             self.computed[symbol] = None

@@ -91,7 +91,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def version_unseen(tensor: torch.Tensor) -> int:
-    """The same, of which no torch-function mode is told."""
+    """The version counter, read without telling a torch-function mode."""
     with torch._C.DisableTorchFunction():
         return tensor._version
 
@@ -265,7 +265,7 @@ def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def of_other_mode(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as an inference tensor, where that is none, and the other way round."""
+    """An alias of the tensor that is an inference tensor where `tensor` is none, and the other way round."""
     with torch.inference_mode(mode=not tensor.is_inference()), torch.no_grad():
         made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

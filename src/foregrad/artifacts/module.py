@@ -113,7 +113,7 @@ class LoadedModule(torch.nn.Module):
         return "\n\n".join(source_of(call) for call in self._runtime.calls)
 
     def with_backend(self, backend: Any, **settings: Any) -> LoadedModule:
-        """The same module, over the same parameters and buffers, compiled by another backend.
+        """Compile the module by another backend, over the same parameters and buffers.
 
         `settings`: `partition` and `memory_budget` of `foregrad.compile`.
         """

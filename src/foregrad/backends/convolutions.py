@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
-    """The same halves, where the backward's convolutions read an alias of their weight."""
+    """Let the backward's convolutions read an alias of their weight."""
     weights = _weights(partitioned)
     if not weights:
         return partitioned

@@ -25,7 +25,7 @@ log = logging.getLogger("foregrad.backends")
 
 
 class Failures:
-    """Those of one backend, for one function. `tell(message)` warns the user; None: a failure is an error."""
+    """The failures of one backend, for one function. `tell(message)` warns the user; None: a failure is an error."""
 
     def __init__(self, tell: Callable[[str], None] | None) -> None:
         self.tell = tell

@@ -29,7 +29,7 @@ __all__ = ["MOST_IN_A_ROW", "Fallbacks"]
 
 
 class Fallbacks:
-    """Those of one function. `refusals` remembers the kinds of calls, `graphs` are those that there are."""
+    """The eager calls of one function. `refusals` remembers their kinds, `graphs` are the function's graphs."""
 
     def __init__(
         self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs

@@ -68,7 +68,7 @@ class Product:
     compiled: Compiled
 
     def without_tensors(self) -> Product:
-        """The same, holding on to none of the call's tensors and modules."""
+        """The product without references to tensors and modules of the call."""
         captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads(), facts=())
         return dataclasses.replace(self, captured=captured)
 

@@ -96,7 +96,7 @@ class _Copies:
         return copy
 
     def back(self, replace: Callable[[Any], Any]) -> _Copies:
-        """The same for what is made of the copies: they become the containers again."""
+        """Put the containers in the place of their copies, in what was made of the copies."""
         back = _Copies(replace)
         back._known = {id(copy): value for value, copy, _ in self.made}
         return back

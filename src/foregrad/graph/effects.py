@@ -45,7 +45,7 @@ class CheckInfo:
         return not isinstance(self.op, OpOverload) or self.op.namespace == "aten"
 
     def behind(self, count: int) -> CheckInfo:
-        """The same where `count` other outputs come before those that it is given."""
+        """The check with its outputs moved behind `count` others."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, Result):

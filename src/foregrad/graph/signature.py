@@ -244,7 +244,7 @@ class GradientPaths:
         return any(not (present.isdisjoint(a) or present.isdisjoint(b)) for a, b in self.pairs)
 
     def of_outputs(self, kept: list[int]) -> GradientPaths:
-        """The same where only the outputs at these positions are left."""
+        """The gradient paths of the outputs at these positions alone."""
         number = {old: new for new, old in enumerate(kept)}
 
         def of(positions: frozenset[int]) -> frozenset[int]:

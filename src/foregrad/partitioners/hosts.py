@@ -22,7 +22,7 @@ _NOT_MOVED = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 
 
 def can_offload(index: JointIndex, wanted: Iterable[int]) -> set[int]:
-    """Those of the nodes `wanted` that are tensors in memory which nobody else keeps."""
+    """The nodes among `wanted` that are tensors in memory which nobody else keeps."""
     kept = {index.root[i] for i in index.output_numbers}
     return {
         i

@@ -129,7 +129,7 @@ class Storages:
         return Liveness(forward, backward, sum(self.size[r] for r in own) + noted)
 
     def held_tangents(self, tangents: Iterable[int]) -> set[int]:
-        """Those alive to the end: `loss.backward()` makes the cotangent of a single number, and holds it."""
+        """Cotangents alive to the end: `loss.backward()` makes that of a single number, and holds it."""
         return {i for i in tangents if self.size[i] <= _NUMBER}
 
     def timeline(

@@ -129,7 +129,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class _Constant:
-    """The same answer for all."""
+    """A policy with one answer for all nodes."""
 
     answer: str
 

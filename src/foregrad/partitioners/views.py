@@ -19,7 +19,7 @@ __all__ = ["prefer_views"]
 
 
 def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[int] = ()) -> list[fx.Node]:
-    """The same choice, with each value that is read through one view of the forward alone replaced by that view, but
+    """The residuals, with each value that is read through one view of the forward alone replaced by that view, but
     for those `away`: these are copied.
     """
     used, computed = backward_needs(index, [index.number[node] for node in residuals])

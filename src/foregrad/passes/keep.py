@@ -41,7 +41,7 @@ def results_read(joint: JointGraph) -> set[str]:
 
 
 def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
-    """The same halves, the forward saving the values of the nodes called `names` too, where it has them."""
+    """Let the forward save the values of the nodes called `names`, too, where it has them."""
     saved = {node.name for node in partitioned.saved_nodes}
     wanted = set(names) - saved
     found = [n for n in partitioned.forward.graph.nodes if n.name in wanted]

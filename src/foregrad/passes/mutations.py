@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
-    """The same, with each plain update of an input as a `copy_` at the end of the forward graph.
+    """Put each plain update of an input into the forward graph, as a `copy_` at its end.
 
     The graph returns what `copy_` gives in the place of the new value. Updates that count no version, of inputs
     that overlap themselves or whose sizes change too, stay with the runtime.

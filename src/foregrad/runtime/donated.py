@@ -16,7 +16,7 @@ __all__ = ["overwriting", "owned_among"]
 
 
 def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:
-    """Those of the positions at which `values` holds what is nobody else's.
+    """Positions whose buffer in `values` has no other owner.
 
     What isn't in the first call may never be: the graph is kept each time, or the forward returns what it keeps itself.
     """

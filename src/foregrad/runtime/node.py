@@ -185,7 +185,7 @@ class _NodeRenderer:
         return of_other_kinds(run, state.get("differentiable_backward"), self.compiled)
 
     def _native(self) -> NodeSource:
-        """The same in C++, and the backward as it is rendered for what that leaves to it."""
+        """The node in C++, with the rendered backward for the calls that C++ leaves to Python."""
         source = "\n".join(("# forward, and backward as a rule: foregrad._native", *self._backward(), ""))
         other = compile_source(source, "backward", self.globals, label="autograd node")
         state, signature = other.__globals__, self.signature

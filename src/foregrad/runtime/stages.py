@@ -44,7 +44,7 @@ class _Call:
         _entered.call = self
 
     def gradients(self, stage: int) -> Sequence[Any] | None:
-        """Those of a stage that is to run; None where the node's own backward did not."""
+        """The gradients of a stage that is to run; None where the node's own backward did not run."""
         return None if self.run is None else self.run.gradients(stage)
 
 
@@ -101,7 +101,7 @@ class _Run:
         self.found: dict[int, Sequence[Any]] = {}  # by stage
 
     def gradients(self, number: int) -> Sequence[Any] | None:
-        """Those of a stage, once."""
+        """The gradients of a stage, given out once."""
         while self.done <= number:
             stage = self.stages[self.done]
             read = [self.values[name] for name in stage.reads]

@@ -117,7 +117,7 @@ class Writer:
         return self.layouts[key]
 
     def layouts_of(self, spec: Any) -> Any:
-        """The same for the results of an operator: several, some of them no tensors."""
+        """The layouts of an operator's results: several, some of them no tensors."""
         if isinstance(spec, TensorSpec):
             return self.layout(spec)
         if isinstance(spec, (tuple, list)):

@@ -381,7 +381,7 @@ def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, 
 
 
 def _needed(nodes: Sequence[fx.Node], last: Sequence[fx.Node]) -> list[fx.Node]:
-    """Those of the nodes that lead to the last ones."""
+    """The nodes that the last ones are computed from."""
     inside, found, stack = set(nodes), set(), list(last)
     while stack:
         node = stack.pop()

@@ -131,7 +131,7 @@ def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tenso
 
 
 def _tangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The same for each side; one for a single number, as `backward()` has it."""
+    """The cotangent of a root, equal on each side: 1 for a single number, as for `backward()`."""
     if root.dim() == 0:
         return torch.ones_like(root)
     drawn = torch.randn(root.shape, generator=generator, dtype=torch.float64)

@@ -254,7 +254,7 @@ class Backward:
                 raise in_some_backwards(f"the backward of {self._line_of(output)}, which leads to no input,")
 
     def on_dead_ends(self, outputs: Mapping[int, Any], tangents: Sequence[torch.Tensor]) -> None:
-        """The same for outputs that lead to inputs, and to where a function may be differentiated but once."""
+        """Check the backward of outputs that lead to inputs and to a function that may be differentiated only once."""
         looked_at = raise_behind([*outputs.values()])
         numbers = [*outputs]
         picked = {numbers[k]: outputs[numbers[k]] for k in looked_at}

@@ -34,7 +34,7 @@ class Differentiated:
     late: frozenset[int] = frozenset()
 
     def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
-        """The same, with outputs whose gradient leads nowhere told apart."""
+        """Tell outputs apart whose gradient leads nowhere."""
         nowhere = backward.leading_nowhere(self.outputs, self.gradients, self.reached, self.tangents)
         if not nowhere:
             return self

@@ -29,7 +29,7 @@ class BackwardChangesError(UnsupportedSideEffectError):
 
 
 class CustomFunctions:
-    """Those that a run applies. `regions` are those that are eager regions, for each run of the capture; `may_run`:
+    """The custom Functions that a run applies. `regions`: eager regions, for each run of the capture; `may_run`:
     whether there may be any. `knows(object)`: it is older than the call.
     """
 

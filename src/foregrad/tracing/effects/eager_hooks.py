@@ -28,7 +28,7 @@ __all__ = ["EagerHooks"]
 
 
 class EagerHooks:
-    """Those of one run. `learned`: by what tells a hook (see `_key`), the functions of those that are eager; `made`:
+    """The eager hooks of one run. `learned`: their functions, by what tells a hook (see `_key`); `made`:
     what the graph's operators refer to. `knows(object)`: it is older than the call.
     """
 

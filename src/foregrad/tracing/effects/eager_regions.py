@@ -102,7 +102,7 @@ class _Watch(ThreadDispatchMode):
 
 
 class EagerRegions:
-    """Those of one run of a capture. `records` are the inputs found so far."""
+    """The eager regions of one run of a capture. `records`: the inputs found so far."""
 
     def __init__(
         self, name: str, recorder: Recorder, lifting: Any, state: Callable[[], PythonState], records: list[InputRecord]

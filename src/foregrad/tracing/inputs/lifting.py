@@ -147,7 +147,7 @@ class Lifting(TorchFunctionMode):
             yield
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments with a stand-in for each real tensor."""
+        """The arguments, with a stand-in for each real tensor."""
         for arg in args:
             if not is_stand_in(arg) and isinstance(arg, (torch.Tensor, list, tuple, dict)):
                 args = tuple(map(self._swapped, args))

@@ -119,7 +119,7 @@ class SeenCode:
             scan.finish()
 
     def _tell_functions(self, module: torch.nn.Module) -> None:
-        """The same for functions that a module holds, and for what they call: whether they run is not known."""
+        """Tell of functions that a module holds, and of what they call: whether they run is not known."""
         for function in functions_held_by(module):
             if id(function) not in self._told_of:
                 self._told_of[id(function)] = function

@@ -45,7 +45,7 @@ class Check:
 
 
 class Checks:
-    """Those of one recorder, in program order."""
+    """The checks of one recorder, in program order."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder

@@ -127,7 +127,7 @@ class _Call:
         return self._bound(entry)
 
     def gradients(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Those of query, key, value, and of each of the others that requires one."""
+        """Gradients of query, key and value, and of each other tensor that requires one."""
         recorder, (query, key, value) = self.attention.recorder, tensors[:3]
         rest = (self.score, self.joint, self.blocks, self.scale, self.options, self.others, self.mask_others)
         entry = recorder.entry(BACKWARD, recorder.to_entries((*tensors, *rest)), {}, is_random=False)

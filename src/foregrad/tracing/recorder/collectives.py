@@ -38,7 +38,7 @@ Placed = list[tuple[torch.Tensor, Callable[[Entry], Entry]]]
 
 
 class Collectives:
-    """Those of one recorder."""
+    """The collectives of one recorder."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder

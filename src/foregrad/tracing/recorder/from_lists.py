@@ -33,7 +33,7 @@ def _tensors_at(data: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor
 
 
 def _on_zeros(data: Any) -> Any:
-    """The same nested list with a real zero for each tensor."""
+    """A nested list with a real zero in place of each tensor."""
     if isinstance(data, (list, tuple)):
         return [_on_zeros(item) for item in data]
     if isinstance(data, torch.Tensor):

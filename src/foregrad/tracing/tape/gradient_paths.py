@@ -104,7 +104,7 @@ def _with_pairs(
     cuts: dict[Any, Any],
     found: list[GradientPaths],
 ) -> list[GradientPaths]:
-    """The same with what leads to the leaves by pairs of statistics: a second walk."""
+    """Add the paths to the leaves through pairs of statistics, by a second walk."""
     by_output: dict[Any, int] = {}  # (node, its output) -> the outputs that lead there by no pair
     pairs: dict[int, set[tuple[int, int]]] = {id(node): set() for node in order}
     of_leaf: dict[int, tuple[int, set[tuple[int, int]]]] = {id(leaf): (0, set()) for leaf in leaves if leaf is not None}

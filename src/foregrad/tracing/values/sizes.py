@@ -55,7 +55,7 @@ class SizedCall:
 
 
 class OpenCall:
-    """The same for a graph that serves every size of two and more: raises where there are fewer elements.
+    """A call of a graph that serves every size of two and more: raises where there are fewer elements.
 
     `layouts` has for each result the memory order of its dimensions, outermost first; None for what is no tensor.
     """
