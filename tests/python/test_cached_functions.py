@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import warnings
 
 import pytest
@@ -11,13 +10,8 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning
-from foregrad.tracing.inputs.cached_results import CachedFunctions, take_out
-
-
-@pytest.fixture(autouse=True, scope="module")
-def old_objects_are_left_alone():
-    """Not here: functions with caches are looked for among the collector's objects, those of this file too."""
-    gc.unfreeze()
+from foregrad.frontend.holders import CACHE, left_in_cache
+from foregrad.frontend.opaque import results_of
 
 
 def ramp(n):
@@ -129,30 +123,26 @@ def test_results_taken_out_are_made_again_and_others_kept(maxsize):
         return [n + k]
 
     for _ in range(2):  # the second time there are links that are in use no more
-        function(1), function(2, k=4)
+        function(1)
+        before = CACHE.read(function)
         kept = function.cache_info().currsize
-        assert take_out(function, lambda result: result == [6])
-        assert function.cache_info().currsize == kept - 1
-        assert not take_out(function, lambda result: result == [6])
+        function(2, k=4)
+        assert not CACHE.same(function, before)
+        CACHE.put_back(function, before)
+        assert function.cache_info().currsize == kept
         made.clear()
         assert function(2, k=4) == [6]
         assert made == [2]
         assert function(1) == [1]
+        CACHE.put_back(function, before)
 
 
-def test_only_those_that_missed_are_looked_at():
+def test_a_capture_leaves_the_plain_results_of_plain_arguments():
     @functools.cache
     def function(n):
-        return [n]
+        return n if n < 3 else [n]
 
-    function(1)
-    cached = CachedFunctions()
-    cached.find()
-    assert any(name.endswith("function") for name in cached.take_out(lambda result: result == [1]))
-    function(1)
-    asked = []
-    cached.take_out(asked.append)
-    assert [1] in asked
-    asked.clear()
-    cached.take_out(asked.append)
-    assert [1] not in asked
+    before = CACHE.read(function)
+    function(1), function(4)
+    CACHE.put_back(function, left_in_cache(function, before))
+    assert list(results_of(function)[1].values()) == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 
 import pytest
@@ -81,3 +82,21 @@ def test_spectral_norm_is_compiled_in_training():
         assert torch.equal(compiled(x), eager(x))
     assert len(compiled.foregrad.specializations) == 1
     assert all(map(torch.equal, layer.state_dict().values(), eager.state_dict().values()))
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+def test_a_module_that_is_come_by_out_of_sight_keeps_no_tensor_of_a_capture():
+    class Keeping(nn.Module):
+        last = None
+
+        def forward(self, x):
+            self.last = x * 2
+            return self.last.sin()
+
+    kept = contextvars.ContextVar("kept")
+    kept.set(Keeping())
+    compiled = foregrad.compile(lambda x: kept.get()(x), backend="eager")
+    for n in range(3):
+        x = torch.full((3,), float(n))
+        assert torch.equal(compiled(x), (x * 2).sin())
+        assert torch.equal(kept.get().last, x * 2)

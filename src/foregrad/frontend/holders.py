@@ -1,4 +1,7 @@
-"""Mutable things of a user's program: how each kind is copied before a run, compared after it, and put back."""
+"""What holds something in a user's program: how each kind is copied, compared, put back, and what it holds.
+
+A kind that only holds (a tuple, a partial application) is a way to what is in it, and is never written to.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,20 @@ import operator
 import random
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 from ..graph.spelling import key_text
 from .classes import dict_of_class
-from .expected import ABSENT
+from .expected import ABSENT, is_plain
 from .libraries import is_outside
+from .opaque import results_of
 
 __all__ = [
     "ATTRIBUTES",
     "BUFFER",
+    "CACHE",
     "CELL",
     "CLASS",
     "DECIMALS",
@@ -37,6 +44,8 @@ __all__ = [
     "Kind",
     "is_import",
     "kind_of",
+    "left_in_cache",
+    "own_attributes",
     "slots_of",
 ]
 
@@ -59,6 +68,26 @@ class Holder:
         """What `Reads` knows it by: of a class, the dict behind it."""
         return dict_of_class(self.target) if self.kind is CLASS else self.target
 
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """What it held, with the keys that `put` takes."""
+        return self.kind.items(self.before)
+
+    def now(self, key: Any) -> Any:
+        """What it has under a key now."""
+        return dict(self.kind.items(self.kind.read(self.target))).get(key, ABSENT)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Put a value in the place of another, without code of the user's."""
+        self.kind.put(self.target, key, value)
+
+    def is_written(self) -> bool:
+        """Whether it is not as it was."""
+        return not self.kind.same(self.target, self.before)
+
+    def put_back(self) -> None:
+        """As it was."""
+        self.kind.put_back(self.target, self.before)
+
     def name(self) -> str:
         """What people call it."""
         return "" if self.parent is None and self.step is None else _spelled(self.parent, self.step)
@@ -77,13 +106,23 @@ def _spelled(holder: Holder | None, key: Any) -> str:
     return f"{own}.{key}" if holder.style == "attr" else f"{own}[{key_text(key)}]"
 
 
+def _nothing(_: Any) -> tuple[()]:
+    return ()
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise TypeError("nothing can take the place of what this holds")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """How a kind of holder is read into a copy, compared with it, and put back."""
+    """How a kind of holder is read into a copy, compared with it, and put back; the items in a copy; how one is set."""
 
     read: Callable[[Any], Any]
     same: Callable[[Any, Any], bool]
     put_back: Callable[[Any, Any], None]
+    items: Callable[[Any], Iterable[tuple[Any, Any]]] = _nothing
+    put: Callable[[Any, Any, Any], None] = _refuse
 
 
 # -------------------------------------------------------------------- dicts
@@ -94,8 +133,7 @@ def _read_dict(table: Any) -> dict[Any, Any]:
         return table.copy()  # in one piece, whatever other threads write
     if type(table) is collections.OrderedDict:
         return dict(table)
-    keys = collections.OrderedDict.keys(table) if isinstance(table, collections.OrderedDict) else dict.keys(table)
-    return {key: dict.__getitem__(table, key) for key in keys}
+    return {key: dict.__getitem__(table, key) for key in _base_of_dict(table).keys(table)}
 
 
 def _same_dict(table: Any, before: dict[Any, Any]) -> bool:
@@ -109,9 +147,16 @@ def _same_dict(table: Any, before: dict[Any, Any]) -> bool:
         return _same_dict(table.copy(), before)
 
 
+def _base_of_dict(table: Any) -> Any:
+    return collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+
+
+def _put_item(table: Any, key: Any, value: Any) -> None:
+    _base_of_dict(table).__setitem__(table, key, value)
+
+
 def _put_back_dict(table: Any, before: dict[Any, Any]) -> None:
-    ordered = isinstance(table, collections.OrderedDict)
-    base: Any = collections.OrderedDict if ordered else dict
+    base = _base_of_dict(table)
     now = _read_dict(table)
     for key in [key for key in now if key not in before]:
         base.__delitem__(table, key)
@@ -305,40 +350,87 @@ def _put_back_decimals(context: Any, before: Any) -> None:
     context.traps.update(traps)
 
 
-DICT = Kind(_read_dict, _same_dict, _put_back_dict)
+# -------------------------------------------------------------------- caches of functions
 
 
-def _read_attributes(table: dict[Any, Any]) -> dict[Any, Any]:
+def _read_cache(cached: Any) -> tuple[int, frozenset[int]]:
+    return cached.cache_info().misses, frozenset(map(id, results_of(cached)[0]))
+
+
+def _put_back_cache(cached: Any, before: tuple[int, frozenset[int]]) -> None:
+    table, _ = results_of(cached)
+    for key in [key for key in table if id(key) not in before[1]]:
+        del table[key]
+
+
+def left_in_cache(cached: Any, before: tuple[int, frozenset[int]]) -> tuple[int, frozenset[int]]:
+    """A copy of a cache from before, with the plain results of plain arguments that were added since."""
+    table, results = results_of(cached)
+    return before[0], before[1].union(
+        id(key) for key in table if is_plain(results.get(key, table)) and not _is_traced(key)
+    )
+
+
+def _is_traced(key: Any) -> bool:
+    traced = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return any(isinstance(item, traced) for item in (key if isinstance(key, (list, tuple)) else (key,)))
+
+
+# -------------------------------------------------------------------- the kinds
+
+_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_param")
+
+
+def own_attributes(table: dict[Any, Any]) -> dict[Any, Any]:
     """The attributes that a tensor was given, but for PyTorch's own marks, of which sizes are dynamic and the like."""
-    return {name: value for name, value in table.items() if not _is_mark(name)}
-
-
-def _is_mark(name: Any) -> bool:
-    return str(name).startswith(("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_param"))
+    return {name: value for name, value in table.items() if not str(name).startswith(_MARKS)}
 
 
 def _put_back_attributes(table: dict[Any, Any], before: dict[Any, Any]) -> None:
-    _put_back_dict(table, {name: value for name, value in table.items() if _is_mark(name)} | before)
+    _put_back_dict(table, {name: table[name] for name in table.keys() - own_attributes(table).keys()} | before)
 
 
+DICT = Kind(_read_dict, _same_dict, _put_back_dict, dict.items, _put_item)
 ATTRIBUTES = Kind(
-    _read_attributes, lambda table, before: _same_dict(_read_attributes(table), before), _put_back_attributes
+    own_attributes, lambda table, before: _same_dict(own_attributes(table), before), _put_back_attributes, dict.items
 )
-NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace)  # the globals of a module
+NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace, dict.items, _put_item)  # the globals of a module
 LIST = Kind(
     list.copy,
     lambda now, before: len(now) == len(before) and all(map(operator.is_, list.__iter__(now), before)),
     lambda items, before: list.__setitem__(items, slice(None), before),
+    enumerate,
+    list.__setitem__,
 )
 DEQUE = Kind(
     lambda items: list(collections.deque.__iter__(items)),
     lambda items, before: _same_items(collections.deque.__iter__(items), before),
     _put_back_deque,
+    enumerate,
+    collections.deque.__setitem__,
 )
 SET = Kind(lambda items: set(set.__iter__(items)), _same_set, _put_back_set)
-CELL = Kind(_read_cell, lambda cell, before: _read_cell(cell) is before, _put_back_cell)
-SLOTS = Kind(_read_slots, lambda value, before: _same_dict(_read_slots(value), before), _put_back_slots)
-CLASS = Kind(_read_class, lambda cls, before: _same_dict(_read_class(cls), before), _put_back_class)
+CELL = Kind(
+    _read_cell,
+    lambda cell, before: _read_cell(cell) is before,
+    _put_back_cell,
+    lambda before: [("cell_contents", before)],
+    setattr,
+)
+SLOTS = Kind(
+    _read_slots,
+    lambda value, before: _same_dict(_read_slots(value), before),
+    _put_back_slots,
+    dict.items,
+    object.__setattr__,
+)
+CLASS = Kind(
+    _read_class,
+    lambda cls, before: _same_dict(_read_class(cls), before),
+    _put_back_class,
+    dict.items,
+    type.__setattr__,
+)
 BUFFER = Kind(
     lambda buffer: memoryview(buffer).tobytes(), lambda b, before: memoryview(b).tobytes() == before, _put_back_buffer
 )
@@ -347,6 +439,7 @@ FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.te
 DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
+CACHE = Kind(_read_cache, lambda cached, before: cached.cache_info().misses == before[0], _put_back_cache)
 
 
 _KINDS: tuple[tuple[Any, Kind], ...] = (

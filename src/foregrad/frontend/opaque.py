@@ -9,11 +9,12 @@ from __future__ import annotations
 import array
 import contextvars
 import functools
+import gc
 import pickle
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "is_generator_of_numpy",
     "is_number_of_numpy",
     "is_random_generator",
+    "results_of",
     "state_of",
     "used_up",
 ]
@@ -64,6 +66,23 @@ def _not_cleared(misses: int, cached: Any) -> bool:
 def is_cached_function(value: Any) -> bool:
     """Whether it is a function under `functools.cache` or `lru_cache`."""
     return issubclass(type(value), _LRU)  # objects that are made when they are asked for warn of it
+
+
+def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """The dict behind the cache of a function, which is C's; the results by their keys.
+
+    A function that keeps any number of results has a dict of them. One that keeps a limited number has a dict of links,
+    whose keys and results it holds itself, one after the other, the oldest first; so the links that were taken out of
+    the dict before: of the links of one key, the last is in use.
+    """
+    held = gc.get_referents(cached)
+    attributes = getattr(cached, "__dict__", None)
+    table: dict[Any, Any] = next((item for item in held if type(item) is dict and item is not attributes), {})
+    kind: Any = type(next(iter(table.values()), None))
+    if kind.__name__ != "_lru_list_elem":
+        return table, dict(table)
+    at = [index for index, item in enumerate(held) if item is kind and index > 1]
+    return table, {held[index - 2]: held[index - 1] for index in at if isinstance(held[index - 2], Hashable)}
 
 
 def _objects(values: Any) -> Any:

@@ -37,6 +37,7 @@ from .expected import ABSENT, stored
 from .holders import (
     ATTRIBUTES,
     BUFFER,
+    CACHE,
     CELL,
     CLASS,
     DECIMALS,
@@ -55,7 +56,7 @@ from .holders import (
     slots_of,
 )
 from .libraries import BAGS, is_class_outside, is_constant, is_outside, referent
-from .opaque import is_cached_function, is_random_generator, used_up
+from .opaque import is_cached_function, is_random_generator, results_of, used_up
 from .reads import Reads, keys_in, table_of
 from .sources import Source
 
@@ -149,7 +150,7 @@ class UserState:
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self.imports_dates = False
-        self.cached: list[Any] = []  # functions under `functools.cache` and `lru_cache`
+        self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
             (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
@@ -189,12 +190,22 @@ class UserState:
                 kind = _OFTEN_EMPTY[type(value)]
                 style, before = "" if kind is SET else "item", kind.read(type(value)())
                 self.holders.append(Holder(kind, value, parent, step, style, before))
-        return [holder for holder in self.holders if not holder.kind.same(holder.target, holder.before)]
+        return [holder for holder in self.holders if holder.is_written()]
 
-    def put_back(self, changed: list[Holder] | None = None) -> None:
-        """Everything as it was, or these."""
-        for holder in self.changed() if changed is None else changed:
-            holder.kind.put_back(holder.target, holder.before)
+    def keeper_of(self, value: Any) -> Any:
+        """The function that keeps this very object as a result, or in one; None if there is none."""
+        keepers = (holder.target for holder in self.caches)
+        return next((c for c in keepers if any(_keeps(kept, value) for kept in results_of(c)[1].values())), None)
+
+    def references_to(self, target: Any) -> list[tuple[Holder, Any]]:
+        """Every (holder, key) under which an object was met; none where something else refers to it, too, in which no
+        other object can take its place: a tuple, a partial application, a set, a method of the object.
+        """
+        found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
+        in_sets = (item for holder in self.holders if holder.kind is SET for item in holder.before)
+        if any(item is target for item in in_sets) or any(_is_in(value, target) for value in self._seen.values()):
+            return []
+        return found
 
     def knows(self, value: Any) -> bool:
         """Whether an object was met in the walk: it is older than the run."""
@@ -226,13 +237,7 @@ class UserState:
 
     def _held_tensors(self) -> Iterator[tuple[Holder, Any, torch.Tensor]]:
         for holder in self.holders:
-            if holder.kind is CELL:
-                items: Iterable[tuple[Any, Any]] = [("cell_contents", holder.before)]
-            elif holder.kind in (LIST, DEQUE):
-                items = enumerate(holder.before)
-            else:
-                items = holder.before.items() if holder.kind in (DICT, NAMESPACE, CLASS, SLOTS) else ()
-            held = ((holder, key, value) for key, value in items if isinstance(value, torch.Tensor))
+            held = ((holder, key, value) for key, value in holder.items() if isinstance(value, torch.Tensor))
             yield from (found for found in held if not is_stand_in(found[2]))  # in the arguments of a run
 
     # ---------------------------------------------------------------- the walk
@@ -408,7 +413,7 @@ class UserState:
                 self._with_attributes.append((value, holder))
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self.cached.append(value)
+        self.caches.append(Holder(CACHE, value, parent, step, "", CACHE.read(value)))
         self._stack.append((value.__wrapped__, parent, step))
 
     def _wrapper(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -488,3 +493,17 @@ class UserState:
             methods = {name: item for name, item in items if type(item) is types.FunctionType and name[:2] != "__"}
             self._look_up(holder, methods.items())
             self._push(holder, [(name, item) for name, item in items if name not in methods])
+
+
+def _keeps(kept: Any, value: Any) -> bool:
+    items = kept.values() if type(kept) is dict else kept if type(kept) in (tuple, list) else ()
+    return kept is value or any(item is value for item in items)
+
+
+def _is_in(value: Any, target: Any) -> bool:
+    """Whether an object is held by what nothing is ever written to."""
+    if isinstance(value, (tuple, frozenset)):
+        return any(item is target for item in value)
+    if isinstance(value, functools.partial):
+        return value.keywords is target
+    return isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and value.__self__ is target

@@ -166,6 +166,7 @@ class CaptureParts(Host):
         return self.facts.ask(func, args, kwargs)
 
     def enter_module(self, module: torch.nn.Module) -> None:
+        self.state.enter(module)
         self.code.enter(module)
 
     def leave_module(self) -> None:

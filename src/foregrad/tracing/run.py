@@ -35,7 +35,6 @@ from .effects.outputs import analyze
 from .effects.python_state import PythonState
 from .effects.side_effects import (
     check_arrays,
-    check_escaped_tensors,
     check_generators,
     check_gradients,
     check_results,
@@ -66,7 +65,7 @@ class CaptureRun(CaptureParts):
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers, given)
-        self.inputs.sources.in_state = self.state.before.source_of
+        self.inputs.sources.state = self.state.before
         captured, is_kept = None, False
         try:
             captured = self._run(given)
@@ -80,16 +79,11 @@ class CaptureRun(CaptureParts):
             is_kept = is_interrupt(error)
             raise
         finally:
-            if captured is None and not is_kept:
-                self.state.give_up()
-                self.observed.give_up()
-            put_back = self.code.escaped_tensors.take_back
-            looked_at, written = put_back(self.inputs.real_of, is_whole=captured is not None)
-            if looked_at:
-                self.state.give_up()
-            self.state.caches.take_out(is_whole=captured is not None)
-        if captured is not None:
-            check_escaped_tensors(self.name, looked_at, written)
+            if captured is None:
+                self.state.give_up(is_interrupted=is_kept)
+                if not is_kept:
+                    self.observed.give_up()
+            self.reads.release()
         return captured
 
     def _run(self, given: Given) -> Captured | None:

@@ -12,7 +12,6 @@ from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
 from ...frontend.lifted import lifted_places
 from ...frontend.reads import table_of
-from ...frontend.references import references_to
 from ...frontend.tree import open_container
 from ...frontend.user_state import UserState
 from ...graph.python_effects import OfArgument, PythonWrite
@@ -78,7 +77,7 @@ class Given:
     def _is_lifted(self, array: Any, state: UserState) -> bool:
         """Whether the function reaches an array only at places that are arguments, see `Lifted`."""
         lifted = {place.identity for place in lifted_places(self.call.function)}
-        places = references_to(array, state) if lifted else []
+        places = state.references_to(array) if lifted else []
         return bool(places) and all(
             not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)}) for holder, key in places
         )

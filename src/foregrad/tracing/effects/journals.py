@@ -28,7 +28,6 @@ from ...frontend.lifted import StatePlace
 from ...frontend.module_tables import TABLES
 from ...frontend.objects import is_plain_object
 from ...frontend.reads import Reads
-from ...frontend.references import held_in, now_at, put, references_to
 from ...frontend.user_state import UserState
 
 __all__ = ["Identity", "Journals", "grows", "replaced"]
@@ -206,10 +205,10 @@ class Journals:
         self.made: list[tuple[Notes, list[Place]]] = []
         known: set[int] = set()
         for holder in state.holders if wanted else ():
-            for key, value in held_in(holder):
+            for key, value in holder.items():
                 if (id(holder.target), key) in wanted and id(value) not in known:
                     known.add(id(value))
-                    places = references_to(value, state)
+                    places = state.references_to(value)
                     if places:
                         self.made.append((Notes(value), places))
 
@@ -225,14 +224,14 @@ class Journals:
     def install(self) -> None:
         for notes, places in self.made:
             for holder, key in places:
-                put(holder, key, notes.stand_in)
+                holder.put(key, notes.stand_in)
 
     def remove(self) -> None:
         """The run is over: the containers are back, where the run left the journals in their places."""
         for notes, places in self.made:
             for holder, key in places:
-                if now_at(holder, key) is notes.stand_in:
-                    put(holder, key, notes.real)
+                if holder.now(key) is notes.stand_in:
+                    holder.put(key, notes.real)
 
     @property
     def are_read(self) -> bool:

@@ -13,16 +13,15 @@ from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import CELL, CLASS, NAMESPACE, Holder
+from ...frontend.holders import CACHE, CELL, CLASS, DICT, NAMESPACE, Holder, left_in_cache
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at
-from ...frontend.opaque import is_generator_of_numpy
+from ...frontend.opaque import is_generator_of_numpy, results_of
 from ...frontend.reads import Reads
-from ...frontend.references import held_in, now_at, put, references_to
-from ...frontend.tree import LEAF, Tree, Unwrap
+from ...frontend.tree import LEAF, Tree, Unwrap, flatten
 from ...frontend.user_state import UserState, forget_written, own_globals
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
-from ..inputs.cached_results import FilledCaches
+from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
 from ..values.iterators import UntouchedIterator
@@ -58,8 +57,6 @@ class PythonState:
         roots = [(call.function, name), *zip(call.leaves, call.paths, strict=True), *given.named]
         self.before = UserState(roots)
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
-        self.caches = FilledCaches()
-        self.caches.look(self.before.cached)
         self.containers = containers  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
@@ -70,6 +67,7 @@ class PythonState:
         self._changed: list[Holder] = []  # by the run
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._failed: UnsupportedSideEffectError | None = None
+        self._strays: dict[int, tuple[torch.nn.Module, list[Holder]]] = {}
         self._after: list[tuple[Holder, Any]] = []
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
@@ -80,7 +78,7 @@ class PythonState:
         self.journals.install()
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is CELL else key
-            if holder is None or dict(held_in(holder)).get(key) is not value:
+            if holder is None or dict(holder.items()).get(key) is not value:
                 if not is_generator_of_numpy(value):  # of these it shows that they were drawn from
                     self._refuse_drawing(value.__name__)
                 continue
@@ -89,7 +87,7 @@ class PythonState:
         if self.before.imports_dates:
             self._refuse_drawing("datetime")
         for iterator, step in self.before.iterators:
-            places = [] if self._is_argument(iterator) else references_to(iterator, self.before)
+            places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
             if not places:
                 self._refuse_taking(str(step))
             refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), where)
@@ -99,7 +97,7 @@ class PythonState:
     def _stand_in(self, holder: Holder, key: Any, value: Any, stand_in: Any) -> None:
         self._standing_in.append((holder, key, value, stand_in))
         self.reads.stand_ins[id(stand_in)] = value
-        put(holder, key, stand_in)
+        holder.put(key, stand_in)
 
     def _is_argument(self, value: Any) -> bool:
         return any(leaf is value for leaf in self.call.leaves)
@@ -108,8 +106,8 @@ class PythonState:
         """The run is over: what was there is back, where the run left what stood for it."""
         self.journals.remove()
         for holder, key, value, stand_in in self._standing_in:
-            if now_at(holder, key) is stand_in:
-                put(holder, key, value)
+            if holder.now(key) is stand_in:
+                holder.put(key, value)
 
     def _refuse_drawing(self, what: str) -> None:
         raise UnsupportedSideEffectError(
@@ -144,6 +142,23 @@ class PythonState:
         """Whether an object is older than the call, and one for all calls."""
         return self.before.knows(value) and id(value) not in self.made.arguments
 
+    def enter(self, module: torch.nn.Module) -> None:
+        """The code of a module runs. No tensor of the capture is to stay in one that no walk has met."""
+        if not self.before.knows(module) and id(module) not in self.reads.made_here and id(module) not in self._strays:
+            own = object.__getattribute__(module, "__dict__")
+            tables, name = (own, own.get("_buffers", {})), type(module).__name__
+            self._strays[id(module)] = module, [Holder(DICT, t, None, name, "attr", DICT.read(t)) for t in tables]
+
+    def _leave_strays(self) -> Iterator[str]:
+        """Take the tensors of the capture out of these modules; what people call their places."""
+        for module, holders in self._strays.values():
+            for holder in holders:
+                for key, value in DICT.read(holder.target).items():
+                    if value is not holder.before.get(key) and _is_made((key, value)):
+                        holder.put_back()
+                        if self.made.newborns.has(module) is False:
+                            yield holder.path(key)
+
     def needs_another_run(self) -> bool:
         """The function has run. Whether it is to run again with other journals: with none of what it reads, or with
         some of containers that it changed.
@@ -151,6 +166,11 @@ class PythonState:
         if self.journals.are_read:
             self.forget_journals()
             return True
+        if stray := next(self._leave_strays(), None):
+            raise EscapedTensorError(
+                f"`{self.name}` leaves a tensor that it made in {stray}, where nobody looks. Keep it in a module "
+                "that the function reaches, or return it."
+            )
         self.given.check_closed(self.name)  # which are made anew for each run
         self._changed = _written(self.before, self.call.function)
         self._check_caches()
@@ -158,7 +178,7 @@ class PythonState:
         for holder in self._changed:
             if self.made.is_argument(holder):
                 continue
-            places = references_to(holder.target, self.before) if grows(holder) else []
+            places = self.before.references_to(holder.target) if grows(holder) else []
             found.update((id(parent.target), key) for parent, key in places)
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
@@ -166,13 +186,21 @@ class PythonState:
         return bool(new)
 
     def _check_caches(self) -> None:
-        """Raise where the run has filled the cache of a function, and has written: that the function may have done, and
-        a call that finds the cache filled does not.
+        """Raise where the run has filled the cache of a function with tensors, or has written as well: that the
+        function may have done, and a call that finds the cache filled does not.
         """
-        cached = self.caches.filled()
-        if cached is None or not (self._changed or any(True for _ in self.journals.calls())):
+        filled = [holder for holder in self.before.caches if holder.is_written()]
+        for holder in filled:
+            new = left_in_cache(holder.target, holder.before)[1]
+            table, results = results_of(holder.target)
+            if any(id(key) not in new and _is_made((key, results.get(key))) for key in table):
+                raise EscapedTensorError(
+                    f"`{self.name}` leaves a tensor that it made in the cache of `{_name(holder.target)}`, which a "
+                    "compiled call would not do. Call that before the first call."
+                )
+        if not filled or not (self._changed or any(True for _ in self.journals.calls())):
             return
-        name = getattr(cached, "__qualname__", "a function")
+        name = _name(filled[0].target)
         error = EscapedTensorError if self.call.fills_caches else UnsupportedSideEffectError
         raise error(
             f"`{self.name}` calls `{name}`, which keeps its results, with arguments that it has no result for, and "
@@ -230,7 +258,10 @@ class PythonState:
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
                     "would not repeat. Do it outside of the hook or Function."
                 )
-        self.before.put_back(written)
+        for holder in self.before.caches:  # as eager leaves them, too
+            holder.before = left_in_cache(holder.target, holder.before)
+        for holder in (*written, *self.before.caches):
+            holder.put_back()
         forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is CLASS:  # who reads its attributes by way of `type(self)` is not seen
@@ -282,8 +313,8 @@ class PythonState:
         finally:
             self.journals.install()
             for holder, key, value, stand_in in self._standing_in:
-                if now_at(holder, key) is value:
-                    put(holder, key, stand_in)
+                if holder.now(key) is value:
+                    holder.put(key, stand_in)
 
     def take_over(self, region: str) -> None:
         """What an eager region has changed is as if it had been so before: each call changes it anew."""
@@ -308,9 +339,22 @@ class PythonState:
                     "the region return the value."
                 )
 
-    def give_up(self) -> None:
-        """Everything as it was before: the function runs again, or in eager."""
-        self.before.put_back()
+    def give_up(self, *, is_interrupted: bool) -> None:
+        """Everything as it was before: the function runs again, or in eager. What is interrupted is left in the middle,
+        but for its stand-ins.
+        """
+        list(self._leave_strays())
+        for holder in (*self.before.changed(), *self.before.caches):
+            if not is_interrupted or holder.kind is CACHE or any(map(_is_made, holder.kind.items(_now_in(holder)))):
+                holder.put_back()
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", "a function")
+
+
+def _is_made(item: tuple[Any, Any]) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and is_of_capture(leaf) for leaf in flatten(item[1])[0])
 
 
 def _now_in(holder: Holder) -> Any:
@@ -329,7 +373,8 @@ def _written(state: UserState, function: Any) -> list[Holder]:
     for holder in state.holders if lifted else ():
         for place in lifted.get(id(holder.target), ()):
             stand_in = stand_in_at(function, place.identity)
-            is_written = stand_in is not None and now_at(holder, place.key) is not stand_in
+            key = "cell_contents" if holder.kind is CELL else place.key
+            is_written = stand_in is not None and holder.now(key) is not stand_in
             if is_written and not any(holder is known for known in changed):
                 changed.append(holder)
     return changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ from ..._torch.generators import MadeGenerators
 from ..._torch.jagged import is_ragged
 from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
-from ...errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError, UnsupportedTensorError
+from ...errors import UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.arrays import are_apart, arrays_in, tensor_over
 from ...frontend.call import FlatCall
 from ...frontend.function_classes import check_classes
@@ -27,7 +26,6 @@ from .attribute_guards import Facts
 __all__ = [
     "attribute_set_error",
     "check_arrays",
-    "check_escaped_tensors",
     "check_finished",
     "check_gradients",
     "check_results",
@@ -198,20 +196,3 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
         own = object.__getattribute__(part, "__dict__")
         for table in (own.get("_parameters", {}), own.get("_buffers", {}), own):
             yield from (value for value in table.values() if isinstance(value, torch.Tensor))
-
-
-def check_escaped_tensors(name: str, looked_at: list[str], written: list[str]) -> None:
-    """No tensor was left where the function looks; where it does not, a warning says so."""
-    if looked_at:
-        raise EscapedTensorError(
-            f"`{name}` leaves a tensor that it made in {', '.join(looked_at)}, where it had looked before. A compiled "
-            "call would not do so. Fill caches before the first call, keep a state in a buffer and write to that in "
-            "place, or return the tensor."
-        )
-    if written:
-        warnings.warn(
-            f"`{name}` sets {', '.join(dict.fromkeys(written))} to tensors that it made; compiled calls do not. Return "
-            "them instead.",
-            ForegradWarning,
-            stacklevel=2,
-        )

@@ -19,7 +19,6 @@ from ...frontend.reads import Reads
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
 from ..tape.origin import Origins, user_line
-from .escaped_tensors import EscapedTensors
 
 __all__ = ["SeenCode"]
 
@@ -39,7 +38,6 @@ class SeenCode:
         """`apart`: functions that run as they are in each call, and look at what is there then."""
         self.call, self.name, self.reads, self.types, self.origins = call, name, reads, types, origins
         self.scan = Scan(reads, tuple(apart))
-        self.escaped_tensors = EscapedTensors(reads)
         self.modules: dict[int, torch.nn.Module] = {}
         self._told_of: dict[int, Any] = {}  # functions that modules hold
 
@@ -52,8 +50,6 @@ class SeenCode:
         for kind in self.call.tree.types():
             self.scan.visit(kind, kind.__name__)
         self.scan.finish()
-        for module, _ in self.scan.modules.values():
-            self.escaped_tensors.enter(module)
 
     def tell_types(self) -> None:
         """What was found so far, and asks for the type of a stand-in, is told that of what it stands for."""
@@ -65,7 +61,6 @@ class SeenCode:
         """The code of a module runs."""
         self._check(data_parallel(module))
         self.modules[id(module)] = module
-        self.escaped_tensors.enter(module)
         self.types.module(type(module))
         self._tell_functions(module)
         self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)

@@ -11,22 +11,21 @@ from ...errors import ForegradWarning
 from ...frontend.call import FlatCall
 from ...frontend.reads import Reads
 from ...frontend.sources import Source, find_sources
+from ...frontend.user_state import UserState
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
-from .cached_results import cached_functions
 
 __all__ = ["TensorSources"]
 
 
 class TensorSources:
-    """Those of one run of a capture. `where()`: the user's line. `in_state`: where Python state holds a tensor."""
+    """Those of one run of a capture. `where()`: the user's line. `state`: what it can reach."""
 
     def __init__(self, call: FlatCall, reads: Reads) -> None:
         self.call, self.reads = call, reads
         self.where: Callable[[], str]
-        self.in_state: Callable[[torch.Tensor], Source | None] = lambda _: None
+        self.state: UserState
         self._found: dict[int, Source] | None = None
-        self._looked_for_caches = False
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
 
     def all(self) -> dict[int, Source]:
@@ -45,16 +44,13 @@ class TensorSources:
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
         # A tensor that the function has moved to another place is looked for where it was before.
-        return self.all().get(id(real)) or self.in_state(real) or self.reads.source_of(real)
+        return self.all().get(id(real)) or self.state.source_of(real) or self.reads.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
         """Also where a function that keeps its results gives it; None where nothing leads to it."""
         if (source := self.known(real)) is not None:
             return source
-        if not self._looked_for_caches:
-            self._looked_for_caches = True
-            cached_functions().find(anew=True)
-        keeper = cached_functions().keeper_of(real)
+        keeper = self.state.keeper_of(real)
         if keeper is None:
             return None
         self.reads.contents(keeper, keeper.__name__)  # guarded: it gives this very tensor as long as it isn't cleared
