@@ -14,10 +14,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Callable
 
 import torch
 
-__all__ = ["Exact", "Gap", "Verdict", "compare", "same_bits", "ulps_between"]
+__all__ = ["EQUAL", "Exact", "Gap", "Verdict", "compare", "same_bits", "ulps_between"]
 
 _SLACK = 8.0
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)  # others are compared by their type alone
@@ -102,7 +103,7 @@ def ulps_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
     Example:
         >>> import torch
-        >>> from foregrad.verify.compare import ulps_between
+        >>> from foregrad.verification.compare import ulps_between
         >>> ulps_between(torch.tensor([1.0, 0.0]), torch.tensor([1.0 + 2**-23, -0.0]))
         tensor([1, 0])
     """
@@ -116,8 +117,8 @@ def ulps_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.where(usable, (ordered[0] - ordered[1]).abs(), 0)
 
 
-def compare(actual: object, expected: object, exact: Exact | None = None) -> Gap:
-    """How `actual` differs from `expected`; without `exact`, by `torch.testing`'s tolerances for the dtype."""
+def compare(actual: object, expected: object, exact: Callable[[], Exact | None] = lambda: None) -> Gap:
+    """How `actual` differs from `expected`. `exact()` is asked where bits differ; None: by `torch.testing`'s tolerances."""
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         if isinstance(actual, torch.Tensor) or isinstance(expected, torch.Tensor):
             return Gap(Verdict.WRONG, f"expected {_named(expected)}, got {_named(actual)}")
@@ -134,21 +135,24 @@ def compare(actual: object, expected: object, exact: Exact | None = None) -> Gap
         actual, expected = actual.float(), expected.float()  # which have no arithmetic of their own
     if actual.numel() == 0 or same_bits(actual, expected):
         return EQUAL
-    if actual.is_complex():
-        parts = Exact(_real(exact.value), _real(exact.shaken)) if exact is not None else None
-        return compare(_real(actual), _real(expected), parts)
-    return _floats(actual, expected, exact) if actual.is_floating_point() else _integers(actual, expected, exact)
+    known = exact()
+    if not actual.is_floating_point() and not actual.is_complex():
+        return _integers(actual, expected, known)
+    if actual.is_complex() and known is not None:
+        known = Exact(_real(known.value), _real(known.shaken))
+    return _floats(_real(actual), _real(expected), known)
 
 
 def _floats(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None) -> Gap:
     a, e = actual.double(), expected.double()
-    differs = (a != e) & ~(a.isnan() & e.isnan())
-    off = torch.where(differs, (a - e).abs().nan_to_num(nan=math.inf), 0.0)
-    finite = off.isfinite()
+    differs, off = a != e, (a - e).abs()
+    if not math.isfinite(float(off.sum())):
+        differs &= ~(a.isnan() & e.isnan())
+        off = torch.where(differs, off.nan_to_num(nan=math.inf), 0.0)
     if exact is None:
         tolerance = _tolerance(actual.dtype)
         allowed = tolerance[1] + tolerance[0] * e.abs()
-        beyond, limit = off > allowed, float(allowed[allowed.isfinite()].amax()) if finite.any() else 0.0
+        beyond, limit = off > allowed, _largest(allowed)
     else:
         x = exact.value.to(a.device)
         own, strays = (_largest(y - x) for y in (e, exact.shaken.to(a.device)))
@@ -162,7 +166,7 @@ def _floats(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None) -
     index = _unravel(worst, actual.shape)
     return Gap(
         Verdict.WRONG if beyond.any() else Verdict.ROUNDING,
-        ulps=int(ulps_between(actual, expected).flatten()[worst]),
+        ulps=int(ulps_between(*(t.flatten()[worst : worst + 1] for t in (actual, expected)))),
         absolute=float(off.max()),
         count=int(differs.sum()),
         numel=actual.numel(),
@@ -202,12 +206,19 @@ def _tolerance(dtype: torch.dtype) -> tuple[float, float]:
 
 def _largest(tensor: torch.Tensor) -> float:
     found = tensor.abs()
-    found = found[found.isfinite()]
-    return float(found.max()) if found.numel() else 0.0
+    largest = float(found.max()) if found.numel() else 0.0
+    if not math.isfinite(largest):
+        found = found[found.isfinite()]
+        largest = float(found.max()) if found.numel() else 0.0
+    return largest
 
 
 def _unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(position), shape)) if shape else ()
+    index = []
+    for size in reversed(shape):
+        position, last = divmod(position, size)
+        index.append(last)
+    return tuple(reversed(index))
 
 
 def _named(value: object) -> str:

@@ -3,8 +3,8 @@
 A decomposition is compared with its operator on the very values of the run, one by one. A backend that compiles quickly
 compiles the graph once more to return all of its values, and each operator is compared on the values that it got. One
 that fuses operators may be right then: it is given the graph in pieces of some thirty operators, which together cost
-about one more compilation. From the operator that is wrong, as many before it are taken as it takes to see that; then
-what is not needed is taken out (delta debugging: Zeller, 2002).
+about one more compilation. From the operator that is wrong, as many before it are taken as it takes to see that, nearest
+first; then what is not needed is taken out (delta debugging: Zeller, 2002).
 
 Known weakness: a fault that shows only in the graph as a whole is searched for by halving the whole, which takes more.
 """
@@ -28,7 +28,7 @@ from ..graph.joint import JointGraph
 from ..graph.printing import user_line
 from ..graph.role import GraphRole
 from ..passes.aliasing import results_of
-from .compare import Gap, Verdict, compare
+from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import evaluate, exact_call, gives_nothing, is_random, steps
 from .watched import Execution, Generators, copy_of_tensor
 
@@ -36,8 +36,8 @@ __all__ = ["Culprit", "Piece", "first_by_name", "first_in_backend", "first_in_de
 
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
-_SMALL = 20  # operators in a reproducer that need not be made fewer, where that takes many compilations
-_TRIES = 40  # compilations of pieces while nodes are taken out of the middle
+_SMALL = 20  # operators in a reproducer that need not be made fewer where a compilation is slow
+_TESTS = 40  # pieces compiled while operators are taken out
 Table = Mapping[Any, Callable[..., Any]]
 
 
@@ -190,15 +190,12 @@ def first_by_name(
     actual: fx.GraphModule, inputs: Sequence[Any], expected: Mapping[str, Any], exact: Callable[[], Mapping[str, Any]]
 ) -> Culprit | None:
     """The first node of a graph whose value is wrong, by that of the node of its name in the graph it was made of."""
-    exactly: Mapping[str, Any] | None = None
+    known = functools.cache(exact)
     for step in steps(actual, inputs):
         node = step.node
         if node.op in ("placeholder", "output", "get_attr") or node.name not in expected:
             continue
-        gap = gap_of(step.value, expected[node.name], lambda: None)
-        if gap.verdict is not Verdict.EQUAL:
-            exactly = exact() if exactly is None else exactly
-            gap = gap_of(step.value, expected[node.name], functools.partial(exactly.get, node.name))
+        gap = gap_of(step.value, expected[node.name], lambda node=node: known().get(node.name))
         if gap.verdict is Verdict.WRONG:
             operands = _ranges([(n.name, v) for n, v in zip(node.all_input_nodes, _tensors(step.args), strict=False)])
             return Culprit(node.name, str(node.target), user_line(node), gap, operands)
@@ -226,13 +223,9 @@ def first_in_backend(execution: Execution) -> Culprit | None:
     for start in (*range(0, len(units), _PIECE), None):
         piece, first = (units, 0) if start is None else (units[start : start + _PIECE], start)
         if search.gap(piece) is not None:
-            end = first + search.least(1, len(piece), functools.partial(_first, piece)) - 1
-            return search.grown(end, first)
+            count = _least_count(lambda count, piece=piece: search.gap(piece[:count]), len(piece), is_known=True)
+            return search.grown(first + count - 1, first)
     return None
-
-
-def _first(units: list[list[fx.Node]], count: int) -> list[list[fx.Node]]:
-    return units[:count]
 
 
 class _Search:
@@ -250,14 +243,12 @@ class _Search:
             self.values[step.node] = step.value
         self.units = _units(execution.module)
 
-    def piece(self, units: Sequence[list[fx.Node]], last: list[fx.Node] | None = None) -> Piece | None:
+    def piece(self, units: Sequence[list[fx.Node]], last: Sequence[fx.Node] = ()) -> Piece | None:
         """The graph of these nodes, others' values as its inputs; None where something else than these goes in.
 
-        Its results are what others use of it; with `last`, those of this unit alone.
+        Its results are what others use of it; with `last`, those of this unit, and what no unit of the piece uses.
         """
         nodes = [node for unit in units for node in unit]
-        if last is not None:
-            nodes = _needed(nodes, last)
         inside = set(nodes)
         graph = fx.Graph()
         made: dict[fx.Node, fx.Node] = {}
@@ -274,7 +265,12 @@ class _Search:
                 inputs.append(used)
         for node in nodes:
             made[node] = graph.node_copy(node, made.__getitem__)
-        results = [n for n in last or nodes if self._is_result(n) and (last or not n.users or set(n.users) - inside)]
+        used = (
+            {n for n in nodes if inside.intersection(n.users)}
+            if last
+            else {n for n in nodes if n.users and inside.issuperset(n.users)}
+        )
+        results = [n for n in (*last, *(n for n in nodes if n not in used and n not in last)) if self._is_result(n)]
         if not results or any(not _is_value(self.values[n]) for n in inputs):
             return None
         graph.output([made[node] for node in results])
@@ -286,10 +282,17 @@ class _Search:
         """Whether a node gives a value that a compiler has to give too: memory that nobody has written has none."""
         return _is_value(self.values[node]) and not gives_nothing(node.target)
 
-    def gap(self, units: Sequence[list[fx.Node]], last: list[fx.Node] | None = None) -> Gap | None:
-        """The worst of what is wrong in the results of these nodes, compiled by themselves; None where nothing is."""
+    def gap(self, units: Sequence[list[fx.Node]], last: Sequence[fx.Node] = ()) -> Gap | None:
+        """The worst of what is wrong in these nodes, compiled by themselves; None where nothing is.
+
+        With `last`, of what is wrong in the results of this unit.
+        """
         piece = self.piece(units, last)
-        return None if piece is None else compiled_gap(piece, self.execution.compiler, self.execution.joint)
+        if piece is None:
+            return None
+        results = [n for n in last if self._is_result(n)]
+        known = [self.values[n] for n in results] if results and piece.generators is None else None
+        return compiled_gap(piece, self.execution.compiler, self.execution.joint, len(results) or None, known)
 
     def watched(self) -> int | None:
         """The number of the first unit that is wrong where the whole graph is compiled to return all of its values.
@@ -316,50 +319,78 @@ class _Search:
         return None
 
     def grown(self, end: int, floor: int) -> Culprit | None:
-        """As few units up to number `end` as are wrong there; None where it takes more than those from `floor` on."""
-        last, length = self.units[end], 1
-        while self.gap(self.units[end + 1 - length : end + 1], last) is None:
-            if length > end - floor:
-                return None
-            length = min(2 * length, end + 1 - floor)
-        before = self.units[: end + 1]
-        length = self.least(length // 2 + 1, length, lambda count: before[len(before) - count :], last)
-        units = before[len(before) - length :]
-        piece = self.piece(units, last)
-        if piece is not None and piece.size > _SMALL:
-            units = self._thinned(units, last)
-            piece = self.piece(units, last)
-        gap = self.gap(units, last)
-        assert gap is not None
+        """As few units as show that number `end` is wrong; None where it takes more than those from `floor` on."""
+        last = self.units[end]
+        gaps: dict[tuple[int, ...], Gap | None] = {}
+
+        def gap_of_units(numbers: Sequence[int]) -> Gap | None:
+            key = tuple(sorted((*numbers, end)))
+            if key not in gaps:
+                gaps[key] = self.gap([self.units[i] for i in key], last)
+            return gaps[key]
+
+        is_slow = self.execution.compile_seconds >= _QUICK
+        needed = _needed(gap_of_units, self._nearest_first(end, floor), _SMALL if is_slow else 1)
+        gap = None if needed is None else gap_of_units(needed)
+        if needed is None or gap is None:
+            return None
+        piece = self.piece([self.units[i] for i in sorted((*needed, end))], last)
         node, compiler = last[0], self.execution.compiler
         operands = [(n.name, self.values[n]) for n in node.all_input_nodes]
         return Culprit(node.name, str(node.target), user_line(node), gap, _ranges(operands), piece, compiler=compiler)
 
-    def least(
-        self, low: int, high: int, part: Callable[[int], list[list[fx.Node]]], last: list[fx.Node] | None = None
-    ) -> int:
-        """The least count from `low` to `high`, for which it is known, so that `part(count)` is wrong; by halving."""
-        while low < high:
-            middle = (low + high) // 2
-            if self.gap(part(middle), last) is not None:
-                high = middle
-            else:
-                low = middle + 1
-        return high
+    def _nearest_first(self, end: int, floor: int) -> list[int]:
+        """The numbers of the units from `floor` to `end`: those that lead to it by distance, then all others."""
+        number_of = {node: i for i, unit in enumerate(self.units) for node in unit}
+        found = {end: None}
+        queue = [end]
+        for number in queue:
+            for used in self.units[number][0].all_input_nodes:
+                source = number_of.get(used)
+                if source is not None and source >= floor and source not in found:
+                    found[source] = None
+                    queue.append(source)
+        return [*queue[1:], *(i for i in range(end - 1, floor - 1, -1) if i not in found)]
 
-    def _thinned(self, units: list[list[fx.Node]], last: list[fx.Node]) -> list[list[fx.Node]]:
-        """Without the chunks that are not needed; the last unit stays."""
-        chunk, tries = len(units) // 2, _TRIES
-        while chunk >= 1 and len(units) > 1:
-            at = 0
-            while at + chunk < len(units):
-                fewer, tries = units[:at] + units[at + chunk :], tries - 1
-                if tries >= 0 and self.gap(fewer, last) is not None:
-                    units = fewer
-                else:
-                    at += chunk
-            chunk //= 2
-        return units
+
+def _needed(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough: int) -> list[int] | None:
+    """Few of the items that are wrong together; None where all of them are not. `enough`: no fewer are looked for.
+
+    Parts of the items are tried first, each by itself: one of them holds all that is needed as a rule. Where none does,
+    the last item of the shortest beginning that is wrong is needed, and what else is needed stands before it.
+    """
+    needed: list[int] = []
+    if wrong(()):
+        return needed
+    parts = [items[start // 2 : start] for start in (2**i for i in range(len(items).bit_length() + 1))]
+    is_known, tests = False, 0
+    while True:
+        tests += len(parts)
+        part = next((part for part in parts if part and wrong((*needed, *part))), None)
+        if part is None:
+            count = _least_count(lambda count: wrong((*needed, *items[:count])), len(items), is_known=is_known)
+            if count is None:
+                return None
+            needed.append(items[count - 1])
+            part = items[: count - 1]
+            if wrong(needed):
+                return needed
+        items, is_known = part, True
+        if len(needed) + len(items) <= enough or tests > _TESTS:
+            return [*needed, *items]
+        middle = len(items) // 2
+        parts = [items[:middle], items[middle:]] if middle else []
+
+
+def _least_count(wrong: Callable[[int], Any], most: int, *, is_known: bool) -> int | None:
+    """The least count from 1 to `most` that is wrong; None where none is. `is_known`: that `most` is."""
+    if not is_known and not wrong(most):
+        return None
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if wrong(middle) else (middle + 1, high)
+    return high
 
 
 @torch.no_grad()
@@ -372,23 +403,11 @@ def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, 
     def own(result: Any, part: fx.Node) -> Any:
         return result if part is node else result[part.args[1]]
 
-    differ = [part for part in parts if compare(values[part], own(value, part)).verdict is not Verdict.EQUAL]
-    if not differ:
-        return False
-    exact = exact_call(target, operands[0], operands[1], value)
-    gaps = [compare(values[part], own(value, part), own(exact, part)) for part in differ]
-    return any(gap.verdict is Verdict.WRONG for gap in gaps)
-
-
-def _needed(nodes: Sequence[fx.Node], last: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes that the last ones are computed from."""
-    inside, found, stack = set(nodes), set(), list(last)
-    while stack:
-        node = stack.pop()
-        if node in inside and node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return [node for node in nodes if node in found]
+    exact = functools.cache(lambda: exact_call(target, operands[0], operands[1], value))
+    return any(
+        compare(values[part], own(value, part), lambda part=part: own(exact(), part)).verdict is Verdict.WRONG
+        for part in parts
+    )
 
 
 def compiled_results(piece: Piece, compiler: Callable[..., Any], joint: JointGraph) -> list[Any]:
@@ -401,17 +420,27 @@ def compiled_results(piece: Piece, compiler: Callable[..., Any], joint: JointGra
         return compiled([copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in piece.inputs])
 
 
-def compiled_gap(piece: Piece, compiler: Callable[..., Any], joint: JointGraph) -> Gap | None:
-    """What is wrong with the results of a piece that `compiler` compiled; None where nothing is."""
-    if piece.generators is not None:
-        piece.generators.put_back()
-    expected = evaluate(piece.module, piece.inputs)
-    actual = compiled_results(piece, compiler, joint)
+def compiled_gap(
+    piece: Piece,
+    compiler: Callable[..., Any],
+    joint: JointGraph,
+    count: int | None = None,
+    expected: list[Any] | None = None,
+) -> Gap | None:
+    """What is wrong with the first `count` results of a piece that `compiler` compiled; None where nothing is.
+
+    `expected`: these results on eager's kernels, where they are known.
+    """
+    if expected is None:
+        if piece.generators is not None:
+            piece.generators.put_back()
+        expected = evaluate(piece.module, piece.inputs)[:count]
+    actual = compiled_results(piece, compiler, joint)[:count]
 
     def exactly() -> Any:
         if piece.generators is not None:
             piece.generators.put_back()
-        return list(steps(piece.module, piece.inputs, exactly=True))[-1].exact()
+        return list(steps(piece.module, piece.inputs, exactly=True))[-1].exact()[:count]
 
     gap = gap_of(actual, expected, exactly)
     return gap if gap.verdict is Verdict.WRONG else None
@@ -420,11 +449,10 @@ def compiled_gap(piece: Piece, compiler: Callable[..., Any], joint: JointGraph) 
 def gap_of(actual: Any, expected: Any, exact: Callable[[], Any]) -> Gap:
     """The worst difference of a value, or of a list of them; `exact()` is asked where bits differ."""
     if not isinstance(expected, (list, tuple)):
-        gap = compare(actual, expected)
-        return gap if gap.verdict is Verdict.EQUAL else compare(actual, expected, exact())
+        return compare(actual, expected, exact)
     if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
         return Gap(Verdict.WRONG, f"{len(expected)} results were expected")
-    worst, exact = Gap(Verdict.EQUAL), functools.cache(exact)
+    worst, exact = EQUAL, functools.cache(exact)
     for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
         gap = gap_of(one, other, functools.partial(_item, exact, i))
         if (gap.verdict, gap.ulps) > (worst.verdict, worst.ulps):

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from .._torch.codegen import OpOverload
 from ..graph.meta import TensorSpec, spec_of
+from ..tracing.tape.opinfo import op_info
 from .compare import Exact
 
 __all__ = ["Step", "evaluate", "exact_call", "gives_nothing", "is_random", "steps", "widened"]
@@ -185,7 +188,14 @@ def _exactly(
         except Exception:  # no such kernel
             value = _merged(call(*_map2(_narrowed, (a, k), (step.args, step.kwargs))), step.value)
         found.append(value)
+    if step.node is not None and _rounds_nothing(step.node.target):
+        return found[0], found[1]
     return found[0], _map2(noise.on, found[1], step.value)
+
+
+def _rounds_nothing(target: Any) -> bool:
+    """Whether an operator only looks at memory otherwise, or takes a result out of several."""
+    return target is operator.getitem or (isinstance(target, OpOverload) and op_info(target).is_view)
 
 
 def _narrowed(wide: Any, like: Any) -> Any:
