@@ -22,6 +22,7 @@ CASES = {
     },
     "a backend that miscompiles": {"backend": planted.miscompiles_gelu},
     "... only the second of its kind": {"backend": planted.miscompiles_the_second_gelu},
+    "a wrong partition": {"backend": "eager", "partition": planted.partition_that_changes_a_gradient},
 }
 
 

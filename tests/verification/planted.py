@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
+from foregrad import default_partition
 from foregrad.backends.eager import eager_compiler
 from foregrad.cli.demo import demo_package
 
@@ -86,6 +87,39 @@ def miscompiles_a_pattern(gm, inputs):
 def lays_out_otherwise(gm, inputs):
     """Right values; a compiler that says so may lay out what nobody sees as it likes."""
     return eager_compiler(gm, inputs)
+
+
+def passes_that_lose_a_sign(module):
+    """A backend's passes on the joint graph, which drop the negation of a product."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
+        if node.target is aten.neg.default and node.args[0].target is aten.mul.Tensor:
+            node.replace_all_uses_with(node.args[0])
+    return fx.GraphModule(module, graph)
+
+
+def partition_that_changes_a_gradient(module, inputs, *, num_fwd_outputs):
+    """Divides as the default does, and takes another derivative of gelu in the backward."""
+    forward, backward = default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
+    for node in backward.graph.nodes:
+        if node.target is aten.gelu_backward.default:
+            node.kwargs = {**node.kwargs, "approximate": "tanh"}
+    return forward, backward
+
+
+def partition_that_saves_another_value(module, inputs, *, num_fwd_outputs):
+    """Hands the backward the argument of `tanh` where its result is asked for."""
+    forward, backward = default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
+    *_, output = forward.graph.nodes
+    saved = list(output.args[0])
+    for i, node in enumerate(saved[num_fwd_outputs:], num_fwd_outputs):
+        if node.target is aten.tanh.default:
+            saved[i] = node.args[0]
+            taken = next(n for n in backward.graph.nodes if n.name == node.name)
+            taken.name = taken.target = saved[i].name
+    output.args = (saved,)
+    return forward, backward
 
 
 class Chain(nn.Module):

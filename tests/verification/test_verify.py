@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 import subprocess
@@ -140,7 +141,7 @@ def test_a_backend_that_miscompiles_is_found(compiler, most, tmp_path):
 @pytest.mark.parametrize("seconds", [1.0, 0.0], ids=["quick", "slow"])
 def test_a_pattern_is_found_with_all_that_belongs_to_it(seconds, tmp_path, monkeypatch):
     """A fault in two operators together: neither shows it. A compiler that is slow gets the graph in pieces."""
-    monkeypatch.setattr("foregrad.verification.locate._QUICK", seconds)
+    monkeypatch.setattr("foregrad.verification.search._QUICK", seconds)
     args = torch.randn(8), torch.randn(8)
     found = foregrad.verify(planted.Chain(), *args, backend=planted.miscompiles_a_pattern, folder=str(tmp_path))
     assert found.culprit.operator == "aten.neg.default"
@@ -161,6 +162,86 @@ def test_inputs_are_kept_where_random_ones_do_not_show_it(tmp_path):
     assert list(tmp_path.glob("*.safetensors"))
     done = run(found.reproducer)
     assert done.returncode == 1, done.stderr
+
+
+def test_a_pass_of_a_backend_that_is_wrong_is_found(tmp_path):
+    backend = dataclasses.replace(
+        foregrad.get_backend("eager"), name="hasty", prepare_joint=planted.passes_that_lose_a_sign
+    )
+    args = torch.randn(8, requires_grad=True), torch.randn(8)
+    found = foregrad.verify(planted.Chain(), *args, backend=backend, folder=str(tmp_path))
+    assert found.stage == "the backend's passes"
+    assert found.culprit.operator == "aten.neg.default"
+    assert found.culprit.piece.size == 2
+    done = run(found.reproducer)
+    assert done.returncode == 1, done.stderr
+
+
+def test_a_partition_that_is_wrong_is_found(tmp_path):
+    model, args = planted.gpt()
+    wrong = planted.partition_that_changes_a_gradient
+    found = foregrad.verify(model, *args, backend="eager", partition=wrong, folder=str(tmp_path))
+    assert found.stage == "partition"
+    assert found.culprit.operator == "aten.gelu_backward.default"
+    assert found.culprit.piece.size <= 20
+    done = run(found.reproducer)
+    assert done.returncode == 1, done.stderr
+
+
+def test_a_partition_that_saves_another_value_is_found(tmp_path):
+    args = torch.randn(8, requires_grad=True), torch.randn(8)
+    wrong = planted.partition_that_saves_another_value
+    found = foregrad.verify(planted.Chain(), *args, backend="eager", partition=wrong, folder=str(tmp_path))
+    assert found.stage == "partition"
+    assert found.culprit.operator == "aten.tanh_backward.default"
+    assert found.culprit.piece.size == 2  # with the tanh whose result it takes
+    done = run(found.reproducer)
+    assert done.returncode == 1, done.stderr
+
+
+def capture_that_changes(monkeypatch, change):
+    """Have each captured graph changed."""
+    from foregrad.tracing import capture
+
+    original = capture.capture_call
+
+    def changed(*args, **kwargs):
+        captured = original(*args, **kwargs)
+        change(captured.joint.graph)
+        captured.joint.module.recompile()
+        return captured
+
+    monkeypatch.setattr(capture, "capture_call", changed)
+
+
+def test_of_a_wrong_capture_both_operators_are_named(monkeypatch):
+    """The graph's that eager does not run, and eager's that the graph lacks."""
+
+    def change(graph):
+        node = next(n for n in graph.nodes if n.target is aten.gelu.default)
+        node.target, node.kwargs = aten.silu.default, {}
+
+    capture_that_changes(monkeypatch, change)
+    model, args = planted.gpt(layers=1)
+    found = foregrad.verify(model, *args, backend="eager")
+    assert found.stage == "capture"
+    assert (found.culprit.node, found.culprit.operator) == ("gelu", "aten.silu.default")
+    assert "aten.gelu.default at gpt.py:" in str(found)
+    assert "self.mlp" in found.culprit.where
+    assert found.reproducer is None
+
+
+def test_an_operator_that_the_capture_left_out_is_named(monkeypatch):
+    def change(graph):
+        node = next(n for n in graph.nodes if n.target is aten.neg.default)
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+    capture_that_changes(monkeypatch, change)
+    found = foregrad.verify(lambda x: (-x.abs()).exp(), torch.randn(4), backend="eager")
+    assert found.stage == "capture"
+    assert found.culprit.node == "exp"  # the first that gets another value
+    assert "the first of eager's that the graph lacks is that of aten.neg.default at test_verify.py:" in str(found)
 
 
 def test_as_it_was_compiled(tmp_path):

@@ -118,7 +118,7 @@ def ulps_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def compare(actual: object, expected: object, exact: Callable[[], Exact | None] = lambda: None) -> Gap:
-    """How `actual` differs from `expected`. `exact()` is asked where bits differ; None: by `torch.testing`'s tolerances."""
+    """How `actual` differs from `expected`, by `exact()` (asked where bits differ) or `torch.testing`'s tolerances."""
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         if isinstance(actual, torch.Tensor) or isinstance(expected, torch.Tensor):
             return Gap(Verdict.WRONG, f"expected {_named(expected)}, got {_named(actual)}")

@@ -188,7 +188,7 @@ def _exactly(
         except Exception:  # no such kernel
             value = _merged(call(*_map2(_narrowed, (a, k), (step.args, step.kwargs))), step.value)
         found.append(value)
-    if step.node is not None and _rounds_nothing(step.node.target):
+    if _rounds_nothing(getattr(step.node, "target", None)):
         return found[0], found[1]
     return found[0], _map2(noise.on, found[1], step.value)
 

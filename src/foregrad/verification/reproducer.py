@@ -6,6 +6,7 @@ of the real ones, where these show the fault; else the real ones, in a file besi
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import sys
@@ -19,23 +20,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.joint import JointGraph
 from ..graph.printing import print_graph
 from .compare import Gap, Verdict
-from .locate import Culprit, Piece, compiled_gap, gap_of
+from .halves import run_in_halves
+from .locate import Culprit, Piece, gap_of
 from .lockstep import evaluate, exact_call
+from .search import Maker, made_gap
 
 __all__ = ["write_reproducer"]
 
 
-def write_reproducer(culprit: Culprit, joint: JointGraph, backend: str, folder: str | None) -> str | None:
+def write_reproducer(culprit: Culprit, backend: str, folder: str | None) -> str | None:
     """Write the program for a culprit that has a piece; its path. None where it can't be written."""
     if culprit.piece is None:
         return None
     place = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="foregrad_verify_"))
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"reproduce_{''.join(c if c.isalnum() else '_' for c in culprit.node)}.py"
-    piece, gap = _with_plain_inputs(culprit, joint)
+    piece, gap = _with_plain_inputs(culprit)
     seeded = piece is not culprit.piece
     inputs = _seeded(piece.inputs) if seeded else _stored(piece.inputs, path)
     path.write_text(_program(culprit, piece, gap, inputs, backend), encoding="utf-8")
@@ -45,21 +47,20 @@ def write_reproducer(culprit: Culprit, joint: JointGraph, backend: str, folder: 
 # ---------------------------------------------------------------- inputs
 
 
-def _with_plain_inputs(culprit: Culprit, joint: JointGraph) -> tuple[Piece, Gap]:
+def _with_plain_inputs(culprit: Culprit) -> tuple[Piece, Gap]:
     """The piece with random inputs, where these show the fault too; and how its results differ."""
     assert culprit.piece is not None
     try:
-        piece = Piece(culprit.piece.module, _drawn(culprit.piece.inputs), culprit.piece.generators)
-        gap = _gap(culprit, piece, joint)
+        piece = dataclasses.replace(culprit.piece, inputs=_drawn(culprit.piece.inputs))
+        gap = _gap(culprit, piece)
     except Exception:  # these inputs are not right for the operators
         return culprit.piece, culprit.gap
     return (culprit.piece, culprit.gap) if gap is None else (piece, gap)
 
 
-def _gap(culprit: Culprit, piece: Piece, joint: JointGraph) -> Gap | None:
+def _gap(culprit: Culprit, piece: Piece) -> Gap | None:
     if culprit.replacement is None:
-        assert culprit.compiler is not None
-        return compiled_gap(piece, culprit.compiler, joint)
+        return made_gap(piece, culprit.maker)
     if piece.generators is not None:
         piece.generators.put_back()
     expected = evaluate(piece.module, piece.inputs)
@@ -130,7 +131,7 @@ def _stored(values: Sequence[Any], path: Path) -> str:
 
 def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str) -> str:
     graph = print_graph(piece.module, name="graph")
-    whose = f"the backend {backend}" if culprit.replacement is None else "its decomposition"
+    whose = "its decomposition" if culprit.maker is None else _WHOSE[culprit.maker.kind].format(backend)
     said = f"{culprit.operator}: {whose} differs from PyTorch's own kernel. {gap}"
     allowed = gap.allowed if gap.allowed is not None else 0.0
     if culprit.replacement is not None:
@@ -139,7 +140,7 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
         made = f"{_found(culprit.replacement, 'decomposition', None)}\n"
         actual = "decomposed(*inputs, decomposition=decomposition)"
     else:
-        made = _found(culprit.compiler, "compiler", backend) + _COMPILED
+        made = _made(culprit.maker, backend)
         actual = "call(compiled, list(inputs))"
     seed = "torch.manual_seed(0)\n" if piece.generators is not None else ""
     return (
@@ -149,6 +150,12 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
         f"{_COMPARED.format(allowed=allowed)}"
     )
 
+
+_WHOSE = {
+    "compiler": "the backend {}",
+    "passes": "a pass of the backend {}",
+    "partition": "the graph that the partition split",
+}
 
 _COMPILED = """
 
@@ -162,8 +169,20 @@ def call(compiled, values):
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 module = make_fx(graph, tracing_mode="fake")(*inputs)
-compiled = compiler(module, [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"])
-"""
+compiled = """
+
+
+def _made(maker: Maker, backend: str) -> str:
+    """The lines that make `compiled` of the graph."""
+    if maker.kind == "passes":
+        passes = maker.function.__self__.prepare_joint  # type: ignore[attr-defined]  # the pipeline's
+        return f"{_found(passes, 'passes', backend, 'prepare_joint')}{_COMPILED}passes(module)\n"
+    if maker.kind == "partition":
+        halves = f"from typing import Any  # noqa: E402\n\n\n{inspect.getsource(run_in_halves)}"
+        return f"{_found(maker.function, 'partition', None)}\n{halves}{_COMPILED}run_in_halves(partition, module)\n"
+    inputs = '[node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]'
+    return f"{_found(maker.function, 'compiler', backend)}{_COMPILED}compiler(module, {inputs})\n"
+
 
 _COMPARED = """
 differ = False
@@ -204,12 +223,12 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text.replace("\\", "/").replace('"""', "'''"), 116)
 
 
-def _found(value: Any, name: str, backend: str | None) -> str:
+def _found(value: Any, name: str, backend: str | None, part: str = "inference_compiler") -> str:
     """The lines that fetch a function of somebody else's, or say that they can't."""
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     is_ours = str(module or type(value).__module__).partition(".")[0] == "foregrad"
     if backend is not None and (is_ours or qualified is None):
-        return f"import foregrad\n\n{name} = foregrad.get_backend({backend!r}).inference_compiler\n"
+        return f"import foregrad\n\n{name} = foregrad.get_backend({backend!r}).{part}\n"
     if module is None or qualified is None or "<" in qualified or module == "__main__":
         text = _source_of(value, name)
         if text is not None or qualified is None or "<" in qualified:

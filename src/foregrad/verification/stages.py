@@ -11,12 +11,13 @@ from torch import fx
 from ..dispatch.pipeline import Pipeline
 from ..graph.joint import JointGraph
 from .compare import Gap, Verdict
-from .locate import Culprit, first_by_name, first_in_backend, first_in_decompositions, gap_of
+from .locate import Culprit, first_in_decompositions, gap_of
 from .lockstep import evaluate, steps
 from .report import StageResult
+from .search import Maker, smallest_wrong
 from .watched import Execution, Log
 
-__all__ = ["Stages"]
+__all__ = ["Stages", "Values"]
 
 # Whose operators run Python, or talk to other processes.
 _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
@@ -47,7 +48,8 @@ class Stages:
                 stage = StageResult(f"{execution.role.phase} of {execution.joint.name}", None, _no_run(error))
             found.append(stage)
             if stage.verdict is Verdict.WRONG and culprit is None:
-                culprit = first_in_backend(execution)
+                maker = Maker("compiler", execution.compiler, execution.joint, execution.compile_seconds)
+                culprit = smallest_wrong(execution.module, execution.inputs, execution.generators, maker)
         return found, culprit
 
     # ---------------------------------------------------------------- the joint graph
@@ -56,7 +58,7 @@ class Stages:
         """Decompositions, the backend's passes and the partition, where the first execution was of a whole function."""
         table = self.pipeline.decompositions
         table = dict((table() if callable(table) else table) or {})
-        known = _Values.of(self.log, self.capture if table else None)
+        known = Values.of(self.log, self.capture if table else None)
         if isinstance(known, str):
             return [(StageResult("decompositions and partition", None, known), None)]
         made: list[tuple[StageResult, Culprit | None]] = []
@@ -72,11 +74,15 @@ class Stages:
             made.append((_result("decompositions", verdict, gap), culprit))
         if known.prepared is not None:
             verdict, gap = known.judge(known.run(known.prepared))
-            culprit = known.by_name(known.prepared, known.module) if verdict is Verdict.WRONG else None
+            culprit = (
+                known.culprit(known.module, "passes", self.pipeline.prepared) if verdict is Verdict.WRONG else None
+            )
             made.append((_result("the backend's passes", verdict, gap), culprit))
         if known.halves is not None:
             verdict, gap = known.judge(known.split())
-            made.append((_result("partition", verdict, gap), None))
+            module, partition = known.prepared or known.module, self.pipeline.partition
+            culprit = known.culprit(module, "partition", partition) if verdict is Verdict.WRONG else None
+            made.append((_result("partition", verdict, gap), culprit))
         return made
 
     # ---------------------------------------------------------------- compiled halves
@@ -94,7 +100,7 @@ class Stages:
 
 
 @dataclasses.dataclass
-class _Values:
+class Values:
     """The inputs of one call's joint graph, and what that gives in float64."""
 
     joint: JointGraph  # without decompositions
@@ -107,7 +113,7 @@ class _Values:
     exactly: list[Any] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def of(cls, log: Log, capture: Callable[[], JointGraph] | None) -> _Values | str:
+    def of(cls, log: Log, capture: Callable[[], JointGraph] | None) -> Values | str:
         """The values; or why there are none. `capture`: None where there are no decompositions."""
         if len(log.products) != 1:
             return "the call made several graphs"
@@ -172,18 +178,10 @@ class _Values:
             self.exactly = list(steps(self.joint.module, self.inputs, exactly=True))[-1].exact()
         return self.exactly
 
-    def by_name(self, actual: fx.GraphModule, expected: fx.GraphModule) -> Culprit | None:
-        """The first node that is wrong, by those of the same name in another graph."""
-        generators = self.log.executions[0].generators
-        generators.put_back()
-        values = {step.node.name: step.value for step in steps(expected, self.inputs, keep=True)}
-
-        def exact() -> dict[str, Any]:
-            generators.put_back()
-            return {s.node.name: s.exact() for s in steps(expected, self.inputs, exactly=True, keep=True)}
-
-        generators.put_back()
-        return first_by_name(actual, self.inputs, values, exact)
+    def culprit(self, module: fx.GraphModule, kind: Any, function: Callable[..., Any]) -> Culprit | None:
+        """The operator that a stage gets wrong."""
+        maker = Maker(kind, function, self.joint)
+        return smallest_wrong(module, self.inputs, self.log.executions[0].generators, maker)
 
 
 def _worst(actual: list[Any], expected: list[Any], exact: Any) -> tuple[Verdict, Gap | None]:

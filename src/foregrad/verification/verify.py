@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from ..graph.joint import JointGraph
 from ..tracing.capture import capture_call
 from ..tracing.options import Options
 from ..tracing.tape.collection import paused_collection
+from .captured import EagerValues, first_not_eager
 from .compare import Verdict, compare
 from .locate import Culprit
 from .report import StageResult, Verification
 from .reproducer import write_reproducer
 from .sides import Outcome, Side, make_side, put_back
-from .stages import Stages
+from .stages import Stages, Values
 from .watched import Generators, Log, WatchedPipeline
 
 __all__ = ["verify"]
@@ -119,13 +121,16 @@ class _Verifier:
         culprit: Culprit | None = None
         if found.verdict is not Verdict.EQUAL and log.executions:
             more, culprit = Stages(log, self.pipeline, self._captured).run()
-            stages = [self._capture(eager, generators, culprit), *more]
+            if culprit is None:
+                stage, culprit = self._capture(eager, generators)
+            else:
+                stage = StageResult("capture", None, "a later stage is wrong")
+            stages = [stage, *more]
             found = found.judged(stages)
-        joint = log.products[0].captured.joint if log.products else None
-        stage = next((s.name for s in stages if s.verdict is Verdict.WRONG), None)
+        wrong = next((s.name for s in stages if s.verdict is Verdict.WRONG), None)
         path = None
-        if culprit is not None and joint is not None:
-            path = write_reproducer(culprit, joint, self.backend, self.folder)
+        if culprit is not None:
+            path = write_reproducer(culprit, self.backend, self.folder)
         stages.append(StageResult("the compiled function", found.verdict))
         return Verification(
             str(getattr(self.function, "__name__", type(self.function).__name__)),
@@ -136,7 +141,7 @@ class _Verifier:
             tuple(found.lines),
             found.count,
             culprit,
-            stage,
+            wrong,
             path,
             time.perf_counter() - begin,
             compile_seconds,
@@ -147,13 +152,17 @@ class _Verifier:
         function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
         return capture_call(flatten_call(function, side.args, side.kwargs, objects=True), Options("verified")).joint
 
-    def _capture(self, eager: Outcome, generators: Generators, culprit: Culprit | None) -> StageResult:
-        """The graph as it was captured, on eager's kernels; it is left out where a later stage is known to be wrong."""
-        if culprit is not None:
-            return StageResult("capture", None, "a later stage is wrong")
-        _, plain = self._compiled(pipeline_for(backend="eager", partition="default"), Log(), generators)
-        found = _Comparison.of(eager, plain)
-        return StageResult("capture", found.verdict, "; ".join(found.lines[:2]))
+    def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
+        """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
+        log = Log()
+        side, plain = self._compiled(pipeline_for(backend="eager", partition="default"), log, generators)
+        found, culprit = _Comparison.of(eager, plain), None
+        if found.verdict is Verdict.WRONG and isinstance(known := Values.of(log, None), Values):
+            values = EagerValues()
+            self._eager(side, log, generators, values)
+            generators.put_back()
+            culprit = first_not_eager(known.module, known.inputs, values)
+        return StageResult("capture", found.verdict, "; ".join(found.lines[:2])), culprit
 
     def _compiled(self, pipeline: Pipeline, log: Log, generators: Generators) -> tuple[Side, Outcome]:
         """A side whose function runs through a pipeline that tells `log`, and what it left."""
@@ -171,10 +180,13 @@ class _Verifier:
             raise UnsupportedError(f"`{dispatcher.name}` ran eagerly: there is nothing to verify")
         return side, outcome
 
-    def _eager(self, other: Side, log: Log, generators: Generators) -> Outcome:
+    def _eager(
+        self, other: Side, log: Log, generators: Generators, mode: AbstractContextManager[Any] | None = None
+    ) -> Outcome:
         side = make_side(self.function, self.args, self.kwargs)
         generators.put_back()
-        outcome = side.run(side.function, self.order, lambda: _mapped(_reached(other, log), other, side))
+        with mode or nullcontext():
+            outcome = side.run(side.function, self.order, lambda: _mapped(_reached(other, log), other, side))
         put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
         return outcome
 

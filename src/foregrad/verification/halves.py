@@ -1,0 +1,38 @@
+"""A graph split by a partition, its halves run one after the other.
+
+`run_in_halves` stands in reproducers as it is here: it needs nothing but PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["run_in_halves"]
+
+
+def run_in_halves(partition: Any, module: Any) -> Any:
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    names, inputs = [node.name for node in placeholders], [node.meta["val"] for node in placeholders]
+    late: set[Any] = set()  # what depends on tangents is of the backward
+    for node in module.graph.nodes:
+        if node.name.startswith("tangents_") or not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+        node.meta.setdefault("partitioner_tag", "is_backward" if node in late else "is_forward")
+    *_, output = module.graph.nodes
+    count = sum(node not in late for node in output.args[0])
+    forward, backward = partition(module, inputs, num_fwd_outputs=count)
+
+    def run(*values: Any) -> list[Any]:
+        known = dict(zip(names, values, strict=True))
+
+        def half(part: Any) -> list[Any]:
+            part.recompile()
+            results = part(*(known[node.name] for node in part.graph.nodes if node.op == "placeholder"))
+            *_, output = part.graph.nodes
+            named = zip((getattr(node, "name", "") for node in output.args[0]), results, strict=True)
+            known.update(named)
+            return list(results)
+
+        return half(forward)[:count] + half(backward)
+
+    return run

@@ -1,0 +1,320 @@
+"""The smallest part of a graph that shows what is wrong with what was made of it.
+
+A `Maker` makes something that runs of a graph: a backend's compiler, a backend's passes, or a partition. One that is
+quick is given the graph once more to return all of its values, and each operator is compared on the values that it got.
+One that fuses operators may be right then: it is given the graph in pieces of some thirty operators, which together
+cost about one more compilation. Then the operators before the wrong one are looked for that it takes to see the fault,
+nearest first (delta debugging: Zeller, 2002).
+
+Known weakness: a fault that shows only in the graph as a whole is searched for by halving the whole, which takes more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from .._torch.modules import make_graph_module
+from ..backends.boxed import as_boxed
+from ..dispatch.compilers import called_bare
+from ..graph.joint import JointGraph
+from ..graph.printing import user_line
+from ..graph.role import GraphRole
+from ..passes.aliasing import results_of
+from .compare import Gap, Verdict, compare
+from .halves import run_in_halves
+from .locate import Culprit, Piece, gap_of, ranges_of
+from .lockstep import evaluate, exact_call, gives_nothing, is_random, steps
+from .watched import Generators, copy_of_tensor
+
+__all__ = ["Maker", "made_gap", "smallest_wrong"]
+
+_PIECE = 32  # operators in a piece that a backend is given
+_QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
+_SMALL = 20  # operators in a reproducer that need not be made fewer where a compilation is slow
+_TESTS = 40  # pieces compiled while operators are taken out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Maker:
+    """What makes something that runs of a graph that came from `joint`, in about `seconds`."""
+
+    kind: Literal["compiler", "passes", "partition"]
+    function: Callable[..., Any]
+    joint: JointGraph
+    seconds: float = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        return self.seconds >= _QUICK
+
+    def results(self, piece: Piece) -> list[Any]:
+        """The results of a piece by what is made of it."""
+        module = piece.module
+        inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in piece.inputs]
+        run: Callable[[list[Any]], list[Any]]
+        if self.kind == "compiler":
+            role = GraphRole("inference", (), tuple(range(len(results_of(module)))))
+            run = as_boxed(called_bare(self.function, module, self.joint, role)[0])
+        elif self.kind == "passes":
+            run = functools.partial(evaluate, self.function(module))
+        else:
+            run = as_boxed(run_in_halves(self.function, module))
+        if piece.generators is not None:
+            piece.generators.put_back()
+        with torch.no_grad():
+            return run(inputs)
+
+
+def made_gap(piece: Piece, maker: Maker, expected: list[Any] | None = None) -> Gap | None:
+    """What is wrong with the judged results of a piece by what `maker` makes of it; None where nothing is.
+
+    `expected`: these results on eager's kernels, where they are known.
+    """
+
+    def judged(results: list[Any]) -> list[Any]:
+        return results if piece.judged is None else [results[i] for i in piece.judged]
+
+    if expected is None:
+        if piece.generators is not None:
+            piece.generators.put_back()
+        expected = judged(evaluate(piece.module, piece.inputs))
+
+    def exactly() -> Any:
+        if piece.generators is not None:
+            piece.generators.put_back()
+        return judged(list(steps(piece.module, piece.inputs, exactly=True))[-1].exact())
+
+    gap = gap_of(judged(maker.results(piece)), expected, exactly)
+    return gap if gap.verdict is Verdict.WRONG else None
+
+
+def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Generators, maker: Maker) -> Culprit | None:
+    """The part of a graph that a maker gets wrong, as small as it can be made; None where no part is wrong alone."""
+    search = _Search(module, inputs, generators, maker)
+    units = search.units
+    if not maker.is_slow:
+        end = search.watched()
+        found = None if end is None else search.grown(end, 0)
+        if found is not None:
+            return found
+    for start in (*range(0, len(units), _PIECE), None):
+        piece, first = (units, 0) if start is None else (units[start : start + _PIECE], start)
+        if search.gap(piece) is not None:
+            count = _least_count(functools.partial(_wrong_before, search, piece), len(piece))
+            return search.grown(first + count - 1, first)
+    return None
+
+
+class _Search:
+    def __init__(self, module: fx.GraphModule, inputs: list[Any], generators: Generators, maker: Maker) -> None:
+        self.module, self.inputs, self.generators, self.maker = module, inputs, generators, maker
+        self.values: dict[fx.Node, Any] = {}
+        self.before: dict[fx.Node, Generators] = {}  # the random state at nodes that draw
+        self.late: set[fx.Node] = set()  # nodes that depend on tangents
+        generators.put_back()
+
+        def note(node: fx.Node) -> None:
+            if is_random(node):
+                self.before[node] = Generators.now()
+
+        for step in steps(module, inputs, keep=True, before=note):
+            self.values[step.node] = step.value
+            if step.node.name.startswith("tangents_") or not self.late.isdisjoint(step.node.all_input_nodes):
+                self.late.add(step.node)
+        self.units = _units(module)
+
+    def piece(self, units: Sequence[list[fx.Node]], last: Sequence[fx.Node] = ()) -> Piece | None:
+        """The graph of these nodes, others' values as its inputs; None where something else than these goes in.
+
+        Its results are what others use of it; with `last`, those of this unit, which are judged, and what no unit of
+        the piece uses. For a partition inputs are named as it knows them, and the forward's results come first.
+        """
+        nodes = [node for unit in units for node in unit]
+        inside, is_joint = set(nodes), self.maker.kind == "partition"
+        graph = fx.Graph()
+        made: dict[fx.Node, fx.Node] = {}
+        inputs: list[fx.Node] = []
+        for used in dict.fromkeys(used for node in nodes for used in node.all_input_nodes if used not in inside):
+            if used.op == "get_attr":
+                made[used] = graph.node_copy(used)
+                continue
+            inputs.append(used)
+            kind = "tangents" if used in self.late else "primals"
+            made[used] = graph.placeholder(f"{kind}_{len(inputs)}" if is_joint else used.name)
+            made[used].meta = {k: used.meta[k] for k in ("val", "spec") if k in used.meta}
+        for node in nodes:
+            made[node] = graph.node_copy(node, made.__getitem__)
+        shown = [n for n in nodes if self._is_result(n) and (n in last or self._is_shown(n, inside, bool(last)))]
+        shown = self._ordered(shown)
+        if not shown or any(not _is_value(self.values[n]) for n in inputs):
+            return None
+        if is_joint and shown[-1] not in self.late:
+            return None  # no backward, so nothing to split
+        graph.output([made[node] for node in shown])
+        module = make_graph_module(self.module, graph, "Piece")
+        first = next((self.before[n] for n in nodes if n in self.before), None)
+        judged = tuple(shown.index(n) for n in last if n in shown) if last else None
+        return Piece(module, [self.values[n] for n in inputs], first, judged)
+
+    @staticmethod
+    def _is_shown(node: fx.Node, inside: set[fx.Node], is_needed_only: bool) -> bool:
+        """Whether a piece returns a node: used by no other of it, or, where all that others use is, used outside."""
+        return inside.isdisjoint(node.users) if is_needed_only else not node.users or not inside.issuperset(node.users)
+
+    def _ordered(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+        return sorted(nodes, key=self.late.__contains__) if self.maker.kind == "partition" else list(nodes)
+
+    def _is_result(self, node: fx.Node) -> bool:
+        """Whether a node gives a value that a compiler has to give too: memory that nobody has written has none."""
+        return _is_value(self.values[node]) and not gives_nothing(node.target)
+
+    def gap(self, units: Sequence[list[fx.Node]], last: Sequence[fx.Node] = ()) -> Gap | None:
+        """The worst fault in these units, made by themselves; with `last`, in that one. None where there is none."""
+        piece = self.piece(units, last)
+        if piece is None:
+            return None
+        is_known = last and piece.generators is None
+        return made_gap(piece, self.maker, [self.values[n] for n in last if self._is_result(n)] if is_known else None)
+
+    def watched(self) -> int | None:
+        """The number of the first unit that is wrong where the whole graph is made to return all of its values.
+
+        Each operator is compared with eager's on the values that it is given there.
+        """
+        graph = fx.Graph()
+        made: dict[fx.Node, fx.Node] = {}
+        graph.graph_copy(self.module.graph, made)
+        nodes = [n for unit in self.units for n in unit]
+        shown = self._ordered([n for n in nodes if self._is_result(n) and isinstance(self.values[n], torch.Tensor)])
+        graph.output([made[node] for node in shown])
+        values = dict(self.values)
+        whole = Piece(make_graph_module(self.module, graph, "Watched"), self.inputs, self.generators)
+        values.update(zip(shown, self.maker.results(whole), strict=True))
+        given = set(shown)
+        for number, unit in enumerate(self.units):
+            parts = [node for node in unit if node in given]
+            if parts and unit[0].op == "call_function" and not is_random(unit[0]) and _is_wrong(unit[0], parts, values):
+                return number
+        return None
+
+    def grown(self, end: int, floor: int) -> Culprit | None:
+        """As few units as show that number `end` is wrong; None where it takes more than those from `floor` on."""
+        last = self.units[end]
+        gaps: dict[tuple[int, ...], Gap | None] = {}
+
+        def gap_of_units(numbers: Sequence[int]) -> Gap | None:
+            key = tuple(sorted((*numbers, end)))
+            if key not in gaps:
+                gaps[key] = self.gap([self.units[i] for i in key], last)
+            return gaps[key]
+
+        needed = _needed(gap_of_units, self._nearest_first(end, floor), _SMALL if self.maker.is_slow else 1)
+        gap = None if needed is None else gap_of_units(needed)
+        if needed is None or gap is None:
+            return None
+        piece, node = self.piece([self.units[i] for i in sorted((*needed, end))], last), last[0]
+        operands = ranges_of((n.name, self.values[n]) for n in node.all_input_nodes)
+        return Culprit(node.name, str(node.target), user_line(node), gap, operands, piece, maker=self.maker)
+
+    def _nearest_first(self, end: int, floor: int) -> list[int]:
+        """The numbers of the units from `floor` to `end`: those that lead to it by distance, then all others."""
+        number_of = {node: i for i, unit in enumerate(self.units) for node in unit}
+        found = {end: None}
+        queue = [end]
+        for number in queue:
+            for used in self.units[number][0].all_input_nodes:
+                source = number_of.get(used)
+                if source is not None and source >= floor and source not in found:
+                    found[source] = None
+                    queue.append(source)
+        return [*queue[1:], *(i for i in range(end - 1, floor - 1, -1) if i not in found)]
+
+
+def _wrong_before(search: _Search, units: list[list[fx.Node]], count: int) -> Gap | None:
+    return search.gap(units[:count])
+
+
+def _needed(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough: int) -> list[int] | None:
+    """Few of the items that are wrong together; None where all of them are not. `enough`: no fewer are looked for.
+
+    Parts of the items are tried first, each by itself: one of them holds all that is needed as a rule. Where none does,
+    the last item of the shortest beginning that is wrong is needed, and what else is needed stands before it.
+    """
+    needed: list[int] = []
+
+    def wrong_before(count: int) -> Any:
+        return wrong((*needed, *items[:count]))
+
+    if wrong(()):
+        return needed
+    parts = [items[start // 2 : start] for start in (2**i for i in range(len(items).bit_length() + 1))]
+    is_known, tests = False, 0
+    while True:
+        tests += len(parts)
+        part = next((part for part in parts if part and wrong((*needed, *part))), None)
+        if part is None:
+            if not is_known and not wrong_before(len(items)):
+                return None
+            count = _least_count(wrong_before, len(items))
+            needed.append(items[count - 1])
+            part = items[: count - 1]
+            if wrong(needed):
+                return needed
+        items, is_known = part, True
+        if len(needed) + len(items) <= enough or tests > _TESTS:
+            return [*needed, *items]
+        middle = len(items) // 2
+        parts = [items[:middle], items[middle:]] if middle else []
+
+
+def _least_count(wrong: Callable[[int], Any], most: int) -> int:
+    """The least count from 1 to `most`, of which it is known, that is wrong."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if wrong(middle) else (middle + 1, high)
+    return high
+
+
+@torch.no_grad()
+def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> bool:
+    """Whether an operator's results, itself or items of it, are wrong for its operands' values."""
+    operands: Any = [fx.map_arg(a, values.__getitem__) for a in (node.args, node.kwargs)]
+    target: Any = node.target
+    value = target(*operands[0], **operands[1])
+
+    def own(result: Any, part: fx.Node) -> Any:
+        return result if part is node else result[part.args[1]]
+
+    known = functools.cache(lambda: exact_call(target, operands[0], operands[1], value))
+    gaps = (compare(values[part], own(value, part), functools.partial(_own_exact, own, known, part)) for part in parts)
+    return any(gap.verdict is Verdict.WRONG for gap in gaps)
+
+
+def _own_exact(own: Callable[..., Any], known: Callable[[], Any], part: fx.Node) -> Any:
+    return own(known(), part)
+
+
+def _units(module: fx.GraphModule) -> list[list[fx.Node]]:
+    """The operators in order; one with several results together with what takes these apart."""
+    units: dict[fx.Node, list[fx.Node]] = {}
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source in units:
+            units[source].append(node)
+        else:
+            units[node] = [node]
+    return list(units.values())
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, int, float, bool))
