@@ -21,10 +21,11 @@ from .dispatch.pipeline import reachable
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.tree import Tree
+from .graph.effect_log import OutputInfo, SetData, Write
 from .graph.effects import CheckFailed
 from .graph.joint import JointGraph
 from .graph.meta import NodeMeta
-from .graph.signature import AliasOutput, ConstantOutput, GraphOutput, InputOutput, OutputInfo, Signature
+from .graph.signature import ConstantOutput, Handle, Signature
 from .graph.slots import Buffer, Param
 
 __all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module"]
@@ -140,7 +141,7 @@ def aot_export_joint_simple(
     signature = joint.signature
     if signature.updates or signature.reshaped or signature.swapped:
         raise RuntimeError("aot_export_joint_simple takes functions that write to none of their arguments")
-    if any(not isinstance(info, (GraphOutput, ConstantOutput)) for info in signature.outputs):
+    if any(getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.outputs):
         raise RuntimeError("aot_export_joint_simple takes functions that return no argument and no view of one")
     writer = _Writer(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
     module = writer.module(gradients=trace_joint, tangents=trace_joint)
@@ -210,7 +211,7 @@ class _Writer:
         assert index is not None
         outputs: Signature = self.signature
         info = outputs.outputs[index] if 0 <= index < len(outputs.outputs) else None
-        position = info.output if isinstance(info, GraphOutput) else None
+        position = info.output if isinstance(info, Handle) and not info.steps else None
         if position is None or position not in outputs.differentiable:
             raise RuntimeError(f"the result at {index}, which is to be the loss, requires no gradients")
         if outputs.graph_output_specs[position].shape not in ((), (1,)):
@@ -268,17 +269,13 @@ class _Writer:
     def _result(self, info: OutputInfo) -> Any:
         if isinstance(info, ConstantOutput):
             return info.value
-        if isinstance(info, InputOutput):
-            update = next((u for u in self.signature.updates if u.input == info.input), None)
-            return self.inputs[info.input] if update is None else self._of(self.old_outputs[update.output])
-        if isinstance(info, GraphOutput):
-            return self._of(self.old_outputs[info.output])
-        assert isinstance(info, AliasOutput)
-        if info.memory is not None or info.history is not None:
+        assert isinstance(info, Handle)
+        if any(isinstance(e, (SetData, Write)) and not e.is_whole for e in self.signature.log):
             raise RuntimeError(f"{info.path} can't be exported: it is a view of memory that was replaced")
-        base = self._result(
-            InputOutput("", info.input) if info.input is not None else GraphOutput("", info.output or 0)
-        )
+        output = info.output
+        if output is None:
+            output = next((u.output for u in self.signature.updates if u.input == info.input), None)
+        base = self.inputs[info.input or 0] if output is None else self._of(self.old_outputs[output])
         for step in info.steps:
             node = self.graph.call_function(step.op, (base, *step.args), dict(step.kwargs))
             if step.index is not None:

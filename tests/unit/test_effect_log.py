@@ -9,9 +9,9 @@ from foregrad.graph.effect_log import (
     AttachNode,
     BumpVersion,
     Detach,
+    Handle,
     InplaceView,
     MarkRequiresGrad,
-    Memory,
     Recorded,
     RunGraph,
     SetData,
@@ -33,7 +33,7 @@ def t_(index):
 
 
 def row(index, **flags):
-    return TakeView(index, (ROW,), "out", **flags)
+    return TakeView(index, "out", **flags, steps=(ROW,))
 
 
 def test_one_memory_keeps_program_order():
@@ -53,7 +53,7 @@ def test_at_one_time_views_come_before_writes():
 
 
 def test_a_view_on_the_way_to_the_next_one_is_no_entry():
-    cell = TakeView(0, (ROW, CELL), "out")
+    cell = TakeView(0, "out", steps=(ROW, CELL))
     entries = [Recorded(1, "a", row(0)), Recorded(2, "a", cell), Recorded(3, "a", Detach(0))]
     assert ordered(entries) == (cell, Detach(0))
     entries = [Recorded(1, "a", row(0)), Recorded(2, "a", Write(0, 0, False)), Recorded(3, "a", cell)]
@@ -111,7 +111,7 @@ def test_a_log_reads_as_lines():
 
 
 def other_memory(index):
-    return SetData(index, Memory(None, 0, (), "out"))
+    return SetData(index, Handle("out", None, 0))
 
 
 def test_a_view_taken_between_two_swaps_stays_between_them():

@@ -14,9 +14,9 @@ import torch
 from .._torch.graphs import size_hint, symbol_of
 from ..errors import ArtifactError
 from ..frontend.tree import flatten
-from ..graph.effect_log import Write
+from ..graph.effect_log import Detach, MarkRequiresGrad, OutputInfo, TakeView, Write
 from ..graph.meta import TensorSpec
-from ..graph.signature import AliasOutput, ConstantOutput, GraphOutput, InputOutput, OutputInfo
+from ..graph.signature import ConstantOutput, Handle
 from .module import LoadedModule
 from .program import Specialization
 from .records import Stored
@@ -56,7 +56,8 @@ def _refusal(specialization: Specialization) -> str | None:
         if info.number is not None:
             return f"the number {info.slot} may vary"
     for effect in signature.log:
-        if not isinstance(effect, Write):
+        is_of_result = effect.result is not None and isinstance(effect, (TakeView, MarkRequiresGrad, Detach))
+        if not (is_of_result or (isinstance(effect, Write) and effect.is_whole)):
             return f"it does more to its inputs than write to them ({effect})"
     if signature.python_writes:
         return "it writes to objects of Python"
@@ -64,9 +65,6 @@ def _refusal(specialization: Specialization) -> str | None:
         return f"it reads a value at {signature.decisions[0].where}"
     if signature.checks:
         return f"it checks values at {signature.checks[0].where}"
-    for output in signature.outputs:
-        if isinstance(output, AliasOutput) and (output.memory or output.history is not None):
-            return f"{output.path} is a view of memory that was exchanged"
     return None
 
 
@@ -91,7 +89,7 @@ class _Forward(LoadedModule):
         for write in signature.updates:
             inputs[write.input].copy_(results[write.output])
         outputs = [
-            _value(info, inputs, results) if isinstance(info, AliasOutput) and info.input is not None else view
+            _value(info, inputs, results) if getattr(info, "input", None) is not None else view
             for info, view in zip(signature.outputs, views, strict=True)
         ]
         return signature.output_spec.unflatten(outputs)
@@ -100,11 +98,7 @@ class _Forward(LoadedModule):
 def _value(info: OutputInfo, inputs: list[Any], results: list[Any]) -> Any:
     if isinstance(info, ConstantOutput):
         return info.value
-    if isinstance(info, InputOutput):
-        return inputs[info.input]
-    if isinstance(info, GraphOutput):
-        return results[info.output]
-    assert isinstance(info, AliasOutput)
+    assert isinstance(info, Handle)
     value = inputs[info.input] if info.input is not None else results[info.output or 0]
     for step in info.steps:
         value = step.op(value, *step.args, **dict(step.kwargs))

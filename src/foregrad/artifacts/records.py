@@ -40,6 +40,8 @@ class Named:
 
 # Format 1 has the names that these classes had when it was made.
 _FORMAT_NAMES = {"Reach": signature.GradientPaths, "Place": ValueRef}
+# Three classes were one each; what is written is the last.
+_FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), effect_log.Handle)
 
 
 def _classes() -> dict[str, type]:

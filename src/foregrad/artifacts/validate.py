@@ -21,7 +21,7 @@ from ..graph.effect_log import (
     Effect,
     InplaceView,
     MarkRequiresGrad,
-    Memory,
+    OutputInfo,
     QueryGradFn,
     SetData,
     SetStorage,
@@ -33,7 +33,7 @@ from ..graph.effects import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
-from ..graph.signature import AliasOutput, BaseOf, GraphOutput, InputOutput, MemoryOf, OutputInfo, Signature
+from ..graph.signature import BaseOf, Handle, MemoryOf, Signature
 from ..serialize.operators import is_check, is_view
 from ..tracing.derivatives.resumable_trace import ValueRef
 
@@ -188,41 +188,30 @@ _EFFECTS = (
 def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:
     if type(effect) not in _EFFECTS:
         raise ArtifactError("an effect of no kind")
-    _within([effect.input], inputs, "input")
-    for step in getattr(effect, "steps", ()):
-        _check_step(step)
+    _check_handle(effect.input if effect.result is None else None, effect.result, effect.steps, inputs, outputs)
     if isinstance(effect, Write):
         _within([effect.output], outputs, "output")
     if isinstance(effect, SetData):
-        _check_memory(effect.source, inputs, outputs)
+        _check_output(effect.source, inputs, outputs)
     if isinstance(effect, InplaceView) and (not isinstance(effect.op, OpOverload) or effect.op.namespace != "aten"):
         raise ArtifactError("an in-place change by something that is no operator")
 
 
 def _check_output(info: OutputInfo, inputs: int, outputs: int) -> None:
-    if isinstance(info, InputOutput):
-        _within([info.input], inputs, "input")
-    elif isinstance(info, GraphOutput):
-        _within([info.output], outputs, "output")
-    elif isinstance(info, AliasOutput):
-        if (info.input is None) == (info.output is None):
-            raise ArtifactError("a view of nothing")
-        _within([info.input], inputs, "input")
-        _within([info.output, info.history], outputs, "output")
-        for step in (*info.steps, *info.after):
-            _check_step(step)
-        if info.memory is not None:
-            _check_memory(info.memory, inputs, outputs)
+    if isinstance(info, Handle):
+        _check_handle(info.input, info.output, info.steps, inputs, outputs)
     elif type(info) is OutputInfo:
         raise ArtifactError("a result of no kind")
 
 
-def _check_memory(memory: Memory, inputs: int, outputs: int) -> None:
-    if (memory.input is None) == (memory.output is None):
-        raise ArtifactError("a memory that is nobody's")
-    _within([memory.input], inputs, "input")
-    _within([memory.output], outputs, "output")
-    for step in memory.steps:
+def _check_handle(
+    input: int | None, output: int | None, steps: tuple[ViewStep, ...], inputs: int, outputs: int
+) -> None:
+    if (input is None) == (output is None):
+        raise ArtifactError("a tensor that is none, or two")
+    _within([input], inputs, "input")
+    _within([output], outputs, "output")
+    for step in steps:
         _check_step(step)
 
 

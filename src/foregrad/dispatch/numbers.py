@@ -18,7 +18,7 @@ from .._torch.symbols import concrete, map_symbolic
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.signature import ConstantOutput, GraphOutput
+from ..graph.signature import ConstantOutput, Handle
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -89,7 +89,7 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
             done.append((node.target, repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
     for output in joint.signature.outputs:
-        if isinstance(output, GraphOutput) and _is_number(nodes[output.output]):
+        if isinstance(output, Handle) and output.output is not None and _is_number(nodes[output.output]):
             value = concrete(nodes[output.output].meta["val"])
             done.append((ConstantOutput, output.path, repr(value)))
             continue

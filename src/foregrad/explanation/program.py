@@ -11,7 +11,7 @@ from ..dispatch.specialization import Specialization
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import OfArgument
-from ..graph.signature import AliasOutput, GraphOutput, InputInfo, InputOutput, Signature
+from ..graph.signature import Handle, InputInfo, Signature
 from ..graph.slots import Buffer, Closure, Param
 from ..partitioners.index import value_bytes
 from .subject import Subject
@@ -88,14 +88,14 @@ def _place(info: InputInfo) -> Place:
 
 def _outputs(signature: Signature) -> Iterator[Place]:
     for output in signature.outputs:
-        if isinstance(output, GraphOutput):
+        if isinstance(output, Handle) and output.steps:
+            yield Place(output.path, "view", "", 0, _base(output, signature))
+        elif isinstance(output, Handle) and output.output is not None:
             spec = signature.graph_output_specs[output.output]
             note = "has gradients" if output.output in signature.differentiable else ""
             yield Place(output.path, "result", repr(spec), value_bytes(spec), note)
-        elif isinstance(output, AliasOutput):
-            yield Place(output.path, "view", "", 0, _base(output, signature))
-        elif isinstance(output, InputOutput):
-            yield Place(output.path, "an input", "", 0, str(signature.inputs[output.input].slot))
+        elif isinstance(output, Handle):
+            yield Place(output.path, "an input", "", 0, _base(output, signature))
         elif isinstance(value := getattr(output, "value", None), (bool, int, float, str)):
             yield Place(output.path, "constant", repr(value)[:80], 0)
 
@@ -124,10 +124,10 @@ def _what(effect: Effect) -> str:
 
 def _aliased(signature: Signature) -> Iterator[Fact]:
     for output in signature.outputs:
-        if isinstance(output, InputOutput):
-            yield Fact(output.path, f"is {signature.inputs[output.input].slot}")
-        elif isinstance(output, AliasOutput):
+        if isinstance(output, Handle) and output.steps:
             yield Fact(output.path, f"is a view of {_base(output, signature)}")
+        elif isinstance(output, Handle) and output.input is not None:
+            yield Fact(output.path, f"is {_base(output, signature)}")
     for memory, others in signature.shared_memory:
         yield Fact(
             " and ".join(str(signature.inputs[i].slot) for i in others),
@@ -135,7 +135,7 @@ def _aliased(signature: Signature) -> Iterator[Fact]:
         )
 
 
-def _base(output: AliasOutput, signature: Signature) -> str:
+def _base(output: Handle, signature: Signature) -> str:
     if output.input is not None:
         return str(signature.inputs[output.input].slot)
     return str(signature.graph_outputs[output.output or 0])

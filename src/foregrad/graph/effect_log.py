@@ -16,9 +16,10 @@ __all__ = [
     "BumpVersion",
     "Detach",
     "Effect",
+    "Handle",
     "InplaceView",
     "MarkRequiresGrad",
-    "Memory",
+    "OutputInfo",
     "QueryGradFn",
     "Recorded",
     "RunGraph",
@@ -27,9 +28,11 @@ __all__ = [
     "TakeView",
     "ViewStep",
     "Write",
+    "WriteWrapper",
     "attached",
     "ordered",
     "with_graph",
+    "without_repeats",
 ]
 
 
@@ -46,24 +49,45 @@ class ViewStep:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory that a tensor takes over: of an input or of a graph output (one of them is given), or of a view."""
+class OutputInfo:
+    """One leaf of what the function returns."""
 
-    input: int | None
-    output: int | None
-    steps: tuple[ViewStep, ...]
     path: str
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handle(OutputInfo):
+    """A tensor that a call has at hand: an input or a graph output, by its number (one of them is given), or the view
+    of it that `steps` lead to. A leaf of the result that is a tensor is one.
+    """
+
+    input: int | None = None
+    output: int | None = None
+    steps: tuple[ViewStep, ...] = ()
+
     def __str__(self) -> str:
-        base = f"output {self.output}" if self.input is None else f"input {self.input}"
-        return f"{base}{_chain(self.steps)}"
+        return f"{_base(self.input, self.output)}{_chain(self.steps)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effect:
-    """Base of all entries; `input` is the number of the input that it happens to."""
+    """Base of all entries. It happens to input `input`, to graph output `result` (then `input` is -1), or to the view
+    of that which `steps` lead to.
+    """
 
     input: int
+    result: int | None = dataclasses.field(default=None, kw_only=True)
+    steps: tuple[ViewStep, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it happens to an input, rather than to a view of one or to a graph output."""
+        return self.input >= 0 and not self.steps
+
+    @property
+    def target(self) -> str:
+        """What it happens to, in words."""
+        return f"{_base(self.input, self.result)}{_chain(self.steps)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,24 +98,21 @@ class TakeView(Effect):
     `is_late`: the input requires grad by now, as the graph was to see that: the view is to be as one taken before.
     """
 
-    steps: tuple[ViewStep, ...]
     path: str
     of_plain: bool = False
     first: bool = False
     is_late: bool = False
 
     def __str__(self) -> str:
-        return f"take view {self.path} of input {self.input}{_chain(self.steps)}"
+        return f"take view {self.path} of {self.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MarkRequiresGrad(Effect):
-    """`requires_grad_()`, on the input or on the view of it that `steps` lead to."""
-
-    steps: tuple[ViewStep, ...] = ()
+    """`requires_grad_()`."""
 
     def __str__(self) -> str:
-        return f"requires_grad_() on input {self.input}{_chain(self.steps)}"
+        return f"requires_grad_() on {self.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,12 +122,12 @@ class Detach(Effect):
     in_place: bool = True
 
     def __str__(self) -> str:
-        return f"{'detach_()' if self.in_place else 'requires_grad_(False)'} on input {self.input}"
+        return f"{'detach_()' if self.in_place else 'requires_grad_(False)'} on {self.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Write(Effect):
-    """The elements of an input, or of the view of it that `steps` lead to, become those of graph output `output`.
+    """The elements become those of graph output `output`.
 
     `differentiable`: it takes that one's history over, too. `counted`: the write moves the version counter (a write
     through `.data` does not). `swapped`: they are those of the memory that it was given in the call.
@@ -115,22 +136,35 @@ class Write(Effect):
     output: int
     differentiable: bool
     counted: bool = True
-    steps: tuple[ViewStep, ...] = ()
     swapped: bool = False
 
     def __str__(self) -> str:
         how = " with its history" if self.differentiable else "" if self.counted else ", no version moves"
-        return f"write output {self.output} to input {self.input}{_chain(self.steps)}{how}"
+        return f"write output {self.output} to {self.target}{how}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WriteWrapper(Effect):
+    """A wrapper subclass was written to: its version moves `times`. With `outputs` it takes over the history of these,
+    which have its elements by then; `spec` is what it is like afterwards: one output for each of `spec.carrying()`.
+    """
+
+    times: int
+    spec: Any = None
+    outputs: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.target} is written, a wrapper subclass{' with its history' if self.outputs else ''}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetData(Effect):
-    """`.data = ...`: the input takes another tensor's memory over."""
+    """`.data = ...`: it takes another tensor's memory over."""
 
-    source: Memory
+    source: Handle
 
     def __str__(self) -> str:
-        return f"input {self.input} takes the memory of {self.source}"
+        return f"{self.target} takes the memory of {self.source}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +172,7 @@ class SetStorage(SetData):
     """`set_`, which counts as a write."""
 
     def __str__(self) -> str:
-        return f"set_() on input {self.input}, to {self.source}"
+        return f"set_() on {self.target}, to {self.source}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,17 +185,15 @@ class InplaceView(Effect):
     grad_enabled: bool
 
     def __str__(self) -> str:
-        return f"{self.op} on input {self.input}{'' if self.grad_enabled else ' under no_grad'}"
+        return f"{self.op} on {self.target}{'' if self.grad_enabled else ' under no_grad'}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QueryGradFn(Effect):
     """PyTorch is asked for the `grad_fn` of a view, which it makes anew from the base as that is now."""
 
-    steps: tuple[ViewStep, ...] = ()
-
     def __str__(self) -> str:
-        return f"query grad_fn of input {self.input}{_chain(self.steps)}"
+        return f"query grad_fn of {self.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,7 +201,7 @@ class BumpVersion(Effect):
     """The version counter of an input moves though no element is written."""
 
     def __str__(self) -> str:
-        return f"bump version of input {self.input}"
+        return f"bump version of {self.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,7 +223,11 @@ class AttachNode(Effect):
     """
 
     def __str__(self) -> str:
-        return f"attach the node, input {self.input} as it is now"
+        return f"attach the node, {self.target} as it is now"
+
+
+def _base(input: int | None, output: int | None) -> str:
+    return f"input {input}" if output is None else f"output {output}"
 
 
 def _chain(steps: tuple[ViewStep, ...]) -> str:
@@ -233,15 +269,20 @@ def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
         log.append(waiting[memory].pop().effect)
         if waiting[memory]:
             heapq.heappush(ready, _ready(waiting[memory], place))
+    return without_repeats(log)
+
+
+def without_repeats(log: Sequence[Effect]) -> tuple[Effect, ...]:
+    """The log without views that are taken anyway on the way to the next one."""
     return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_on_the_way(e, log[at + 1]))
 
 
 def _is_on_the_way(effect: Effect, after: Effect) -> bool:
     """Whether a view is taken anyway on the way to the one that comes next."""
-    if not isinstance(effect, TakeView) or not isinstance(after, TakeView) or effect.input != after.input:
+    if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
         return False
-    same = (effect.of_plain, effect.first) == (after.of_plain, after.first)
-    return same and after.steps[: len(effect.steps)] == effect.steps
+    ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
+    return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
 
 
 def _ready(entries: list[Recorded], place: dict[int, int]) -> tuple[int, int, Hashable]:
@@ -258,12 +299,12 @@ def attached(
     """
     if all(0 in counts for counts in fitting.values()):
         return tuple(log)
-    marks = sum(isinstance(e, MarkRequiresGrad) and not e.steps and e.input in taken for e in log)
+    marks = sum(isinstance(e, MarkRequiresGrad) and e.is_whole and e.input in taken for e in log)
     changes, last = dict.fromkeys(fitting, 0), -1
     for place, effect in enumerate(log, start=1):
         if isinstance(effect, Write) and effect.differentiable:
             return None
-        marks -= isinstance(effect, MarkRequiresGrad) and not effect.steps and effect.input in taken
+        marks -= isinstance(effect, MarkRequiresGrad) and effect.is_whole and effect.input in taken
         if isinstance(effect, (SetData, InplaceView)) and effect.input in changes:
             changes[effect.input], last = changes[effect.input] + 1, effect.input
         if not marks and all(changes[index] in counts for index, counts in fitting.items()):
@@ -286,9 +327,9 @@ def with_graph(
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
     for at, effect in enumerate(log):
-        if isinstance(effect, Detach):
+        if isinstance(effect, Detach) and effect.is_whole:
             detached.setdefault(effect.input, at)
-        elif not isinstance(effect, MarkRequiresGrad) or effect.steps:
+        elif not (isinstance(effect, MarkRequiresGrad) and effect.is_whole):
             continue
         elif not (effect.input in detached and effect.input in leaves):
             marks.setdefault(effect.input, at)

@@ -14,11 +14,11 @@ from .effect_log import (
     BumpVersion,
     Detach,
     Effect,
+    Handle,
     InplaceView,
     MarkRequiresGrad,
-    Memory,
+    OutputInfo,
     SetData,
-    ViewStep,
     Write,
 )
 from .effects import BackwardEffects, CheckInfo
@@ -27,21 +27,18 @@ from .python_effects import PythonWrite
 from .slots import Live, Slot, Tangent
 
 __all__ = [
-    "AliasOutput",
     "BaseOf",
     "ConstantOutput",
     "DecisionInfo",
     "GradientPaths",
-    "GraphOutput",
+    "Handle",
     "InputInfo",
-    "InputOutput",
     "MemoryOf",
     "OutputInfo",
     "PartOf",
     "PassedWrapper",
     "Signature",
     "SizeSymbol",
-    "WrapperHistory",
     "WrapperOutput",
     "WrapperPlace",
 ]
@@ -120,24 +117,10 @@ class SizeSymbol:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OutputInfo:
-    """One leaf of what the function returns."""
-
-    path: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class ConstantOutput(OutputInfo):
     """Not a tensor: a number, string or None, the same on every call."""
 
     value: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class InputOutput(OutputInfo):
-    """An output that is an input, as an object."""
-
-    input: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,18 +136,6 @@ class WrapperOutput(OutputInfo):
     numbers: tuple[Any, ...] | None = dataclasses.field(default=None, compare=False)
     grad_enabled: bool = True
     is_detached: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WrapperHistory:
-    """A wrapper subclass among the inputs takes the history of graph outputs, which have its elements by then.
-
-    `wrapper` counts those; `spec` is what it is like afterwards; one output for each of `spec.carrying()`.
-    """
-
-    wrapper: int
-    spec: Any
-    outputs: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,40 +158,6 @@ class PassedWrapper:
     place: WrapperPlace
     after: tuple[int, ...]
     others: tuple[WrapperPlace, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GraphOutput(OutputInfo):
-    """An output of the forward graph. `leaf`: eager returns a leaf that requires grad."""
-
-    output: int
-    leaf: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AliasOutput(OutputInfo):
-    """A view of an input or of a graph output (exactly one of them is given), taken after the graph has run.
-
-    `leaf`: eager returns a leaf that requires grad. `before_mark`: so is the graph output that it
-    views, and so many of the steps were taken before that was made one.
-    `memory`: the view itself has taken that memory over, by `set_` if
-    `memory_is_set`. `after`: the steps from there to the output.
-    `history`: the graph output that has
-    the elements and the gradients of the view that `history_at` steps lead to, where the way from the base is cut off
-    (detach, then a write in place). `of_detached`: `detach_` is called on the graph output once this view is taken.
-    """
-
-    input: int | None
-    output: int | None
-    steps: tuple[ViewStep, ...]
-    leaf: bool = False
-    history: int | None = None
-    history_at: int = 0
-    memory: Memory | None = None
-    memory_is_set: bool = False
-    after: tuple[ViewStep, ...] = ()
-    before_mark: int | None = None
-    of_detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -291,7 +228,8 @@ class Signature:
       to say where it does).
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
-    * `log`: what the call does to the inputs, in order; wrapper subclasses come after all inputs, by number.
+    * `log`: what the call does to the inputs and to its results, in order; wrapper subclasses come after all inputs, by
+      number.
     * `counted_along`: inputs whose version counter moves along with another one's, none of their elements written.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
       of the values that are written to Python's state, in the order of `written_spec`.
@@ -299,9 +237,6 @@ class Signature:
     * `wrapper_parts`: for each wrapper subclass that inputs are parts of, these.
     * `wrapper_results`: where wrapper subclasses are that are made of graph outputs, and of which.
     * `wrapper_marks`: (number of one that `requires_grad_()` is called on, what it is like by then, and its gradient).
-    * `wrapper_writes`: (wrapper subclass among the inputs, how often its version counter moves
-      besides).
-    * `wrapper_histories`: those that are written to with gradients, once the log is done with.
     * `passed_wrappers`: the same as `passed` for wrapper subclasses, those that come last last.
     * `eager_regions`: the calls of eager regions in the graph, which keeps them by their keys only.
     """
@@ -346,42 +281,42 @@ class Signature:
     eager_regions: tuple[Any, ...] = ()
     written_spec: Any = None
     wrapper_marks: tuple[tuple[int, Any, Any], ...] = ()
-    wrapper_writes: tuple[tuple[int, int], ...] = ()
     wrapper_parts: tuple[tuple[int, ...], ...] = ()
     wrapper_results: tuple[tuple[WrapperPlace, frozenset[int]], ...] = ()
-    wrapper_histories: tuple[WrapperHistory, ...] = ()
     passed_wrappers: tuple[PassedWrapper, ...] = ()
 
     @property
     def updates(self) -> tuple[Write, ...]:
-        """The inputs whose elements are written, but for writes to views of them, or in memory that they are given."""
+        """The inputs whose elements are written, but for writes in memory that they are given."""
         writes = (effect for effect in self.log if isinstance(effect, Write))
-        return tuple(write for write in writes if not (write.steps or write.swapped))
+        return tuple(write for write in writes if write.is_whole and not write.swapped)
 
     @property
     def swapped(self) -> frozenset[int]:
         """Inputs that take another tensor's memory over."""
-        return frozenset(effect.input for effect in self.log if isinstance(effect, SetData))
+        return self._inputs_of(SetData)
 
     @property
     def reshaped(self) -> frozenset[int]:
         """Inputs whose sizes change."""
-        return frozenset(effect.input for effect in self.log if isinstance(effect, InplaceView))
+        return self._inputs_of(InplaceView)
 
     @property
     def counted(self) -> frozenset[int]:
         """Inputs whose version counter moves though no element is written."""
-        return frozenset(effect.input for effect in self.log if isinstance(effect, BumpVersion))
+        return self._inputs_of(BumpVersion)
 
     @property
     def detached(self) -> frozenset[int]:
-        return frozenset(effect.input for effect in self.log if isinstance(effect, Detach))
+        return self._inputs_of(Detach)
 
     @property
     def marked(self) -> frozenset[int]:
         """Inputs that `requires_grad_()` is called on."""
-        marks = (effect for effect in self.log if isinstance(effect, MarkRequiresGrad) and not effect.steps)
-        return frozenset(effect.input for effect in marks)
+        return self._inputs_of(MarkRequiresGrad)
+
+    def _inputs_of(self, kind: type[Effect]) -> frozenset[int]:
+        return frozenset(effect.input for effect in self.log if isinstance(effect, kind) and effect.is_whole)
 
     @property
     def parts_marked(self) -> frozenset[int]:

@@ -57,7 +57,7 @@ def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, .
     """
     s = signature
     given = [info for info, has in zip(s.inputs, s.gradients, strict=True) if has]
-    writes = [effect for effect in s.log if not isinstance(effect, Write) or s.gradients[effect.input]]
+    writes = [e for e in s.log if not (isinstance(e, Write) and e.is_whole) or s.gradients[e.input]]
     more = (writes, s.in_backward, s.passed, s.hooks, s.has_wrappers, s.decisions, s.checks, s.rootless)
     if not sizes or s.is_inference or any(more) or any(not info.spec.is_static for info in given):
         return ()

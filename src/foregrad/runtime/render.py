@@ -25,28 +25,22 @@ from ..graph.effect_log import (
     BumpVersion,
     Detach,
     Effect,
+    Handle,
     InplaceView,
     MarkRequiresGrad,
-    Memory,
+    OutputInfo,
     QueryGradFn,
     RunGraph,
     SetData,
     SetStorage,
     TakeView,
     Write,
+    WriteWrapper,
     with_graph,
 )
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import Kept, OfArgument
-from ..graph.signature import (
-    AliasOutput,
-    ConstantOutput,
-    GraphOutput,
-    InputOutput,
-    OutputInfo,
-    Signature,
-    WrapperOutput,
-)
+from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, unpacked
 from .checks import check_lines
 from .compiled import Compiled
@@ -122,14 +116,11 @@ class _Renderer(LineWriter):
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.saved: list[str] = []  # what the graph saves, where it runs before the node is made
-        self.taking_over: dict[str, AliasOutput] = {}  # views that come to have other memory
-        self.memories: dict[str, str] = {}  # that memory, where it is there before inputs are replaced
         self.with_history: set[str] = set()  # views that have a history of their own by now
-        self.leaves: list[str] = []  # views to be made leaves that require grad, once views of them are taken
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
         self.made_by = ""  # the variable of the node, where that is needed
-        self.returning = False
+        self.are_inputs_done = False  # nothing more happens to them
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
 
     def render(self) -> RunLines:
@@ -148,12 +139,15 @@ class _Renderer(LineWriter):
         counts_first = not signature.is_inference and not signature.may_stop
         leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
         early = taken if signature.is_inference else [*taken, *(number for number, _, _ in signature.wrapper_marks)]
-        for effect in with_graph(signature.log, early, leaves, counts_first=counts_first):
+        log = with_graph(signature.log, early, leaves, counts_first=counts_first)
+        last = max((at for at, effect in enumerate(log) if effect.is_whole or isinstance(effect, RunGraph)))
+        for at, effect in enumerate(log):
+            self.are_inputs_done = at > last
             if isinstance(effect, RunGraph):
                 self._run_graph(taken)
             else:
                 self._effect(effect)
-        self.of_wrappers.written(self._increment_version, self._result)
+        self.are_inputs_done = True
         self._returns()
         return RunLines(self.lines, self.globals, self.node)
 
@@ -171,28 +165,40 @@ class _Renderer(LineWriter):
 
     def _effect(self, effect: Effect) -> None:
         """One entry of the log, on the real tensors."""
-        name = self.tensors[effect.input]
         if isinstance(effect, AttachNode):
             self._call_node()
             self._histories()
-        elif isinstance(effect, TakeView):
-            self._early_view(name, effect)
-        elif isinstance(effect, MarkRequiresGrad):
-            self.lines.append(f"{self.view(name, effect.steps, '')}.requires_grad_()")
+            return
+        whole = self.tensors[effect.input] if effect.result is None else self._result(effect.result)
+        if isinstance(effect, TakeView):
+            self._early_view(whole, effect)
+        elif isinstance(effect, Write):
+            self._write(whole, effect)
+        elif isinstance(effect, WriteWrapper):
+            self.lines += [f"{self._increment_version()}({whole})"] * effect.times
+            if effect.outputs:
+                self.of_wrappers.give_history(whole, effect.spec, list(map(self._result, effect.outputs)))
+        else:
+            self._change(self.view(whole, effect.steps, ""), effect)
+
+    def _change(self, name: str, effect: Effect) -> None:
+        """What happens to the tensor called `name`, besides writes."""
+        if isinstance(effect, MarkRequiresGrad):
+            self.lines.append(f"{name}.requires_grad_()")
             if effect.input >= len(self.inputs):
                 self.of_wrappers.marked(effect.input - len(self.inputs), self.inputs)
         elif isinstance(effect, Detach):
             self.lines.append(f"{name}.{'detach_()' if effect.in_place else 'requires_grad_(False)'}")
-        elif isinstance(effect, Write):
-            self._write(effect)
+        elif isinstance(effect, SetStorage):
+            self.under([f"{self.bind('no_grad', torch.no_grad)}()"], [f"{name}.set_({self._handle(effect.source)})"])
         elif isinstance(effect, SetData):
-            self._replace(name, self._memory(effect.source), is_set=isinstance(effect, SetStorage))
+            self.lines.append(f"{name}.data = {self._handle(effect.source)}")
         elif isinstance(effect, InplaceView):
             op, arguments = self.bind(op_name(effect.op), effect.op), self.arguments(effect.args, effect.kwargs)
             guards = [] if effect.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
             self.under(guards, [f"{op}({', '.join([name, *arguments])})"])
         elif isinstance(effect, QueryGradFn):
-            self.lines.append(f"{self.view(name, effect.steps, '')}.grad_fn")
+            self.lines.append(f"{name}.grad_fn")
         else:
             assert isinstance(effect, BumpVersion)
             self.lines.append(f"{self._increment_version()}({name})")
@@ -284,19 +290,16 @@ class _Renderer(LineWriter):
 
     # ---------------------------------------------------------------- after it
 
-    def _write(self, effect: Write) -> None:
-        if effect.differentiable:
-            if effect.swapped:
-                self._write_history(self.inputs[effect.input], effect.output)
-            elif effect.steps:
-                self._write_view(self.view(self.inputs[effect.input], effect.steps, ""), effect.output)
-            else:
-                self._differentiable_update(effect.input)
-            return
-        if (effect.input, effect.output) in getattr(self.compiled.forward, "updated", ()):
-            return  # the graph has written it
-        target, spec = self.inputs[effect.input], self.signature.inputs[effect.input].spec
-        self.lines.append(update_line(self, target, self.outputs[effect.output], spec, counted=effect.counted))
+    def _write(self, whole: str, effect: Write) -> None:
+        if not effect.is_whole:
+            self._write_view(self.view(whole, effect.steps, ""), effect.output, counts=effect.counted)
+        elif effect.swapped:
+            self._write_history(whole, effect.output)
+        elif effect.differentiable:
+            self._differentiable_update(effect.input)
+        elif (effect.input, effect.output) not in getattr(self.compiled.forward, "updated", ()):  # not by the graph
+            spec = self.signature.inputs[effect.input].spec
+            self.lines.append(update_line(self, whole, self.outputs[effect.output], spec, counted=effect.counted))
 
     def _differentiable_update(self, index: int) -> None:
         """Write to an input what it is to be, with its history, unless that was done."""
@@ -314,17 +317,16 @@ class _Renderer(LineWriter):
         write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
         self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
 
-    def _write_view(self, view: str, output: int, *, counts: bool = True) -> None:
+    def _write_view(self, view: str, output: int, *, counts: bool) -> None:
         """Give a view its history, once. `counts`: as a write that is counted, as the program's own are."""
         if view not in self.with_history:
             self.with_history.add(view)
             self._result(output)
-            if not counts:
-                self.lines.append(f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
             start = len(self.lines)
             self._write_history(view, output)
             if not counts:
-                self.lines[start:] = [f"    {line}" for line in self.lines[start:]]
+                self.indent(start)
+                self.lines.insert(start, f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
@@ -361,31 +363,13 @@ class _Renderer(LineWriter):
 
     def _is_there(self, info: OutputInfo) -> bool:
         """Whether an output that is a view can be taken by now."""
-        of_result = isinstance(info, AliasOutput) and info.input is None
-        return of_result or self.returning
+        return self.are_inputs_done or (isinstance(info, Handle) and info.input is None)
 
     def _mark(self, name: str, after: tuple[int, ...] | None, what: str) -> None:
         """Mark a tensor that outputs at the positions `after` were computed from, inside."""
         if after is not None and self.node is not None:
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
             self.lines.append(f"{mark}({name}, {self.made_by})")
-
-    def _values(self) -> dict[int, str]:
-        """An expression for each output, first of those that are written: versions move."""
-        outputs = sorted(enumerate(self.signature.outputs), key=lambda pair: getattr(pair[1], "history", None) is None)
-        return {at: self._output(info) for at, info in outputs}
-
-    def _leaf_bases(self) -> None:
-        """Graph outputs that are leaves which require grad: views that were taken before they did come first."""
-        outputs = [info for info in self.signature.outputs if isinstance(info, AliasOutput)]
-        views = [info for info in outputs if info.before_mark is not None]
-        for info in views:
-            self.view(self.outputs[info.output or 0], info.steps[: info.before_mark], info.path)
-        self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
-        views = [info for info in outputs if info.of_detached]
-        for info in views:
-            self.view(self.outputs[info.output or 0], info.steps, info.path)
-        self.lines += [f"{name}.detach_()" for name in dict.fromkeys(self.outputs[v.output or 0] for v in views)]
 
     def _early_view(self, base: str, effect: TakeView) -> None:
         steps = effect.steps
@@ -397,15 +381,7 @@ class _Renderer(LineWriter):
 
     def _returns(self) -> None:
         outputs = self.signature.outputs
-        self.returning = True
-        self._leaf_bases()
-        values = self._values()
-        self._make_leaves()
-        for name, info in self.taking_over.items():
-            self._replace(name, self.memories[name], is_set=info.memory_is_set)
-        for at, output in enumerate(outputs):
-            if isinstance(output, AliasOutput) and output.after:
-                values[at] = self.view(values[at], output.after, output.path)
+        values = [self._output(info) for info in outputs]
         for at, after in self.signature.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
         keeping = [self.tensors[i] for i in self.signature.retained_inputs]
@@ -419,8 +395,8 @@ class _Renderer(LineWriter):
         if self.signature.settings:
             settings = self.bind("settings", dict(self.signature.settings))
             self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
-        leaves, signature = [values[at] for at in range(len(outputs))], self.signature
-        result, *written = self._packed(leaves)
+        signature = self.signature
+        result, *written = self._packed(values)
         if self.node is not None and self.of_wrappers.needs_node(self.node):
             result = self.of_wrappers.linked(result, self.node, self.inputs, self.made_by)
         self.lines += write_lines(self, signature.python_writes, written)
@@ -444,20 +420,9 @@ class _Renderer(LineWriter):
                 self.lines.append(f"{packed[-1]} = {build_expression(tree, part, made, self.bind)}")
         return packed
 
-    def _make_leaves(self) -> None:
-        self.lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(self.leaves)]
-        self.leaves = []
-
-    def _memory(self, memory: Memory) -> str:
-        """What has the memory that a tensor takes over."""
-        base = self.inputs[memory.input] if memory.input is not None else self.outputs[memory.output or 0]
-        return self.view(base, memory.steps, memory.path)
-
-    def _replace(self, name: str, value: str, *, is_set: bool) -> None:
-        if is_set:
-            self.under([f"{self.bind('no_grad', torch.no_grad)}()"], [f"{name}.set_({value})"])
-        else:
-            self.lines.append(f"{name}.data = {value}")
+    def _handle(self, handle: Handle) -> str:
+        whole = self._result(handle.output) if handle.output is not None else self.inputs[handle.input or 0]
+        return self.view(whole, handle.steps, handle.path)
 
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
@@ -465,27 +430,10 @@ class _Renderer(LineWriter):
             if type(value) is OfArgument:
                 return self.containers[value.number]
             return self.bind("kept", value.value) if type(value) is Kept else self.literal(value)
-        if isinstance(info, InputOutput):
-            return self.inputs[info.input]
         if isinstance(info, WrapperOutput):
             return self.of_wrappers.output(info)
-        if isinstance(info, GraphOutput):
-            name = self._result(info.output)
-            if info.leaf:
-                self.lines.append(f"{name}.requires_grad_()")
-            return name
-        assert isinstance(info, AliasOutput)
-        base = self.inputs[info.input] if info.input is not None else self._result(info.output or 0)
-        if info.history is not None:
-            owner = self.view(base, info.steps[: info.history_at], info.path)
-            self._write_view(owner, info.history, counts=info.input is not None)
-        name = self.view(base, info.steps, info.path)
-        if info.leaf:
-            self.leaves.append(name)
-        if info.memory is not None:
-            self.taking_over[name] = info  # once the views of what it was are taken
-            self.memories[name] = self._memory(info.memory)
-        return name
+        assert isinstance(info, Handle)
+        return self._handle(info)
 
 
 def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], said: str) -> None:

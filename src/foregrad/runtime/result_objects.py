@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ __all__ = ["result_lines"]
 
 
 def result_lines(
-    writer: LineWriter, signature: Signature, name: str, values: Mapping[int, str], *, sees_watchers: bool
+    writer: LineWriter, signature: Signature, name: str, values: Sequence[str], *, sees_watchers: bool
 ) -> list[str]:
     """`values`: expressions of the results. `sees_watchers`: the node is told of who watches its outputs."""
     bind = writer.bind

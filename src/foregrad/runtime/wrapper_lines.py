@@ -63,14 +63,10 @@ class WrapperLines:
             self.writer.lines.append(f"{name} = {self.writer.bind('take', take)}({wrapper})")
         return name
 
-    def written(self, increment_version: Callable[[], str], result: Callable[[int], str]) -> None:
-        """What a write does besides changing the plain tensors. `result`: the variable of a result of the node."""
-        for wrapper, times in self.signature.wrapper_writes:
-            self.writer.lines += [f"{increment_version()}({self.variables[wrapper]})"] * times
-        for history in self.signature.wrapper_histories:
-            give = self.writer.bind("give_history", giving_history(history.spec))
-            given = ", ".join([self.variables[history.wrapper], *map(result, history.outputs)])
-            self.writer.lines.append(f"{give}({given})")
+    def give_history(self, wrapper: str, spec: Any, outputs: Sequence[str]) -> None:
+        """The wrapper takes over the history of these results of the node."""
+        give = self.writer.bind("give_history", giving_history(spec))
+        self.writer.lines.append(f"{give}({', '.join([wrapper, *outputs])})")
 
     def needs_node(self, node: NodeSource) -> bool:
         """Whether `linked` is given the autograd node."""

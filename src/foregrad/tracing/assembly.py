@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from .._torch.fakes import FakeTensorMode
 from ..frontend.sources import Source
 from ..graph.eager_regions import Region
-from ..graph.effect_log import Effect, MarkRequiresGrad, Write, attached
+from ..graph.effect_log import Effect, MarkRequiresGrad, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
@@ -27,7 +27,7 @@ from .derivatives.session import Session
 from .effects.analysis import Analysis
 from .effects.gradient_looks import fitting
 from .effects.infos import input_info
-from .effects.lowering import log_of
+from .effects.lowering import log_of, log_of_results
 from .effects.new_leaves import check_new_leaves
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
@@ -160,7 +160,10 @@ class Assembly:
                 e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
             ),
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
-            log=self._with_wrappers(self._log(analysis, described, records[len(inputs.records) :]), number),
+            log=(
+                *self._with_wrappers(self._log(analysis, described, records[len(inputs.records) :]), analysis, number),
+                *log_of_results(analysis),
+            ),
             outputs=tuple(analysis.outputs),
             output_spec=out_tree,
             python_writes=self.state.writes,
@@ -195,8 +198,6 @@ class Assembly:
                 for known in inputs.wrappers.inputs
                 if known.is_marked
             ),
-            wrapper_writes=inputs.wrappers.writes(),
-            wrapper_histories=tuple(analysis.wrapper_histories),
             passed_wrappers=passed_wrappers(analysis, differentiable, inputs),
             in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
         )
@@ -238,12 +239,18 @@ class Assembly:
             raise changed_with_gradients(str(record.slot), self.recorder.changes.where(record.stand_in))
         return with_node
 
-    def _with_wrappers(self, log: tuple[Effect, ...], number: dict[int, int]) -> tuple[Effect, ...]:
-        """The log, with wrappers that are marked before, and detached afterwards."""
+    def _with_wrappers(self, log: tuple[Effect, ...], analysis: Analysis, number: dict[int, int]) -> tuple[Effect, ...]:
+        """The log, with wrappers that are marked before, and detached and written afterwards."""
         inputs = list({id(known): known for known in self.inputs.wrappers.inputs}.values())
         marks = [MarkRequiresGrad(number[id(known)]) for known in inputs if known.is_marked]
         detached = [dataclasses.replace(k.detached, input=number[id(k)]) for k in inputs if k.detached is not None]
-        return (*marks, *log, *detached)
+        all_of_them = self.inputs.wrappers.inputs
+        writes = {wrapper: WriteWrapper(wrapper, times) for wrapper, times in self.inputs.wrappers.writes()}
+        for history in analysis.wrapper_histories:
+            times = writes[history.input].times if history.input in writes else 0
+            writes[history.input] = dataclasses.replace(history, times=times)
+        written = [dataclasses.replace(w, input=number[id(all_of_them[w.input])]) for w in writes.values()]
+        return (*marks, *log, *detached, *written)
 
     def _live(self, records: list[InputRecord]) -> tuple[int, ...]:
         """The inputs that the backward writes to."""

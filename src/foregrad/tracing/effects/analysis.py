@@ -7,10 +7,10 @@ import dataclasses
 import torch
 
 from ..._torch.tensors import history_of
-from ...graph.effect_log import Recorded, Write
+from ...graph.effect_log import Effect, Handle, Recorded, Write, WriteWrapper
 from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
-from ...graph.signature import AliasOutput, DecisionInfo, OutputInfo, WrapperHistory
+from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
 from ..heap.records import InputRecord
 from ..kernels.checks import Check
@@ -61,7 +61,12 @@ class Analysis:
     counted_along: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
-    wrapper_histories: list[WrapperHistory] = dataclasses.field(default_factory=list)
+    of_results: list[Recorded] = dataclasses.field(default_factory=list)  # what happens to results, or to their views
+    views: list[Recorded] = dataclasses.field(default_factory=list)  # when those that are returned were taken
+    sources: list[Handle] = dataclasses.field(default_factory=list)  # the memory that results have taken over
+    # Views of inputs with a history of their own, by position in `outputs`: how many steps lead there, graph output.
+    histories: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    wrapper_histories: list[WriteWrapper] = dataclasses.field(default_factory=list)  # `input` counts the wrappers
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
@@ -75,7 +80,12 @@ class Analysis:
         """The graph outputs that autograd has a history of."""
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
 
-    def is_of_swapped(self, info: AliasOutput) -> bool:
+    def happens(self, at: float, effect: Effect) -> None:
+        """It happens to a result, or to a view that is one, at that time."""
+        if all(entry.effect != effect for entry in self.of_results):
+            self.of_results.append(Recorded(at, None, effect))
+
+    def is_of_swapped(self, info: Handle) -> bool:
         """Whether a view of an input is one of memory that this was given in the call."""
         return bool(info.steps) and (info.input, info.steps[0].call) in self.of_swapped
 

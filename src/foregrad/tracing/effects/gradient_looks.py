@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..._torch.tensors import base_of, is_marked, is_view
 from ...errors import UnsupportedMutationError
 from ...graph.meta import TensorSpec
-from ...graph.signature import AliasOutput
+from ...graph.signature import Handle
 from ..heap.event_log import Event, Happened
 from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
@@ -80,9 +80,9 @@ def check_sizes(
     return frozenset(late)
 
 
-def _views_of_it(analysis: Analysis, index: int) -> list[AliasOutput]:
+def _views_of_it(analysis: Analysis, index: int) -> list[Handle]:
     """Outputs that are views of what an input was before it was given other memory."""
-    outputs = [o for o in analysis.outputs if isinstance(o, AliasOutput) and o.input == index]
+    outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
     return [o for o in outputs if not analysis.is_of_swapped(o)]
 
 

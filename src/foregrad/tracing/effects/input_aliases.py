@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..._torch.stand_ins import is_stand_in
-from ...graph.effect_log import Memory
-from ...graph.signature import AliasOutput
+from ...graph.effect_log import Handle
 from ..heap.alias import Value
 from ..heap.records import InputRecord
 from ..heap.refusals import of_exchanged_memory
@@ -73,7 +72,7 @@ def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
 
 def alias_of_input(
     recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value, path: str, *, at_last: bool = False
-) -> AliasOutput | None:
+) -> Handle | None:
     """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
     found = start_of(recorder, inputs, analysis, value)
     if found is None:
@@ -88,12 +87,12 @@ def alias_of_input(
     # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
     if not start.is_current and not early and (start.input not in analysis.replaced or not steps):
         steps = (as_it_was(at), *steps)
-    return AliasOutput(path, start.input, None, steps)
+    return Handle(path, start.input, None, steps)
 
 
 def memory_of(
     recorder: Recorder, inputs: Inputs, analysis: Analysis, bases: dict[int, BaseOutput], value: Value, path: str
-) -> Memory:
+) -> Handle:
     """The memory that a tensor took over, which is `value` since."""
     if value.parent is not None:
         found = start_of(recorder, inputs, analysis, value.parent)
@@ -102,8 +101,8 @@ def memory_of(
             steps = steps_between(value, at)
             early = early_steps(value, at, inputs.records[start.input], recorder, start.until)
             analysis.early |= {(start.input, call): taken for call, taken in early.items()}
-            return Memory(start.input, None, steps, path)
+            return Handle(path, start.input, None, steps)
     if value.storage.is_input:
         raise of_exchanged_memory(path)
     base = bases[id(value.storage)]
-    return Memory(None, base.output, (*base.back, *steps_between(value, base.value)), path)
+    return Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))

@@ -9,17 +9,17 @@ from ...graph.effect_log import (
     BumpVersion,
     Detach,
     Effect,
+    Handle,
     InplaceView,
     MarkRequiresGrad,
-    Memory,
     QueryGradFn,
     Recorded,
     SetData,
     TakeView,
     Write,
     ordered,
+    without_repeats,
 )
-from ...graph.signature import AliasOutput, OutputInfo
 from ..heap.event_log import Event, Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord
@@ -28,7 +28,7 @@ from ..recorder.recorder import Recorder
 from .analysis import Analysis
 from .steps import toggles
 
-__all__ = ["log_of"]
+__all__ = ["log_of", "log_of_results"]
 
 _BETWEEN = 0.5  # right before or after what happened at some time
 
@@ -45,11 +45,11 @@ def log_of(
         recorded += _changes(recorder, index, record, analysis, views.get(_memory(record), []))
     for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
         info = analysis.outputs[number]
-        if isinstance(info, AliasOutput) and info.input in analysis.detached and views_with_history([leaf]):
+        if isinstance(info, Handle) and info.input in analysis.detached and views_with_history([leaf]):
             record = records[info.input]
             detached = recorder.changes.log.of(record.stand_in, Happened.DETACHED)
             at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
-            recorded.append(Recorded(at - _BETWEEN, _memory(record), QueryGradFn(info.input, info.steps)))
+            recorded.append(Recorded(at - _BETWEEN, _memory(record), QueryGradFn(info.input, steps=info.steps)))
     for write in analysis.updates:
         record = (*records, *whole)[write.input]
         recorded.append(Recorded(_written_at(recorder, write, record, analysis), _memory(record), write))
@@ -61,6 +61,14 @@ def log_of(
     if analysis.swaps:  # which memory is whose is a matter of time then
         recorded = [Recorded(entry.at, None, entry.effect) for entry in (*recorded, *analysis.swaps)]
     return ordered(recorded)
+
+
+def log_of_results(analysis: Analysis) -> tuple[Effect, ...]:
+    """What happens to the results of a call, in program order, with the views that are taken of them in between."""
+    if not analysis.of_results:
+        return ()
+    recorded = sorted((*analysis.views, *analysis.of_results), key=lambda entry: entry.at)
+    return without_repeats([entry.effect for entry in recorded])
 
 
 def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputRecord]) -> list[Recorded]:
@@ -82,34 +90,28 @@ def _memory(record: InputRecord) -> int:
 def _views(analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
     """The views that are taken before something changes, in the order of the outputs, and what is written to some."""
     recorded = []
-    outputs: list[OutputInfo | Memory | None] = [*analysis.outputs]
-    outputs += [info.memory for info in analysis.outputs if isinstance(info, AliasOutput)]
-    outputs += [swap.effect.source for swap in analysis.swaps if isinstance(swap.effect, SetData)]
-    for info in outputs:
-        if not isinstance(info, (AliasOutput, Memory)) or info.input is None:
+    swapped = [swap.effect.source for swap in analysis.swaps if isinstance(swap.effect, SetData)]
+    for position, info in enumerate([*analysis.outputs, *analysis.sources, *swapped]):
+        if not isinstance(info, Handle) or info.input is None:
             continue
-        for count, step in enumerate(info.steps[: _upto(info)], start=1):
+        memory = _memory(records[info.input])
+        upto, output = analysis.histories.get(position, (len(info.steps), None))
+        for count, step in enumerate(info.steps[:upto], start=1):
             early = analysis.early.get((info.input, step.call))
             if early is None:
                 break
-            view = TakeView(info.input, info.steps[:count], info.path, early.of_plain, early.first)
-            recorded.append(Recorded(early.at, _memory(records[info.input]), view))
-        if isinstance(info, AliasOutput) and info.history is not None:
-            write = Write(info.input, info.history, True, steps=info.steps[: info.history_at])
-            at = records[info.input].initial.storage.written_at
-            recorded.append(Recorded(at, _memory(records[info.input]), write))
+            view = TakeView(info.input, info.path, early.of_plain, early.first, steps=info.steps[:count])
+            recorded.append(Recorded(early.at, memory, view))
+        if output is not None:
+            write = Write(info.input, output, True, steps=info.steps[:upto])
+            recorded.append(Recorded(records[info.input].initial.storage.written_at, memory, write))
     return recorded
-
-
-def _upto(info: AliasOutput | Memory) -> int | None:
-    """How many steps lead to what has a history of its own; None: all."""
-    return info.history_at if isinstance(info, AliasOutput) and info.history is not None else None
 
 
 def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
     """`requires_grad_()` on views that are returned, or of which views are."""
     recorded = []
-    aliases = [info for info in analysis.outputs if isinstance(info, AliasOutput)]
+    aliases = [info for info in analysis.outputs if isinstance(info, Handle)]
     for event in recorder.changes.log.events:
         view = event.value.view
         if event.what is not Happened.MARKED or view is None:
@@ -118,8 +120,8 @@ def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[Inpu
             at = [step.call == id(view.call) and step.index == view.index for step in info.steps]
             if info.input is not None and any(at):
                 steps, memory = info.steps[: at.index(True) + 1], _memory(records[info.input])
-                recorded.append(Recorded(event.value.born, memory, TakeView(info.input, steps, info.path)))
-                recorded.append(Recorded(event.at, memory, MarkRequiresGrad(info.input, steps)))
+                recorded.append(Recorded(event.value.born, memory, TakeView(info.input, info.path, steps=steps)))
+                recorded.append(Recorded(event.at, memory, MarkRequiresGrad(info.input, steps=steps)))
                 break
     return recorded
 

@@ -9,10 +9,11 @@ import torch
 
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view
-from ...graph.effect_log import ViewStep
+from ...graph.effect_log import Detach, MarkRequiresGrad, ViewStep
 from ...graph.meta import TensorSpec
 from ...graph.slots import Base, Output
 from ..heap.alias import Value
+from ..heap.event_log import Happened
 from ..heap.inplace_detach import keeps_history
 from ..heap.refusals import of_exchanged_memory
 from ..heap.view_chain import chain_of, is_from_custom_function, memory_root
@@ -20,6 +21,7 @@ from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from ..tape.opinfo import take_data
 from .analysis import Analysis
+from .steps import marked_at
 
 __all__ = [
     "BaseOutput",
@@ -36,7 +38,7 @@ aten = torch.ops.aten
 class BaseOutput:
     """A value that outputs are views of, the graph output that gives it, and the steps from that to the value.
 
-    `leaf`: it is to require grad by itself. `detached`: it loses its history once views were taken.
+    `leaf`: it is made to require grad by itself. `detached`: it is detached, and has its history until then.
     """
 
     value: Value
@@ -128,12 +130,16 @@ def bases_of(
         twin = recorder.detached.twin_of(base.fake)
         if twin is not None and any(_keeps_history(recorder, member) for member in group):
             bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
+            at = recorder.changes.log.of(base.fake, Happened.DETACHED)[-1].at
+            analysis.happens(at, Detach(-1, result=bases[key].output))
             analysis.by_fake[id(base.fake)] = bases[key].output
             continue
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
         bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf)
+        if leaf:
+            analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
         if recorder.values.get(id(base.fake)) is not base:
             analysis.by_fake.pop(id(base.fake))  # that is what it was
             analysis.by_fake |= {} if known is None else {id(base.fake): known}

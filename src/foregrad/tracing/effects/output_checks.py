@@ -7,8 +7,7 @@ from typing import NoReturn
 import torch
 
 from ..._torch.tensors import base_of, is_usable, leads_to, leads_to_base, share_counters
-from ...graph.effect_log import ViewStep
-from ...graph.signature import AliasOutput, InputOutput, OutputInfo
+from ...graph.effect_log import Handle, OutputInfo, ViewStep
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -40,8 +39,8 @@ def counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf
     """Whether an output shares the version counter, but not the memory, of an input: it was taken of a view of that,
     which `.data = ...` gave other memory.
     """
-    is_of_input = isinstance(info, InputOutput) or (isinstance(info, AliasOutput) and info.input is not None)
-    is_known = id(leaf) in recorder.changes.replaced and isinstance(info, AliasOutput)
+    is_of_input = isinstance(info, Handle) and info.input is not None
+    is_known = id(leaf) in recorder.changes.replaced and isinstance(info, Handle) and info.steps
     if is_of_input or is_known or leaf.is_inference():
         return False
     storage = recorder.value_of(leaf).storage

@@ -15,18 +15,11 @@ from ..._torch.tensors import (
     is_usable,
     is_view,
 )
-from ...graph.effect_log import Memory, ViewStep
-from ...graph.signature import (
-    AliasOutput,
-    ConstantOutput,
-    GraphOutput,
-    InputOutput,
-    OutputInfo,
-    WrapperOutput,
-)
+from ...graph.effect_log import Handle, MarkRequiresGrad, SetData, SetStorage, ViewStep, Write
+from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
-from ..heap.event_log import Happened
+from ..heap.event_log import Event, Happened
 from ..heap.refusals import detached_and_written, of_exchanged_memory
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
@@ -43,7 +36,7 @@ from .output_alias_sets import (
     tensor_outputs,
 )
 from .output_checks import check_copy, check_memory, check_view, counts_with_input, refuse_former
-from .steps import steps_between, steps_of_plain
+from .steps import marked_at, steps_between, taken
 from .storage_swap import swapped
 from .updates import (
     add_counted,
@@ -89,7 +82,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     run = _Run(recorder, inputs, analysis, {id(r): i for i, r in enumerate(inputs.records)}, bases)
     for leaf, path in zip(leaves, paths, strict=True):
         analysis.outputs.append(_counted(run, _output(run, leaf, path), leaf))
-        if isinstance(analysis.outputs[-1], AliasOutput):
+        if getattr(analysis.outputs[-1], "steps", ()):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
     for index, at in swaps:
         record = inputs.records[index]
@@ -124,7 +117,7 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
     if isinstance(leaf, torch.SymFloat):
         value = run.recorder.decisions.numbers.entry_of(leaf)
         if isinstance(value, Entry):
-            return GraphOutput(path, run.analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
+            return Handle(path, None, run.analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
@@ -137,7 +130,7 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
         record = inputs.by_real[id(leaf)]
         number[id(record)] = len(inputs.records) - 1
     if record is not None:
-        return InputOutput(path, number[id(record)])
+        return Handle(path, number[id(record)])
     return _tensor_output(run, leaf, path)
 
 
@@ -154,19 +147,42 @@ def _counted(run: _Run, info: OutputInfo, leaf: Any) -> OutputInfo:
     if event is None or event.after is None or view is None or leaf.requires_grad:
         where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
         raise of_exchanged_memory(f"the output {info.path}", user_line(where))
-    if isinstance(info, GraphOutput):
+    assert isinstance(info, Handle)
+    if info.steps:
+        after = steps_between(value, event.after)
+        source = memory_of(recorder, inputs, run.analysis, run.bases, event.after, info.path)
+    else:
         op = aten.alias.default if is_view(leaf) else aten.detach.default
         after = (ViewStep(op, (), (), None, id(value), True),) * (value is not event.after)
-        memory = Memory(None, info.output, (), info.path)
-    else:
-        after = steps_between(value, event.after)
-        memory = memory_of(recorder, inputs, run.analysis, run.bases, event.after, info.path)
-    return dataclasses.replace(view, memory=memory, memory_is_set=event.what is Happened.SET, after=after)
+        source = info
+    run.analysis.views += taken(view, event.value)
+    _take_over(run, event, view, source, event.after)
+    handle = dataclasses.replace(view, steps=(*view.steps, *after))
+    run.analysis.views += taken(handle, value)
+    return handle
+
+
+def _take_over(run: _Run, event: Event, view: Handle, source: Handle, value: Value) -> None:
+    """A result that is `view` takes over the memory of `source`, which `value` is."""
+    run.analysis.views += taken(source, value)
+    run.analysis.sources.append(source)
+    cls = SetStorage if event.what is Happened.SET else SetData
+    run.analysis.happens(event.at, cls(*_at(view), source, result=view.output, steps=view.steps))
+
+
+def _at(handle: Handle) -> tuple[int]:
+    return (-1 if handle.input is None else handle.input,)
+
+
+def _marked(run: _Run, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
+    """A result is a leaf that requires grad."""
+    mark = MarkRequiresGrad(*_at(handle), result=handle.output, steps=handle.steps)
+    run.analysis.happens(marked_at(run.recorder, leaf, value), mark)
 
 
 def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs = run.recorder, run.inputs
-    old, is_set = recorder.changes.replaced.get(id(leaf), (None, False))
+    old, _ = recorder.changes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         check_memory(recorder, inputs, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
@@ -180,12 +196,16 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         is_cut = any(step.op in CUTS for step in alias.steps) and not is_marked(leaf)
         if leaf.requires_grad and is_cut:
             raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
-        memory = _memory_given(run, leaf, path)
-        return dataclasses.replace(alias, leaf=is_marked(leaf), memory=memory, memory_is_set=is_set)
+        run.analysis.views += taken(alias, old)
+        if is_marked(leaf):
+            _marked(run, leaf, old, alias)
+        event = recorder.changes.log.swaps_of(leaf)[-1]
+        _take_over(run, event, alias, _memory_given(run, leaf, path), recorder.value_of(leaf))
+        return alias
     return _memory(run, leaf, path)
 
 
-def _what_it_was(run: _Run, old: Value, path: str) -> AliasOutput | None:
+def _what_it_was(run: _Run, old: Value, path: str) -> Handle | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
     alias = alias_of_input(run.recorder, run.inputs, run.analysis, old, path)
     if alias is not None or old.storage.is_input:
@@ -193,16 +213,14 @@ def _what_it_was(run: _Run, old: Value, path: str) -> AliasOutput | None:
     base = run.bases.get(id(old.storage))
     if base is None:
         return None
-    return AliasOutput(
-        path, None, base.output, (*base.back, *steps_between(old, base.value)), of_detached=base.detached
-    )
+    return Handle(path, None, base.output, (*base.back, *steps_between(old, base.value)))
 
 
-def _memory_given(run: _Run, leaf: torch.Tensor, path: str) -> Memory:
+def _memory_given(run: _Run, leaf: torch.Tensor, path: str) -> Handle:
     """The memory that an output took over."""
     value, existing = run.recorder.value_of(leaf), run.analysis.by_fake.get(id(leaf))
     if existing is not None and id(value.storage) not in run.bases:
-        return Memory(None, existing, (), path)
+        return Handle(path, None, existing)
     return memory_of(run.recorder, run.inputs, run.analysis, run.bases, value, path)
 
 
@@ -214,60 +232,78 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         check_view(recorder, leaf, path)
     alias = alias_of_input(recorder, inputs, analysis, value, path)
     if alias is not None:
-        return _with_own_history(run, alias, leaf, value)
+        return _with_own_history(run, alias, leaf, value)[0]
     if value.storage.is_input:
         refuse_former(path)
     existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
-        return GraphOutput(path, existing, leaf=is_marked(leaf))
+        handle = Handle(path, None, existing)
+        if is_marked(leaf):
+            _marked(run, leaf, value, handle)
+        return handle
     base = run.bases[id(value.storage)]
-    steps = (*base.back, *steps_between(value, base.value))
-    before_detach = base.detached and leaf.requires_grad
-    alias = AliasOutput(
-        path,
-        None,
-        base.output,
-        steps,
-        leaf=inputs.is_own_leaf(leaf),
-        before_mark=len(base.back) + steps_of_plain(value, base.value) if base.leaf else None,
-        of_detached=before_detach,
-    )
-    if before_detach:
+    alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
+    if base.detached and leaf.requires_grad:
+        analysis.views += taken(alias, value)
         return alias
-    check_copy(recorder, leaf, analysis.fakes[base.output], steps, path)
-    alias = _with_own_history(run, alias, leaf, value)
-    has_history = alias.history is not None or alias.leaf or base.leaf or analysis.fakes[base.output] is not None
+    check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
+    alias, has_own = _with_own_history(run, alias, leaf, value)
+    has_history = has_own or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
         raise of_exchanged_memory(f"the output {path}")
     return alias
 
 
-def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: Value) -> AliasOutput:
-    """The alias as it is where its history is the input's; else with what gives it, or its base, another."""
+def _with_own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
+    """The handle of a view, and whether the view is a leaf, or has another history than its base, which it is given."""
+    analysis = run.analysis
+    if leaf.requires_grad and not is_usable(leaf) and any(step.op in CUTS for step in alias.steps):
+        raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
+    has_own = False
+    if leaf.requires_grad and is_usable(leaf) and leaf.is_leaf:
+        # Its base, taken again, does not require grad where it is cut.
+        has_own = any(step.op in CUTS for step in alias.steps) or run.inputs.is_own_leaf(leaf)
+        if has_own:
+            _marked(run, leaf, value, alias)
+    elif leaf.requires_grad and is_usable(leaf):
+        if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
+            cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
+            steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
+            alias = dataclasses.replace(alias, steps=steps)
+            own: tuple[int, int] | None = (
+                analysis.add(Output(alias.path), value.read(run.recorder.emit), value.spec, leaf),
+                len(steps),
+            )
+        else:
+            own = _own_history(run, alias, leaf, value)
+        if own is not None:
+            has_own = True
+            _give_history(run, alias, value, *own)
+    analysis.views += taken(alias, value)
+    return alias, has_own
+
+
+def _give_history(run: _Run, alias: Handle, value: Value, output: int, upto: int) -> None:
+    """The view that the first `upto` steps lead to takes over the history of a graph output."""
+    if alias.input is not None:
+        run.analysis.histories[len(run.analysis.outputs)] = upto, output
+        return
+    write = Write(-1, output, True, counted=False, result=alias.output, steps=alias.steps[:upto])
+    run.analysis.happens(value.storage.written_at, write)
+
+
+def _own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
+    """The graph output with the history of a view, or of what it is a view of, and how many steps lead to that; None
+    where the way from the base is not cut.
+    """
     recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
-    if not leaf.requires_grad:
-        return alias
-    if not is_usable(leaf):
-        if any(step.op in CUTS for step in alias.steps):
-            raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
-        return alias
-    if leaf.is_leaf:
-        is_cut = any(step.op in CUTS for step in alias.steps)  # its base, taken again, does not require grad
-        return dataclasses.replace(alias, leaf=is_cut or inputs.is_own_leaf(leaf))
-    if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
-        cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
-        alias = dataclasses.replace(
-            alias, steps=(cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
-        )
-        own = analysis.add(Output(alias.path), value.read(recorder.emit), value.spec, leaf)
-        return dataclasses.replace(alias, history=own, history_at=len(alias.steps))
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
     if not cuts:
-        return alias
+        return None
     owner = base_of(leaf) if is_view(leaf) else leaf
     above = [link.fake for link in chain_of(value)[1 : len(alias.steps) - cuts[-1]]]
     if alias.input is not None and any(fake is not None and inputs.is_own_leaf(fake) for fake in above):
-        return alias  # its history begins there
+        return None  # its history begins there
     current = recorder.values.get(id(owner))
     if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
         owner, current = leaf, value
@@ -277,4 +313,4 @@ def _with_own_history(run: _Run, alias: AliasOutput, leaf: torch.Tensor, value: 
     output = analysis.by_fake.get(id(owner))
     if output is None:
         output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
-    return dataclasses.replace(alias, history=output, history_at=at)
+    return output, at

@@ -24,7 +24,7 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedSideEffectError
 from ...frontend.code import names_of
-from ...graph.signature import AliasOutput, OutputInfo
+from ...graph.signature import Handle, OutputInfo
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
@@ -171,7 +171,7 @@ class OwnHooks:
 
 
 def _check_view(name: str, info: OutputInfo) -> None:
-    if isinstance(info, AliasOutput):
+    if isinstance(info, Handle) and info.steps:
         raise _hook_on_view(name, info.path)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..._torch.tensors import allows_writes, is_view
-from ...graph.effect_log import ViewStep
+from ...graph.effect_log import Handle, Recorded, TakeView, ViewStep
 from ..heap.alias import Value
 from ..heap.event_log import Event, Happened
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory
+from ..heap.view_chain import chain_of
 from ..heap.view_replay import View
 from ..recorder.recorder import Recorder
 from .analysis import Early
 
-__all__ = ["early_steps", "steps_between", "steps_of_plain", "toggles"]
+__all__ = ["early_steps", "marked_at", "steps_between", "taken", "toggles"]
 
 
 def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
@@ -20,9 +23,22 @@ def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
     return tuple(_step(value) for value in _values_between(value, base))
 
 
-def steps_of_plain(value: Value, base: Value) -> int:
-    """How many of the steps were taken of tensors that did not require grad then."""
-    return sum(not above.of_differentiable for above in _values_between(value, base))
+def taken(handle: Handle, value: Value) -> list[Recorded]:
+    """The views on the way to `handle`, each as of when the function took it. `value`: what `handle` names."""
+    steps, found = handle.steps, []
+    for link in chain_of(value):
+        if not steps or link.view is None or steps[-1].call != id(link.view.call):
+            break
+        input = -1 if handle.input is None else handle.input
+        view = TakeView(input, handle.path, result=handle.output, steps=steps)
+        found.append(Recorded(link.born, None, view))
+        steps = steps[:-1]
+    return found
+
+
+def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
+    """When `requires_grad_()` was last called on it; when it was made, where its maker said so."""
+    return max((event.at for event in recorder.changes.log.of(tensor, Happened.MARKED)), default=value.born)
 
 
 def _values_between(value: Value, base: Value) -> list[Value]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_view, share_counters
-from ...graph.effect_log import Memory, Recorded, SetData, SetStorage, Write
-from ...graph.signature import AliasOutput
+from ...graph.effect_log import Handle, Recorded, SetData, SetStorage, Write
 from ...graph.slots import Updated
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_written_with_history
@@ -31,7 +30,7 @@ RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 
 def swapped(
-    recorder: Recorder, analysis: Analysis, index: int, at: int, records: list[InputRecord], memory: Memory
+    recorder: Recorder, analysis: Analysis, index: int, at: int, records: list[InputRecord], memory: Handle
 ) -> list[Recorded]:
     """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
     record = records[index]
@@ -67,7 +66,7 @@ def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputReco
     resized = {event.tensor for event in recorder.changes.log.events if event.op in RESIZES}
     for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():
         info = analysis.outputs[at]
-        if not isinstance(info, AliasOutput) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
+        if not isinstance(info, Handle) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
             continue
         record = records[info.input]
         is_of_marked = record.stand_in.requires_grad and not record.real.requires_grad

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..._torch.tensors import base_of, history_of, is_view
-from ...graph.signature import PassedWrapper, WrapperHistory, WrapperPlace
+from ...graph.effect_log import WriteWrapper
+from ...graph.signature import PassedWrapper, WrapperPlace
 from ...graph.slots import Updated
 from ...subclasses.spec import is_wrapper
 from ..heap.refusals import changed_wrapper, returned_wrapper
@@ -43,7 +44,7 @@ def add_wrapper_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs
             else:
                 analysis.fakes[output] = parts[place]
             outputs.append(output)
-        analysis.wrapper_histories.append(WrapperHistory(wrapper, spec, tuple(outputs)))
+        analysis.wrapper_histories.append(WriteWrapper(wrapper, 0, spec, tuple(outputs)))
 
 
 def _check_alone(inputs: Inputs, known: Any) -> None:
@@ -97,8 +98,8 @@ def _targets(analysis: Analysis, inputs: Inputs) -> Iterator[tuple[WrapperPlace 
         if key not in seen and key not in bases and own[key]:
             yield None, made, own[key]
     for history in analysis.wrapper_histories:
-        stand_in = wrappers.inputs[history.wrapper].stand_in
-        yield WrapperPlace("wrapper", history.wrapper), stand_in, frozenset(history.outputs)
+        stand_in = wrappers.inputs[history.input].stand_in
+        yield WrapperPlace("wrapper", history.input), stand_in, frozenset(history.outputs)
 
 
 def wrapper_results(analysis: Analysis, inputs: Inputs) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
@@ -134,5 +135,5 @@ def _places(analysis: Analysis, inputs: Inputs) -> dict[int, WrapperPlace]:
             for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
                 places.setdefault(output, WrapperPlace("result", at, tensor is not leaf))
     for history in analysis.wrapper_histories:
-        places |= dict.fromkeys(history.outputs, WrapperPlace("wrapper", history.wrapper))
+        places |= dict.fromkeys(history.outputs, WrapperPlace("wrapper", history.input))
     return places
