@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import gc
-import pathlib
-import subprocess
-import sys
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["joined", "run", "trains_as_eager"]
+from tests import forked
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+__all__ = ["joined", "run", "trains_as_eager"]
 
 
 def trains_as_eager(folder, size, steps, *programs, seconds=300):
@@ -25,24 +22,18 @@ def trains_as_eager(folder, size, steps, *programs, seconds=300):
 
 def run(program, size, folder, *arguments, seconds=240):
     """Run `python -m tests.distributed.<program> rank size store ...` on each rank: their exit codes, and all output."""
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.distributed.{program}"]
     store = str(folder / f"store of {program}")
-    output = [open(folder / f"{program} {rank}", "w+") for rank in range(size)]  # noqa: SIM115
+    outputs = [folder / f"{program} {rank}" for rank in range(size)]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(size), store, *arguments], cwd=_ROOT, stdout=file, stderr=file)
-        for rank, file in enumerate(output)
+        forked.start(f"tests.distributed.{program}", [str(rank), str(size), store, *arguments], str(output))
+        for rank, output in enumerate(outputs)
     ]
     try:
         codes = [rank.wait(seconds) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    said = []
-    for file in output:
-        file.seek(0)
-        said.append(file.read())
-        file.close()
-    return codes, said
+    return codes, [output.read_text() for output in outputs]
 
 
 @contextlib.contextmanager

@@ -1,20 +1,23 @@
 """`foregrad.compile(DistributedDataParallel(m))` and the other way round train as eager does, in one and two processes."""
 
-import subprocess
-import sys
-
 import pytest
 import torch.distributed as dist
+
+from tests import forked
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="gloo is not there")
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_gradients_are_averaged(size, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.dynamo.ddp_programs"]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(size), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
+    outputs = [tmp_path / f"output {rank}" for rank in range(size)]
+    ranks = [
+        forked.start("tests.dynamo.ddp_programs", [str(rank), str(size), str(tmp_path / "store")], str(output))
+        for rank, output in enumerate(outputs)
     ]
-    said = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
+    try:
+        codes = [rank.wait(400) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0] * size, "\n".join(output.read_text() for output in outputs)
