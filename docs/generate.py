@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from foregrad import config, errors
+from foregrad.backends import registry
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))  # a page may import from examples/
@@ -147,8 +148,14 @@ def fill(page: str) -> str:
             return match[0]
         return f"```python\n{match['code']}```{match['between']}```{match['language']}\n{clean(printed.getvalue())}```"
 
-    with config.override(native=False):  # pages are the same where the C++ part is not built
-        return EXAMPLE.sub(run, page)
+    backends = dict(registry._backends)
+    try:
+        # As for a reader; and pages are the same where the C++ part is not built.
+        with config.override(native=False, on_unsupported="eager"):
+            return EXAMPLE.sub(run, page)
+    finally:
+        registry._backends.clear()
+        registry._backends.update(backends)  # what a page registers is on no other
 
 
 def clean(printed: str) -> str:

@@ -699,7 +699,7 @@ def f(x0):
 
 refusal(
     "a view of a marked argument, which takes itself over, is used",
-    "could not be captured, though it runs",
+    "runs eagerly and can't be captured",
     """
 def make_args():
     a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]

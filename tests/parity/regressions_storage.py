@@ -345,7 +345,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view is stacked whose base was written and detached",
-    "could not be captured, though it runs",
+    "runs eagerly and can't be captured",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1

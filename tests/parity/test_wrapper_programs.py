@@ -10,7 +10,7 @@ REFUSALS = (
     "`requires_grad_()` ",
     "the gradient by it would miss",
     "puts a hook on ",
-    "could not be captured, though it runs",
+    "runs eagerly and can't be captured",
 )
 
 

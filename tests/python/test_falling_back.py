@@ -154,6 +154,43 @@ def test_what_only_the_capture_stumbles_over_is_named_with_the_users_line():
     assert foregrad.explain_recompiles(call).eager_calls == 1
 
 
+def _scales_by_hand(x):
+    return x.detach().clone().map_(x.detach(), lambda a, b: a + b)
+
+
+def _knows_only_real_tensors(x):
+    if torch._C._len_torch_dispatch_stack():
+        raise LookupError("no such tensor")
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        (_scales_by_hand, "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"),
+        (_knows_only_real_tensors, "the code there does not take the tensors of a capture"),
+    ],
+)
+def test_a_stumble_is_told_in_our_words_with_the_remedy(function, cause):
+    call = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning) as heard:
+        call(torch.ones(2))
+    (text,) = (str(warning.message) for warning in heard)
+    assert f"`{function.__name__}` runs eagerly and can't be captured: {cause}" in text
+    assert "Make that part a foregrad.eager_region, so that the rest is compiled. (" in text
+
+
+def test_a_fault_of_foregrads_is_called_one(monkeypatch):
+    def fails(*args, **kwargs):
+        return {}["nothing"]
+
+    monkeypatch.setattr("foregrad.tracing.capture.CaptureRun", fails)
+    monkeypatch.setattr("foregrad.dispatch.refusals._FOREGRAD", __file__)
+    call = foregrad.compile(lambda x: x.sin(), backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="foregrad fails where eager does not; that is a fault, please report it"):
+        call(torch.ones(2))
+
+
 class Locked:
     def __init__(self, x):
         self.x, self.lock = x, threading.Lock()

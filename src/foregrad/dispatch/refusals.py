@@ -11,8 +11,10 @@ import dataclasses
 import linecache
 import logging
 import os
+import re
 import sys
 import sysconfig
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -147,13 +149,29 @@ def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> 
     """What is wrong, for people: the message, and the user's line where the message has none."""
     text = str(error).strip() or type(error).__name__
     if not isinstance(error, ForegradError):
-        text = f"`{name}` could not be captured, though it runs: {type(error).__name__}: {text.splitlines()[0]}"
-        text += "" if text.endswith((".", "!", "?")) else "."
-        text += " Make the part that raises this a foregrad.eager_region, so that the rest is compiled."
+        said = f"{type(error).__name__}: {text.splitlines()[0]}"
+        text = f"`{name}` runs eagerly and can't be captured: {_cause_of(error)} (it raised {_shortened(said)})."
+        text += " Make that part a foregrad.eager_region, so that the rest is compiled."
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:
         text += f" ({line})"
     return text
+
+
+def _cause_of(error: BaseException) -> str:
+    """Why a call that eager runs can't be captured, told by the code that raised an error that is not ours."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    file = innermost.f_code.co_filename
+    if file.startswith(_FOREGRAD) and isinstance(error, (LookupError, AttributeError, TypeError, AssertionError)):
+        return "foregrad fails where eager does not; that is a fault, please report it"
+    if file.startswith((_TORCH, _FOREGRAD)):
+        return "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"
+    return "the code there does not take the tensors of a capture, which have neither values nor memory"
+
+
+def _shortened(text: str) -> str:
+    text = re.split(r"(?<!e\.g)\. (?=[A-Z])", text)[0].rstrip(".")
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _line_of(error: BaseException) -> str:
