@@ -284,8 +284,8 @@ def _check_wrappers(captured: Captured, name: str) -> None:
     """Raise for wrapper subclasses that a call of an artifact would have to take apart, or to make."""
     signature, found = captured.joint.signature, captured.wrappers
     is_returned = signature.returns_wrappers or any(isinstance(o, WrapperOutput) for o in signature.outputs)
-    changed = signature.passed_wrappers, signature.wrapper_marks
-    is_changed = any(changed) or any(effect.input >= len(signature.inputs) for effect in signature.log)
+    is_changed = bool(signature.passed_wrappers)
+    is_changed |= any(effect.input >= len(signature.inputs) for effect in signature.log)
     if is_returned or is_changed or (found is not None and found.arguments):
         raise UnsupportedError(
             f"`{name}` takes, returns or writes wrapper subclasses of tensors, of which an artifact can't hold the "

@@ -7,8 +7,7 @@ log of what was recorded, `with_graph` says where in it the forward runs: both a
 from __future__ import annotations
 
 import dataclasses
-import heapq
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -19,6 +18,7 @@ __all__ = [
     "Handle",
     "InplaceView",
     "MarkRequiresGrad",
+    "MarkWrapper",
     "OutputInfo",
     "QueryGradFn",
     "Recorded",
@@ -32,7 +32,6 @@ __all__ = [
     "attached",
     "ordered",
     "with_graph",
-    "without_repeats",
 ]
 
 
@@ -113,6 +112,14 @@ class MarkRequiresGrad(Effect):
 
     def __str__(self) -> str:
         return f"requires_grad_() on {self.target}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MarkWrapper(MarkRequiresGrad):
+    """The same on a wrapper subclass: what it is like by then, and what its gradient is like."""
+
+    spec: Any
+    gradient: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -239,41 +246,15 @@ def _chain(steps: tuple[ViewStep, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
-    """An entry as it was recorded: when, by one sequence number, and in which memory."""
+    """An entry as it was recorded: when, by one sequence number."""
 
     at: float
-    memory: Hashable
     effect: Effect
 
 
-# What is done first of entries that commute.
-_RANK = {TakeView: 0, Detach: 1, Write: 2, InplaceView: 3, QueryGradFn: 4, BumpVersion: 6, MarkRequiresGrad: 7}
-_RANK |= {SetData: 8, SetStorage: 8}
-
-
-def _rank(effect: Effect) -> int:
-    return 5 if isinstance(effect, Write) and effect.differentiable else _RANK[type(effect)]
-
-
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log: program order within each memory; entries in memories of their own commute, and go by kind."""
-    waiting: dict[Hashable, list[Recorded]] = {}
-    for entry in sorted(recorded, key=lambda entry: (entry.at, _rank(entry.effect)), reverse=True):
-        waiting.setdefault(entry.memory, []).append(entry)
-    place = {id(entry): number for number, entry in enumerate(recorded)}
-    ready = [_ready(entries, place) for entries in waiting.values()]
-    heapq.heapify(ready)
-    log = []
-    while ready:
-        *_, memory = heapq.heappop(ready)
-        log.append(waiting[memory].pop().effect)
-        if waiting[memory]:
-            heapq.heappush(ready, _ready(waiting[memory], place))
-    return without_repeats(log)
-
-
-def without_repeats(log: Sequence[Effect]) -> tuple[Effect, ...]:
-    """The log without views that are taken anyway on the way to the next one."""
+    """The log, in program order, without views that are taken anyway on the way to the next one."""
+    log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
     return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_on_the_way(e, log[at + 1]))
 
 
@@ -283,10 +264,6 @@ def _is_on_the_way(effect: Effect, after: Effect) -> bool:
         return False
     ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
     return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
-
-
-def _ready(entries: list[Recorded], place: dict[int, int]) -> tuple[int, int, Hashable]:
-    return _rank(entries[-1].effect), place[id(entries[-1])], entries[-1].memory
 
 
 def attached(

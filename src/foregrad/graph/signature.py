@@ -236,7 +236,6 @@ class Signature:
     * `python_writes`: these writes, in their order.
     * `wrapper_parts`: for each wrapper subclass that inputs are parts of, these.
     * `wrapper_results`: where wrapper subclasses are that are made of graph outputs, and of which.
-    * `wrapper_marks`: (number of one that `requires_grad_()` is called on, what it is like by then, and its gradient).
     * `passed_wrappers`: the same as `passed` for wrapper subclasses, those that come last last.
     * `eager_regions`: the calls of eager regions in the graph, which keeps them by their keys only.
     """
@@ -280,7 +279,6 @@ class Signature:
     python_writes: tuple[PythonWrite, ...] = ()
     eager_regions: tuple[Any, ...] = ()
     written_spec: Any = None
-    wrapper_marks: tuple[tuple[int, Any, Any], ...] = ()
     wrapper_parts: tuple[tuple[int, ...], ...] = ()
     wrapper_results: tuple[tuple[WrapperPlace, frozenset[int]], ...] = ()
     passed_wrappers: tuple[PassedWrapper, ...] = ()

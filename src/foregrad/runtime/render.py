@@ -28,6 +28,7 @@ from ..graph.effect_log import (
     Handle,
     InplaceView,
     MarkRequiresGrad,
+    MarkWrapper,
     OutputInfo,
     QueryGradFn,
     RunGraph,
@@ -138,7 +139,8 @@ class _Renderer(LineWriter):
         # backward raises anyway.
         counts_first = not signature.is_inference and not signature.may_stop
         leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
-        early = taken if signature.is_inference else [*taken, *(number for number, _, _ in signature.wrapper_marks)]
+        wrappers = range(len(signature.inputs), len(self.tensors))
+        early = taken if signature.is_inference else [*taken, *signature.marked.intersection(wrappers)]
         log = with_graph(signature.log, early, leaves, counts_first=counts_first)
         last = max((at for at, effect in enumerate(log) if effect.is_whole or isinstance(effect, RunGraph)))
         for at, effect in enumerate(log):
@@ -185,8 +187,8 @@ class _Renderer(LineWriter):
         """What happens to the tensor called `name`, besides writes."""
         if isinstance(effect, MarkRequiresGrad):
             self.lines.append(f"{name}.requires_grad_()")
-            if effect.input >= len(self.inputs):
-                self.of_wrappers.marked(effect.input - len(self.inputs), self.inputs)
+            if isinstance(effect, MarkWrapper):
+                self.of_wrappers.marked(effect, self.inputs)
         elif isinstance(effect, Detach):
             self.lines.append(f"{name}.{'detach_()' if effect.in_place else 'requires_grad_(False)'}")
         elif isinstance(effect, SetStorage):

@@ -9,6 +9,7 @@ import torch
 
 from .._torch.histories import views_taken_at_once
 from .._torch.tensors import view_again
+from ..graph.effect_log import MarkWrapper
 from ..graph.signature import Signature, WrapperOutput, WrapperPlace
 from ..graph.source import unpacked
 from ..subclasses.conversion import unwrapping
@@ -48,11 +49,11 @@ class WrapperLines:
             writer.under(guards, [f"{name} = {writer.bind('view_again', view_again)}({given})"])
         return name
 
-    def marked(self, wrapper: int, inputs: Sequence[str]) -> None:
+    def marked(self, effect: MarkWrapper, inputs: Sequence[str]) -> None:
         """One requires grad now: so do the plain tensors that stand for it."""
-        known = {number - len(inputs): rest for number, *rest in self.signature.wrapper_marks}
+        wrapper = effect.input - len(inputs)
         parts = [inputs[part] for part in self.signature.wrapper_parts[wrapper]]
-        take = self.writer.bind("unwrap", unwrapping(*known[wrapper]))
+        take = self.writer.bind("unwrap", unwrapping(effect.spec, effect.gradient))
         self.writer.lines.append(f"{unpacked(parts)}{take}({self.variables[wrapper]})")
 
     def _at_once(self, wrapper: str, node: Any, take: Callable[[torch.Tensor], Any]) -> str:

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from .._torch.fakes import FakeTensorMode
 from ..frontend.sources import Source
 from ..graph.eager_regions import Region
-from ..graph.effect_log import Effect, MarkRequiresGrad, Write, WriteWrapper, attached
+from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
@@ -193,11 +193,6 @@ class Assembly:
             eager_regions=tuple(self.regions),
             wrapper_parts=tuple(tuple(of_part[id(p)] for p in known.parts) for known in inputs.wrappers.inputs),
             wrapper_results=wrapper_results(analysis, inputs),
-            wrapper_marks=tuple(
-                (number[id(known)], dataclasses.replace(known.spec, requires_grad=True), known.gradient)
-                for known in inputs.wrappers.inputs
-                if known.is_marked
-            ),
             passed_wrappers=passed_wrappers(analysis, differentiable, inputs),
             in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
         )
@@ -242,7 +237,11 @@ class Assembly:
     def _with_wrappers(self, log: tuple[Effect, ...], analysis: Analysis, number: dict[int, int]) -> tuple[Effect, ...]:
         """The log, with wrappers that are marked before, and detached and written afterwards."""
         inputs = list({id(known): known for known in self.inputs.wrappers.inputs}.values())
-        marks = [MarkRequiresGrad(number[id(known)]) for known in inputs if known.is_marked]
+        marks = [
+            MarkWrapper(number[id(known)], dataclasses.replace(known.spec, requires_grad=True), known.gradient)
+            for known in inputs
+            if known.is_marked
+        ]
         detached = [dataclasses.replace(k.detached, input=number[id(k)]) for k in inputs if k.detached is not None]
         all_of_them = self.inputs.wrappers.inputs
         writes = {wrapper: WriteWrapper(wrapper, times) for wrapper, times in self.inputs.wrappers.writes()}

@@ -83,7 +83,7 @@ class Analysis:
     def happens(self, at: float, effect: Effect) -> None:
         """It happens to a result, or to a view that is one, at that time."""
         if all(entry.effect != effect for entry in self.of_results):
-            self.of_results.append(Recorded(at, None, effect))
+            self.of_results.append(Recorded(at, effect))
 
     def is_of_swapped(self, info: Handle) -> bool:
         """Whether a view of an input is one of memory that this was given in the call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from ..._torch.tensors import history_of, is_marked, is_view
 from ...graph.effect_log import (
@@ -18,7 +18,6 @@ from ...graph.effect_log import (
     TakeView,
     Write,
     ordered,
-    without_repeats,
 )
 from ..heap.event_log import Event, Happened
 from ..heap.inplace_detach import views_with_history
@@ -37,38 +36,42 @@ def log_of(
     recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord], whole: Sequence[InputRecord]
 ) -> tuple[Effect, ...]:
     """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
-    recorded = [*_views(analysis, records), *_marked_views(recorder, analysis, records)]
-    views: dict[Hashable, list[float]] = {}
-    for entry in recorded:
-        views.setdefault(entry.memory, []).append(entry.at)
+    views, histories = _views(analysis, records)
+    views += _marked_views(recorder, analysis)
+    times: dict[int, list[float]] = {}  # when views are taken of a memory
+    for entry in (*views, *histories):
+        times.setdefault(_memory(records[entry.effect.input]), []).append(entry.at)
+    changes: list[Recorded] = []
     for index, record in enumerate(records):
-        recorded += _changes(recorder, index, record, analysis, views.get(_memory(record), []))
+        changes += _changes(recorder, index, record, analysis, times.get(_memory(record), []))
     for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
         info = analysis.outputs[number]
         if isinstance(info, Handle) and info.input in analysis.detached and views_with_history([leaf]):
             record = records[info.input]
             detached = recorder.changes.log.of(record.stand_in, Happened.DETACHED)
-            at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
-            recorded.append(Recorded(at - _BETWEEN, _memory(record), QueryGradFn(info.input, steps=info.steps)))
+            before = next(event.at for event in detached if event.at > record.initial.storage.written_at)
+            changes.append(Recorded(before - _BETWEEN, QueryGradFn(info.input, steps=info.steps)))
+    everything = *records, *whole
+    plain: list[Recorded] = []
+    differentiable: list[Recorded] = []
     for write in analysis.updates:
-        record = (*records, *whole)[write.input]
-        recorded.append(Recorded(_written_at(recorder, write, record, analysis), _memory(record), write))
+        at = _written_at(recorder, write, everything[write.input], analysis)
+        (differentiable if write.differentiable else plain).append(Recorded(at, write))
+    counted = []
     for index in analysis.counted:
         record = records[index]
-        at = max(record.initial.storage.changed_at, recorder.values[id(record.stand_in)].storage.changed_at)
-        recorded.append(Recorded(at, _memory(record), BumpVersion(index)))
-    recorded += _bumps_after_views(recorded, records)
-    if analysis.swaps:  # which memory is whose is a matter of time then
-        recorded = [Recorded(entry.at, None, entry.effect) for entry in (*recorded, *analysis.swaps)]
-    return ordered(recorded)
+        moved = max(record.initial.storage.changed_at, recorder.values[id(record.stand_in)].storage.changed_at)
+        counted.append(Recorded(moved, BumpVersion(index)))
+    counted += _bumps_after_views([*views, *histories, *plain, *differentiable, *counted], records)
+    # What happens at one time happens in this order.
+    return ordered([*views, *plain, *changes, *histories, *differentiable, *counted, *analysis.swaps])
 
 
 def log_of_results(analysis: Analysis) -> tuple[Effect, ...]:
     """What happens to the results of a call, in program order, with the views that are taken of them in between."""
     if not analysis.of_results:
         return ()
-    recorded = sorted((*analysis.views, *analysis.of_results), key=lambda entry: entry.at)
-    return without_repeats([entry.effect for entry in recorded])
+    return ordered([*analysis.views, *analysis.of_results])
 
 
 def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputRecord]) -> list[Recorded]:
@@ -79,7 +82,7 @@ def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputReco
     for index, taken_at in views.items():
         storage = records[index].initial.storage
         if index in last and last[index] < taken_at < storage.written_at:
-            found.append(Recorded(storage.written_at, id(storage), BumpVersion(index)))
+            found.append(Recorded(storage.written_at, BumpVersion(index)))
     return found
 
 
@@ -87,28 +90,27 @@ def _memory(record: InputRecord) -> int:
     return id(record.initial.storage)
 
 
-def _views(analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
+def _views(analysis: Analysis, records: Sequence[InputRecord]) -> tuple[list[Recorded], list[Recorded]]:
     """The views that are taken before something changes, in the order of the outputs, and what is written to some."""
-    recorded = []
+    views, histories = [], []
     swapped = [swap.effect.source for swap in analysis.swaps if isinstance(swap.effect, SetData)]
     for position, info in enumerate([*analysis.outputs, *analysis.sources, *swapped]):
         if not isinstance(info, Handle) or info.input is None:
             continue
-        memory = _memory(records[info.input])
         upto, output = analysis.histories.get(position, (len(info.steps), None))
         for count, step in enumerate(info.steps[:upto], start=1):
             early = analysis.early.get((info.input, step.call))
             if early is None:
                 break
             view = TakeView(info.input, info.path, early.of_plain, early.first, steps=info.steps[:count])
-            recorded.append(Recorded(early.at, memory, view))
+            views.append(Recorded(early.at, view))
         if output is not None:
             write = Write(info.input, output, True, steps=info.steps[:upto])
-            recorded.append(Recorded(records[info.input].initial.storage.written_at, memory, write))
-    return recorded
+            histories.append(Recorded(records[info.input].initial.storage.written_at, write))
+    return views, histories
 
 
-def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord]) -> list[Recorded]:
+def _marked_views(recorder: Recorder, analysis: Analysis) -> list[Recorded]:
     """`requires_grad_()` on views that are returned, or of which views are."""
     recorded = []
     aliases = [info for info in analysis.outputs if isinstance(info, Handle)]
@@ -119,9 +121,9 @@ def _marked_views(recorder: Recorder, analysis: Analysis, records: Sequence[Inpu
         for info in aliases:
             at = [step.call == id(view.call) and step.index == view.index for step in info.steps]
             if info.input is not None and any(at):
-                steps, memory = info.steps[: at.index(True) + 1], _memory(records[info.input])
-                recorded.append(Recorded(event.value.born, memory, TakeView(info.input, info.path, steps=steps)))
-                recorded.append(Recorded(event.at, memory, MarkRequiresGrad(info.input, steps=steps)))
+                steps = info.steps[: at.index(True) + 1]
+                recorded.append(Recorded(event.value.born, TakeView(info.input, info.path, steps=steps)))
+                recorded.append(Recorded(event.at, MarkRequiresGrad(info.input, steps=steps)))
                 break
     return recorded
 
@@ -130,9 +132,9 @@ def _changes(
     recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[float]
 ) -> list[Recorded]:
     """What happens to an input itself, but for writes. `views`: when views are taken of its memory."""
-    memory, log, stand_in = _memory(record), recorder.changes.log, record.stand_in
+    log, stand_in = recorder.changes.log, record.stand_in
     _check_epochs(recorder, record)
-    recorded = [Recorded(event.at, memory, _toggle(index, event)) for event in _toggles(recorder, record, views)]
+    recorded = [Recorded(event.at, _toggle(index, event)) for event in _toggles(recorder, record, views)]
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
     written = set() if analysis.swaps else analysis.written_dtypes()
@@ -146,8 +148,8 @@ def _changes(
         change = InplaceView(index, event.op, event.args, tuple(event.kwargs.items()), grad_enabled)
         if written and record.spec.dtype not in written:
             # A view of another dtype takes up the history of its base, when asked, as it was taken.
-            recorded.append(Recorded(event.at - _BETWEEN, memory, QueryGradFn(index)))
-        recorded.append(Recorded(event.at, memory, change))
+            recorded.append(Recorded(event.at - _BETWEEN, QueryGradFn(index)))
+        recorded.append(Recorded(event.at, change))
     return recorded
 
 

@@ -31,7 +31,7 @@ def taken(handle: Handle, value: Value) -> list[Recorded]:
             break
         input = -1 if handle.input is None else handle.input
         view = TakeView(input, handle.path, result=handle.output, steps=steps)
-        found.append(Recorded(link.born, None, view))
+        found.append(Recorded(link.born, view))
         steps = steps[:-1]
     return found
 

@@ -39,7 +39,7 @@ def swapped(
     event, is_last = events[at], at + 1 == len(events)
     is_set = event.what is Happened.SET and not is_marked(stand_in)
     swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
-    entries = [Recorded(event.at, None, swap)]
+    entries = [Recorded(event.at, swap)]
     if not is_last:
         return entries
     value = recorder.value_of(stand_in)
@@ -55,7 +55,7 @@ def swapped(
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
         changes = [e.at for e in recorder.changes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
         written_at = max(value.storage.written_at, *changes, event.at) + 0.5
-        entries.append(Recorded(written_at, None, Write(index, output, differentiable=True, swapped=True)))
+        entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
     return entries
 
 
