@@ -119,6 +119,10 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 		"$$python" -m venv $(if $(FOREGRAD_PYTHON),--system-site-packages) "$(VENV)" || { \
 			echo "making a virtual environment failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }; \
 	fi; \
+	if [ -n "$(FOREGRAD_PYTHON)" ]; then : 'Where it is of a virtual environment itself, the new one sees only what is behind that.'; \
+		"$$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+			>"$$("$(VENV)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/foregrad_python.pth"; \
+	fi; \
 	cp constraints.txt "$(VENV)/constraints.txt"; \
 	if [ -n "$(FOREGRAD_PYTHON)" ] && [ -z "$(TORCH)" ] && "$(VENV)/bin/python" -c 'import torch' 2>/dev/null; then \
 		echo "==> using the PyTorch that is there"; \

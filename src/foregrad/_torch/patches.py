@@ -124,6 +124,7 @@ _original_set = torch._C.TensorBase.set_
 _original_tolist: Any = torch._C.TensorBase.tolist
 _original_reduce: Any = torch.Tensor._reduce_ex_internal
 _TENSOR: Any = torch.Tensor
+_FUNCTION: Any = torch.autograd.Function
 _original_use_count: Any = _TENSOR._use_count
 _as_subclass: Any = torch._C.TensorBase.as_subclass
 _make_subclass: Any = torch._C.TensorBase._make_subclass
@@ -418,11 +419,11 @@ def _install() -> None:
     torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
     torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
     torch.Tensor.tolist = _tolist  # type: ignore[assignment, method-assign]
-    torch.Tensor._reduce_ex_internal = _reduce  # type: ignore[method-assign]
+    _TENSOR._reduce_ex_internal = _reduce
     _TENSOR._use_count = _use_count
     torch.Tensor.as_subclass = _of_class  # type: ignore[assignment, method-assign]
     torch.Tensor._make_subclass = staticmethod(_made_of_class)  # type: ignore[assignment, method-assign]
-    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[assignment]
+    _FUNCTION.apply = classmethod(_apply)
     _autograd._engine_run_backward = _engine
     _registers._register_hook = staticmethod(_register_on_node)
     torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
@@ -445,10 +446,10 @@ def _remove() -> None:
     del torch.Tensor.set_
     del torch.Tensor.tolist
     del _TENSOR._use_count
-    torch.Tensor._reduce_ex_internal = _original_reduce  # type: ignore[method-assign]
+    _TENSOR._reduce_ex_internal = _original_reduce
     del torch.Tensor.as_subclass
     del torch.Tensor._make_subclass
-    torch.autograd.Function.apply = _original_apply  # type: ignore[method-assign]
+    _FUNCTION.apply = _original_apply
     _autograd._engine_run_backward = _original_engine
     _registers._register_hook = _original_register
     del torch.Tensor.__getattr__  # type: ignore[attr-defined]

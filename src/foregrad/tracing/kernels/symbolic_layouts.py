@@ -228,7 +228,7 @@ def _quotient(count: Any, part: Any) -> Any:
     if type(count) is not _Size:
         return count // part if type(part) is int and count % part == 0 else None
     found = count.number // (part.number if type(part) is _Size else part)
-    plain = found.node.maybe_as_int() if is_symbolic(found) else found
+    plain: Any = found.node.maybe_as_int() if is_symbolic(found) else found
     if plain is None:
         if not is_product_of_sizes(found):
             return None
