@@ -17,7 +17,7 @@ from ..graph.eager_regions import Region
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import GradientPaths, InputInfo, Signature, SizeSymbol
+from ..graph.signature import BaseOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
 from ..subclasses.spec import is_wrapper
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
 from .derivatives.derived_effects import effects_of
@@ -26,13 +26,11 @@ from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
 from .effects.gradient_looks import fitting
-from .effects.infos import input_info
 from .effects.lowering import log_of, log_of_results
-from .effects.new_leaves import check_new_leaves
 from .effects.python_state import PythonState
+from .effects.result_gradients import check_new_leaves, check_watched_inside, retained_by
 from .effects.result_hooks import OwnHooks
 from .effects.result_objects import attributes_set, parameters_made
-from .effects.retained import check_watched_inside, retained_by
 from .effects.wrapper_histories import passed_wrappers, wrapper_results
 from .heap.records import InputRecord
 from .heap.refusals import changed_with_gradients
@@ -142,7 +140,7 @@ class Assembly:
         runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
-                *(input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
                 *(
                     InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
                     for n in inputs.numbers
@@ -323,3 +321,19 @@ def _now_at(source: Source) -> Any:
         return source.get()
     except (AttributeError, LookupError, TypeError):
         return None
+
+
+def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
+    source: Any = record.source
+    if index in shared_of:
+        source = MemoryOf(shared_of[index])
+    elif isinstance(source, InputRecord):
+        source = BaseOf(number[id(source)])
+    return InputInfo(
+        slot=record.slot,
+        spec=record.spec,
+        requires_grad=index not in shared_of and record.real.requires_grad,
+        is_leaf=record.real.is_leaf,
+        argument=None if index in shared_of else record.argument,
+        source=source,
+    )

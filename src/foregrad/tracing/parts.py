@@ -26,11 +26,10 @@ from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
 from .inputs.history_changes import HistoryChanges
-from .inputs.inplace_views import reshape_view
 from .inputs.inputs import Inputs
 from .inputs.lifting import Lifting
-from .inputs.overlapping_views import OverlappingViews
 from .inputs.seen_code import SeenCode
+from .inputs.views_by_place import OverlappingViews, reshape_view
 from .options import Learned, Options
 from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions

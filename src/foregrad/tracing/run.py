@@ -42,7 +42,7 @@ from .effects.side_effects import (
     check_tensors,
 )
 from .effects.storage_swap import check_marked, views_of_written
-from .inputs.inplace_views import check_reshaped
+from .inputs.views_by_place import check_reshaped
 from .kernels.dead_checks import dead_checks
 from .parts import CaptureParts, run_function
 from .tape.again import CaptureAgain

@@ -6,7 +6,7 @@ It does so when the node is made, which therefore waits for some changes. Others
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -20,10 +20,8 @@ from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import nodes_behind
+from .analysis import Analysis
 from .storage_swap import RESIZES
-
-if TYPE_CHECKING:
-    from .analysis import Analysis
 
 __all__ = ["changes_look", "check_sizes", "fitting"]
 

@@ -25,7 +25,7 @@ from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
-from .steps import toggles
+from .handles import toggles
 
 __all__ = ["log_of", "log_of_results"]
 

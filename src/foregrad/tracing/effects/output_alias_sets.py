@@ -21,31 +21,15 @@ from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from ..tape.opinfo import take_data
 from .analysis import Analysis
-from .steps import marked_at
+from .handles import BaseOutput, as_it_was, marked_at
 
 __all__ = [
-    "BaseOutput",
-    "as_it_was",
     "bases_of",
     "has_been_another",
     "tensor_outputs",
 ]
 
 aten = torch.ops.aten
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BaseOutput:
-    """A value that outputs are views of, the graph output that gives it, and the steps from that to the value.
-
-    `leaf`: it is made to require grad by itself. `detached`: it is detached, and has its history until then.
-    """
-
-    value: Value
-    output: int
-    back: tuple[ViewStep, ...]
-    leaf: bool = False
-    detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,10 +190,3 @@ def _after_resizing(value: Value) -> Value:
     while value.became is not None:
         value = value.became
     return value
-
-
-def as_it_was(value: Value) -> ViewStep:
-    """The step back to the sizes `value` had, from any tensor in the same memory."""
-    spec = value.spec
-    where = (list(spec.shape), list(spec.stride), spec.offset)
-    return ViewStep(aten.as_strided.default, where, (), None, id(value), True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,13 +14,16 @@ from ..._torch.tensors import (
     is_marked,
     is_usable,
     is_view,
+    leads_to,
+    leads_to_base,
+    share_counters,
 )
 from ...graph.effect_log import Handle, MarkRequiresGrad, SetData, SetStorage, ViewStep, Write
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
 from ..heap.event_log import Event, Happened
-from ..heap.refusals import detached_and_written, of_exchanged_memory
+from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -28,15 +31,20 @@ from ..tape.opinfo import CUTS
 from ..tape.origin import user_line
 from ..tape.tape import Entry
 from .analysis import Analysis
-from .input_aliases import alias_of_input, memory_of, observed_swaps
-from .output_alias_sets import (
+from .handles import (
     BaseOutput,
+    alias_of_input,
+    marked_at,
+    memory_of,
+    observed_swaps,
+    steps_between,
+    taken,
+)
+from .output_alias_sets import (
     bases_of,
     has_been_another,
     tensor_outputs,
 )
-from .output_checks import check_copy, check_memory, check_view, counts_with_input, refuse_former
-from .steps import marked_at, steps_between, taken
 from .storage_swap import swapped
 from .updates import (
     add_counted,
@@ -137,7 +145,7 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
 def _counted(run: _Run, info: OutputInfo, leaf: Any) -> OutputInfo:
     """The output; where it counts its writes with an input whose memory it does not share, taken of a view of that."""
     recorder, inputs = run.recorder, run.inputs
-    if not (recorder.changes.replaced and is_stand_in(leaf) and counts_with_input(recorder, inputs, info, leaf)):
+    if not (recorder.changes.replaced and is_stand_in(leaf) and _counts_with_input(recorder, inputs, info, leaf)):
         return info
     value = recorder.value_of(leaf)
     chain = {id(link) for link in chain_of(value)}
@@ -184,7 +192,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs = run.recorder, run.inputs
     old, _ = recorder.changes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
-        check_memory(recorder, inputs, leaf, path)
+        _check_memory(recorder, inputs, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         set_at = {event.at for event in recorder.changes.log.of(leaf, Happened.SET)}
         is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
@@ -209,7 +217,7 @@ def _what_it_was(run: _Run, old: Value, path: str) -> Handle | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
     alias = alias_of_input(run.recorder, run.inputs, run.analysis, old, path)
     if alias is not None or old.storage.is_input:
-        return alias or refuse_former(path)
+        return alias or _refuse_former(path)
     base = run.bases.get(id(old.storage))
     if base is None:
         return None
@@ -229,12 +237,12 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
     value = recorder.value_of(leaf)
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
-        check_view(recorder, leaf, path)
+        _check_view(recorder, leaf, path)
     alias = alias_of_input(recorder, inputs, analysis, value, path)
     if alias is not None:
         return _with_own_history(run, alias, leaf, value)[0]
     if value.storage.is_input:
-        refuse_former(path)
+        _refuse_former(path)
     existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
         handle = Handle(path, None, existing)
@@ -246,7 +254,7 @@ def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     if base.detached and leaf.requires_grad:
         analysis.views += taken(alias, value)
         return alias
-    check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
+    _check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
     alias, has_own = _with_own_history(run, alias, leaf, value)
     has_history = has_own or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
@@ -314,3 +322,49 @@ def _own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value) -> 
     if output is None:
         output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
     return output, at
+
+
+# -------------------------------------------------------------------- views that are refused
+
+
+def _check_copy(
+    recorder: Recorder, leaf: torch.Tensor, base: torch.Tensor | None, steps: tuple[ViewStep, ...], path: str
+) -> None:
+    """What `reshape` copied is to autograd no view of the copy: once written, it has a history of its own."""
+    if base is None or not leaf.requires_grad or not is_usable(leaf) or leaf.is_leaf:
+        return
+    if any(step.op is aten._unsafe_view.default for step in steps) and not leads_to(leaf, base):
+        raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
+
+
+def _check_memory(recorder: Recorder, inputs: Inputs, leaf: torch.Tensor, path: str) -> None:
+    """Autograd takes a view of a tensor that was given other memory for one of what this was, once it is detached."""
+    base = base_of(leaf)
+    is_detached = id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins
+    if is_detached and id(base) not in inputs.by_stand_in:
+        raise of_exchanged_memory(f"the output {path}", recorder.changes.where(base))
+
+
+def _counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> bool:
+    """Whether an output shares the version counter, but not the memory, of an input: it was taken of a view of that,
+    which `.data = ...` gave other memory.
+    """
+    is_of_input = isinstance(info, Handle) and info.input is not None
+    is_known = id(leaf) in recorder.changes.replaced and isinstance(info, Handle) and info.steps
+    if is_of_input or is_known or leaf.is_inference():
+        return False
+    storage = recorder.value_of(leaf).storage
+    others = [r.stand_in for r in inputs.records if recorder.value_of(r.stand_in).storage is not storage]
+    return any(not other.is_inference() and share_counters(leaf, other) for other in others)
+
+
+def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
+    """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
+    base = base_of(leaf)
+    if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
+        raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
+
+
+def _refuse_former(path: str) -> NoReturn:
+    """Raise for a view of memory that an input had."""
+    raise of_exchanged_memory(f"the output {path}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_view, share_counters
@@ -13,9 +11,7 @@ from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_written_with_history
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory
 from ..recorder.recorder import Recorder
-
-if TYPE_CHECKING:
-    from .analysis import Analysis
+from .analysis import Analysis
 
 __all__ = [
     "RESIZES",

@@ -12,6 +12,7 @@ them), so that replayed views are valid wherever eager's were.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -21,14 +22,15 @@ from ...graph.meta import TensorSpec
 from ..tape.origin import Origin
 from ..tape.tape import Entry
 from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
-from .clock import now
 from .refusals import past_the_edges
 from .view_replay import View, replayed, with_bits
 from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
-__all__ = ["Storage", "Value"]
+__all__ = ["Storage", "Value", "now"]
 
 aten = torch.ops.aten
+now = itertools.count(1).__next__
+"""The one clock of a capture: the next sequence number, of a view that is taken or of what happens in place."""
 
 
 class Storage:

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from .alias import Value
-from .clock import now
+from .alias import Value, now
 
 __all__ = ["Event", "EventLog", "Happened"]
 

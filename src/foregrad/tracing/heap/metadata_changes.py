@@ -9,8 +9,7 @@ import torch
 from ...errors import UnsupportedMutationError
 from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
-from .alias import Storage, Value
-from .clock import now
+from .alias import Storage, Value, now
 from .event_log import EventLog, Happened
 from .recording import Recording
 from .refusals import set_with_gradients

@@ -9,7 +9,7 @@ import torch
 
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
 from ...subclasses.spec import is_wrapper
-from ..heap.clock import now
+from ..heap.alias import now
 from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_no_grad_view
 from ..heap.refusals import detached_and_written

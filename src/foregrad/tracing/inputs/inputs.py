@@ -40,10 +40,10 @@ from ..tape.again import SharedClosureFound
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
-from .overlapping_views import Watched
 from .shared_memory import MemoryGroup
 from .stand_ins import StandIns
 from .tensor_sources import TensorSources
+from .views_by_place import Watched
 from .wrappers import Wrappers
 
 __all__ = ["Inputs"]

@@ -39,11 +39,9 @@ from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
 from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.functions import READERS
 from ..recorder.recorder import Recorder
-from .inplace_views import RESHAPERS
 from .jagged_attention import attention, is_by_math
-from .overlapping_views import OverlappingViews
 from .storages import Storages
-from .view_tracking import ViewTracking
+from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
 
 __all__ = ["Lifting"]
 

@@ -22,8 +22,8 @@ from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
 from ..heap.members import member_of
 from ..heap.records import InputRecord
-from .overlapping_views import Watched, spreads_otherwise, view_like
 from .stand_ins import StandIns
+from .views_by_place import Watched, spreads_otherwise, view_like
 
 __all__ = ["MemoryGroup"]
 

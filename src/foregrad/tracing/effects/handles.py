@@ -1,0 +1,248 @@
+"""Handles: which input or graph output a tensor is a view of, by which steps, and when these have to be taken.
+
+An input that was given other memory is the same input since: which of the memories a view is of is told by the steps
+and by when the first of them was taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ..._torch.stand_ins import is_stand_in
+from ..._torch.tensors import allows_writes, is_view
+from ...graph.effect_log import Handle, Recorded, TakeView, ViewStep
+from ..heap.alias import Value
+from ..heap.event_log import Event, Happened
+from ..heap.records import InputRecord, is_moved
+from ..heap.refusals import of_exchanged_memory
+from ..heap.view_chain import chain_of
+from ..heap.view_replay import View
+from ..inputs.inputs import Inputs
+from ..recorder.recorder import Recorder
+from .analysis import Analysis, Early, Start
+from .gradient_looks import changes_look
+
+__all__ = [
+    "BaseOutput",
+    "alias_of_input",
+    "as_it_was",
+    "marked_at",
+    "memory_of",
+    "observed_swaps",
+    "steps_between",
+    "taken",
+    "toggles",
+]
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BaseOutput:
+    """A value that outputs are views of, the graph output that gives it, and the steps from that to the value.
+
+    `leaf`: it is made to require grad by itself. `detached`: it is detached, and has its history until then.
+    """
+
+    value: Value
+    output: int
+    back: tuple[ViewStep, ...]
+    leaf: bool = False
+    detached: bool = False
+
+
+def observed_swaps(
+    recorder: Recorder, inputs: Inputs, replaced: list[int], leaves: list[object]
+) -> list[tuple[int, int]]:
+    """(input, number of a swap) of those that somebody sees: the last of each input, and those that outputs, or the
+    memory that comes by another one, are views since.
+    """
+    log, records = recorder.changes.log, inputs.records
+    swaps = {index: log.swaps_of(records[index].stand_in) for index in replaced}
+    number = {id(event.after): (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
+    fakes = [leaf for leaf in leaves if is_stand_in(leaf) and id(leaf) in recorder.values]
+    waiting = [recorder.value_of(fake) for fake in fakes]
+    waiting += [old for old, _ in recorder.changes.replaced.values()]
+    found = {(index, len(events) - 1) for index, events in swaps.items()}
+    looking = [index for index in swaps if changes_look(recorder, records[index])]
+    found |= {(index, at) for index in looking for at in range(len(swaps[index]))}
+    waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
+    seen: set[int] = set()
+    while waiting:
+        for value in chain_of(waiting.pop()):
+            if id(value) not in seen:
+                seen.add(id(value))
+                if id(value) in number:
+                    found.add(number[id(value)])
+    return sorted(found)
+
+
+def _start_of(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
+    """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
+    if len(analysis.starts_of) != len(inputs.records):
+        analysis.starts = _starts(recorder, inputs.records)
+        analysis.starts_of = tuple(map(id, inputs.records))
+    at: Value | None = value
+    while at is not None and id(at) not in analysis.starts:
+        at = at.parent
+    return None if at is None else (at, analysis.starts[id(at)])
+
+
+def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
+    starts: dict[int, Start] = {}
+    for index, record in enumerate(records):
+        current = recorder.values[id(record.stand_in)]
+        swaps = recorder.changes.log.swaps_of(record.stand_in)
+        begins = {id(event.after) for event in swaps}
+        for epoch, first in enumerate([record.initial, *(event.after for event in swaps)]):
+            until = swaps[epoch].at if epoch < len(swaps) else 0
+            was: Value | None = first
+            while was is not None and (was is first or id(was) not in begins) and was.storage is first.storage:  # type: ignore[union-attr]
+                starts.setdefault(id(was), Start(index, was is current, epoch, until))
+                was = was.became
+    return starts
+
+
+def alias_of_input(
+    recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value, path: str, *, at_last: bool = False
+) -> Handle | None:
+    """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
+    found = _start_of(recorder, inputs, analysis, value)
+    if found is None:
+        return None
+    at, start = found
+    steps = steps_between(value, at)
+    record = inputs.records[start.input]
+    early = {} if at_last else _early_steps(value, at, record, recorder, start.until)
+    analysis.early |= {(start.input, call): taken for call, taken in early.items()}
+    if start.epoch:
+        analysis.of_swapped |= {(start.input, step.call) for step in steps[:1]}
+    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
+    if not start.is_current and not early and (start.input not in analysis.replaced or not steps):
+        steps = (as_it_was(at), *steps)
+    return Handle(path, start.input, None, steps)
+
+
+def memory_of(
+    recorder: Recorder, inputs: Inputs, analysis: Analysis, bases: dict[int, BaseOutput], value: Value, path: str
+) -> Handle:
+    """The memory that a tensor took over, which is `value` since."""
+    if value.parent is not None:
+        found = _start_of(recorder, inputs, analysis, value.parent)
+        if found is not None:
+            at, start = found
+            steps = steps_between(value, at)
+            early = _early_steps(value, at, inputs.records[start.input], recorder, start.until)
+            analysis.early |= {(start.input, call): taken for call, taken in early.items()}
+            return Handle(path, start.input, None, steps)
+    if value.storage.is_input:
+        raise of_exchanged_memory(path)
+    base = bases[id(value.storage)]
+    return Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
+
+
+# -------------------------------------------------------------------- steps
+
+
+def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
+    """The way from `base` to `value`."""
+    return tuple(_step(value) for value in _values_between(value, base))
+
+
+def taken(handle: Handle, value: Value) -> list[Recorded]:
+    """The views on the way to `handle`, each as of when the function took it. `value`: what `handle` names."""
+    steps, found = handle.steps, []
+    for link in chain_of(value):
+        if not steps or link.view is None or steps[-1].call != id(link.view.call):
+            break
+        input = -1 if handle.input is None else handle.input
+        view = TakeView(input, handle.path, result=handle.output, steps=steps)
+        found.append(Recorded(link.born, view))
+        steps = steps[:-1]
+    return found
+
+
+def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
+    """When `requires_grad_()` was last called on it; when it was made, where its maker said so."""
+    return max((event.at for event in recorder.changes.log.of(tensor, Happened.MARKED)), default=value.born)
+
+
+def _values_between(value: Value, base: Value) -> list[Value]:
+    values = []
+    while value is not base:
+        if value.parent is None:
+            raise of_exchanged_memory("an output")
+        values.append(value)
+        value = value.parent
+    return values[::-1]
+
+
+def _step(value: Value) -> ViewStep:
+    view = value.view
+    assert isinstance(view, View)
+    return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
+
+
+def _early_steps(
+    value: Value, base: Value, record: InputRecord, recorder: Recorder, until: int = 0
+) -> dict[int, Early]:
+    """By `call`: those of the steps from the tensor of an input to `value` that what happens later must not precede.
+
+    `until`: when it was given other memory.
+    """
+    is_marked = record.stand_in.requires_grad and not record.real.requires_grad
+    is_marked = is_marked or record.is_marked
+    marked = [event for event in recorder.changes.log.events if _is_mark_of_view(event, value)]
+    toggled_at = max(until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
+    at_start = base is record.initial
+    detached_at = record.detached_at
+    # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
+    is_one_of_several = is_view(record.real) and not allows_writes(record.real)
+    counts_elsewhere = is_one_of_several and is_moved(record) and not value.storage.changes
+    found: dict[int, Early] = {}
+    above: ViewStep | None = None
+    for taken in _values_between(value, base):
+        step, changes = _step(taken), taken.storage.changes
+        before, early = found.get(above.call) if above is not None else None, None
+        if is_marked and not taken.of_differentiable:
+            was_changed = bool(changes) and changes[0] < taken.born
+            early = Early(taken.born, True, not was_changed or (at_start and taken.born < changes[-1]))
+        elif taken.born < max(taken.storage.changed_at, toggled_at):
+            early = Early(taken.born)
+        elif counts_elsewhere:
+            early = Early(0)
+        # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
+        if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
+            early = before if detached_at is None and not (is_marked or marked) else early
+        if early is None:
+            break
+        found[step.call] = early
+        above = step
+    return found
+
+
+def _is_mark_of_view(event: Event, value: Value) -> bool:
+    """Whether a view in the memory of `value` was made to require grad."""
+    view = event.value.view
+    if event.what is not Happened.MARKED or view is None or view.is_member:
+        return False
+    return event.value.storage is value.storage
+
+
+def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
+    """When the function made the input a leaf that requires grad, or one that does not."""
+    events = recorder.changes.log.of(record.stand_in, Happened.MARKED, Happened.UNMARKED, Happened.DETACHED)
+    return [
+        e
+        for e in events
+        if e.args[0] is not (e.what is Happened.MARKED) or (record.is_marked and e.what is Happened.MARKED)
+    ]
+
+
+def as_it_was(value: Value) -> ViewStep:
+    """The step back to the sizes `value` had, from any tensor in the same memory."""
+    spec = value.spec
+    where = (list(spec.shape), list(spec.stride), spec.offset)
+    return ViewStep(aten.as_strided.default, where, (), None, id(value), True)
