@@ -1,4 +1,4 @@
-"""How a joint graph becomes a forward and a backward: what is saved between them, and what is computed again."""
+"""Partitioners divide a joint graph into forward and backward: which residuals are saved, which are recomputed."""
 
 from __future__ import annotations
 

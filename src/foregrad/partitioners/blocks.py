@@ -1,7 +1,7 @@
-"""The forward as a row of blocks, cut where little is alive: between two layers, say.
+"""The forward as a row of blocks, cut where few bytes are alive: between two layers, for instance.
 
 A *waist* is a place in the forward's order where few bytes pass from what comes before to what comes after. Blocks
-are the stretches between waists. What passes a waist is what has to be kept for the block to be computed again.
+are the stretches between waists. A block can be recomputed from the values that pass its waist.
 Values that pass most waists (masks, position embeddings) belong to no block: they are shared.
 """
 
@@ -29,8 +29,8 @@ class Blocks:
     """`count` blocks. `made_in[i]`: the block that computes node i, `SHARED` for none. `waists[b]`: the storages that
     pass into block b.
 
-    `of[i]`: the block that node i's storage counts for. One that passes a waist counts for the block that it passes
-    into: it is what that block starts from.
+    `of[i]`: the block that node i's storage counts for. A storage that passes a waist counts for the block behind it,
+    which starts from that storage.
     """
 
     count: int
@@ -40,7 +40,7 @@ class Blocks:
 
 
 def find_blocks(index: JointIndex, storages: Storages, cost: Sequence[int]) -> Blocks:
-    """The blocks of the forward; one where it has no waist."""
+    """The blocks of the forward: a single block if it has no waist."""
     order = [i for i, bit in enumerate(index.in_forward) if bit and index.kinds[i] not in _NOWHERE]
     passing = _passing(index, storages, order)
     shared = _shared(passing, len(order))
@@ -105,28 +105,28 @@ def _shared(passing: list[set[int]], count: int) -> set[int]:
 
 def _waists(sizes: list[int], passing: list[set[int]], shared: set[int]) -> list[int]:
     """The places of the waists."""
-    found: list[int] = []
+    places: list[int] = []
     before: set[int] = set()
     for k, size in enumerate(sizes[:-1]):
         near = sizes[max(0, k - _NEAR) : k + _NEAR + 1]
         if size == 0 or size > _SLACK * min(filter(None, near), default=0):
             continue
         live = passing[k] - shared
-        if found and live == before:
-            found[-1] = k  # the same values pass: as late as possible
+        if places and live == before:
+            places[-1] = k  # the same values pass: as late as possible
         else:
-            found.append(k)
+            places.append(k)
         before = live
-    return found
+    return places
 
 
 def _thinned(
     index: JointIndex, storages: Storages, places: list[int], waists: list[set[int]], cost: Sequence[int]
 ) -> list[int]:
-    """At most `_MOST_BLOCKS` of the places: each second, say, and those whose values are dearest to compute again.
+    """At most `_MOST_BLOCKS` of the places, for instance every second, preferring values that are dear to recompute.
 
-    A waist's values are saved, so what leads to them alone does not run again: the last product of a layer, where the
-    waist is the layer's result.
+    The values at a waist are saved, so operators that serve only them do not run again: the last product of a layer,
+    if the waist is the layer's result.
     """
     step = -(-len(places) // _MOST_BLOCKS)
     there = set(required_by_backward(index)).union(*waists)
@@ -136,15 +136,15 @@ def _thinned(
 
 
 def _spared(index: JointIndex, storages: Storages, waist: set[int], there: set[int], cost: Sequence[int]) -> int:
-    """The cost of what only the values of a waist need, from what is `there` anyway."""
-    found, seen = 0, set(waist)
+    """The cost of the operators that only the values of a waist need; the values `there` exist in any case."""
+    total, seen = 0, set(waist)
     waiting = list(waist)
     while waiting:
         i = waiting.pop()
-        found += cost[i]
+        total += cost[i]
         for operand in index.operands[i]:
             if operand not in seen and index.kinds[operand] not in _NOWHERE:
                 seen.add(operand)
                 if operand not in there and storages.root[operand] not in there:
                     waiting.append(operand)
-    return found
+    return total

@@ -1,12 +1,12 @@
-"""A partition whose measured peak keeps to a budget in bytes, and that computes as little again as it can.
+"""Partitions whose measured peak keeps to a budget in bytes, with as little recomputation as possible.
 
-The peak is that of one whole step, as liveness.py simulates it for the very schedule that runs. The row of blocks is
-cut into segments, each of them under one of the uniform plans (uniform.py); which segments, dynamic programming
-decides (search.py): on the joint graph, with no module per block.
+The peak is that of one whole step, as liveness.py simulates it for the schedule that runs. The row of blocks is cut
+into segments, each under one of the uniform plans (uniform.py). Dynamic programming chooses the segments (search.py),
+on the joint graph, with no module per block.
 
 Plans for small graphs are refined value by value (refine.py), and, where asked, by an integer program (exact.py).
-Plans are made for a fixed row of budgets, whatever is asked, and the cheapest that keeps to the budget is taken. So a
-smaller budget never has a larger peak.
+Plans are made for a fixed row of budgets, whatever budget the caller asks for, and the cheapest that keeps to it is
+taken. So a smaller budget never has a larger peak.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .index import JointIndex
 from .liveness import Storages
 from .merge import merge_equal
 from .policies import Policy
-from .refine import refined
+from .refine import refined, undominated
 from .replays import can_replay
 from .search import Search
 from .split import split
@@ -76,13 +76,13 @@ class Budget:
 
     @property
     def price(self) -> float:
-        """Of a byte moved to host memory and back; 0.0 where none may be."""
+        """The cost of a byte moved to host memory and back; 0.0 if nothing may be moved."""
         return _PRICE_OF_MOVING if self.offload is True else float(self.offload)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a budget: its bytes, the least feasible and those of saving everything, and what is proved."""
+    """The result of a budget: its bytes, the least feasible peak, the peak of saving everything, and the proof."""
 
     budget: int
     least: int
@@ -90,23 +90,23 @@ class Outcome:
     proof: Proof | None
 
     def __str__(self) -> str:
-        known = "" if self.proof is None else f", {self.proof}"
-        return f"{in_bytes(self.budget)}, of {in_bytes(self.least)} to {in_bytes(self.most)}{known}"
+        proof = "" if self.proof is None else f", {self.proof}"
+        return f"{in_bytes(self.budget)}, of {in_bytes(self.least)} to {in_bytes(self.most)}{proof}"
 
 
 def read_budget(budget: Any) -> int | float | Budget:
     """A budget as bytes (an integer) or as a fraction (a float from 0 to 1); text is bytes with a unit, "600 MiB".
 
-    Raises `ValueError` for what is neither.
+    Raises `ValueError` for anything else.
     """
     if isinstance(budget, Budget):
         return dataclasses.replace(budget, limit=read_budget(budget.limit))  # type: ignore[arg-type]
     if isinstance(budget, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", budget)
-        unit = _UNITS.get(found[2].upper()) if found else None
-        if found is None or unit is None:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", budget)
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None:
             raise ValueError(f"{budget!r} is no memory budget: write a number with a unit, as '600 MiB' or '2GB'")
-        return int(float(found[1]) * unit)
+        return int(float(match[1]) * unit)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise ValueError(
             f"{budget!r} is no memory budget: write bytes, a fraction from 0.0 to 1.0, or text as '600 MiB'"
@@ -136,14 +136,14 @@ def budget_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that one step, forward to end of backward, peaks within `memory_budget`.
 
-    Besides the budget the arguments are those of PyTorch's partitioners. The budget is of bytes of live storage beyond
-    what is alive before the call, gradients counted: an integer, text with a unit ("600 MiB"), or a float from 0 (the
-    least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of computing a node again. What
-    `policy` says of a value is done, and the rest chosen. With `replay` random operators may run again from a saved
-    state of their generator; then the halves must run node by node in their order.
+    Besides the budget the arguments are those of PyTorch's partitioners. The budget counts bytes of live storage
+    beyond what is alive before the call, gradients included: an integer, text with a unit ("600 MiB"), or a float from
+    0 (the least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of recomputing a node. The
+    answers of `policy` are followed, and the other values chosen. With `replay` random operators may run again from a
+    saved state of their generator; then the halves must run node by node in their order.
 
-    Raises `BudgetError`, with the least feasible budget, when none of the plans keeps to it; `ValueError` for what is
-    no budget.
+    Raises `BudgetError`, with the least feasible budget, if no plan keeps to it; `ValueError` for anything that is no
+    budget.
 
     Examples:
         >>> import functools, torch, foregrad
@@ -154,31 +154,31 @@ def budget_partition(
         >>> x.grad
         tensor([1., 1.])
     """
-    given = memory_budget if isinstance(memory_budget, Budget) else Budget(memory_budget, cost_model=cost_model)
-    limit: Any = read_budget(given.limit)
+    asked = memory_budget if isinstance(memory_budget, Budget) else Budget(memory_budget, cost_model=cost_model)
+    limit: Any = read_budget(asked.limit)
     index = JointIndex(joint_module, num_fwd_outputs)
     index.policy = policy
     merge_equal(index)
-    if replay and given.replay:
+    if replay and asked.replay:
         index.replays = can_replay(index)
-    plans = Frontier(index, given.cost_model)
+    plans = Frontier(index, asked.cost_model)
     budget = plans.bytes_of(limit) if isinstance(limit, float) else limit
-    plan = offloading(plans, budget, given.price) if given.price else plans.best(budget)
-    is_proved = not plan.costs or (plans.is_complete and not given.price)
+    plan = offloading(plans, budget, asked.price) if asked.price else plans.best(budget)
+    is_proved = not plan.costs or (plans.is_complete and not asked.price)
     proof = Proof(budget, plan.costs, plan.costs) if is_proved else None
-    if given.solver_seconds and proof is None and not given.price:
+    if asked.solver_seconds and proof is None and not asked.price:
         from .exact import improved  # an extra's
 
-        plan, proof = improved(plans.space, plan, budget, given.solver_seconds)
+        plan, proof = improved(plans.space, plan, budget, asked.solver_seconds)
     halves = split(index, [index.nodes[i] for i in plan.residuals], plan.away)
     halves.forward.meta["memory_budget"] = Outcome(budget, plans.least, plans.most, proof)
     return halves.forward, halves.backward
 
 
 class Frontier:
-    """The plans for a joint graph, between saving everything and the least peak. Each is measured when that is needed.
+    """The plans for a joint graph, between saving everything and the least peak. Each is measured when needed.
 
-    `is_complete`: they are optimal, since there was little to choose from and all of it was tried.
+    `is_complete`: every choice was tried, so the plans are optimal.
     """
 
     def __init__(self, index: JointIndex, cost_model: CostModel = analytic_cost) -> None:
@@ -199,28 +199,28 @@ class Frontier:
 
     @property
     def plans(self) -> tuple[Measured, ...]:
-        """The plans that no other beats, from the one that saves most to the one that needs least."""
-        return tuple(_undominated([choice.plan for choice in self._choices]))
+        """The undominated plans, from the one that saves most to the one that needs least."""
+        return tuple(undominated([choice.plan for choice in self._choices]))
 
     @functools.cached_property
     def least(self) -> int:
         """The least feasible peak."""
-        found = self.most
+        peak = self.most
         for choice in sorted(self._choices, key=lambda choice: choice.bound):
-            if choice.bound >= found:
+            if choice.bound >= peak:
                 break
-            found = min(found, choice.peak)
-        return found
+            peak = min(peak, choice.peak)
+        return peak
 
     def bytes_of(self, fraction: float) -> int:
-        """A budget as a fraction of the way from the least feasible peak to that of saving everything."""
+        """The budget at `fraction` of the way from the least feasible peak to that of saving everything."""
         return self.least + int(fraction * (self.most - self.least))
 
     def best(self, budget: int) -> Measured:
         """The cheapest plan whose peak is at most `budget` bytes; raises `BudgetError`, with the least, if none is.
 
-        Plans come in one order whatever the budget, and the first that keeps to it is taken: with less budget that is
-        one which did not keep to it, or a later one.
+        The order of the plans does not depend on the budget, and the first that keeps to it is taken. So a smaller
+        budget never takes an earlier plan.
         """
         for choice in self._choices:
             if choice.bound <= budget and choice.peak <= budget:
@@ -229,8 +229,8 @@ class Frontier:
 
 
 class _Choice:
-    """A plan that is measured when it is asked for. `bound`: the peak that its pieces foretell, and the least that is
-    taken for its peak: so a plan that is foretold to be too large need not be measured.
+    """A plan that is measured on demand. `bound`: the peak predicted from its pieces, a lower bound of `peak`. A plan
+    whose prediction is too large need not be measured.
     """
 
     def __init__(self, costs: int, bound: int, measure: Callable[[], Measured]) -> None:
@@ -258,7 +258,7 @@ class _Choice:
 def offloading(plans: Frontier, budget: int, price: float) -> Measured:
     """The cheapest plan within `budget` that moves values to host memory for `price` a byte, where that pays.
 
-    Of each plan's values the first that are made go first: they wait longest. Raises `BudgetError` as `best` does.
+    The values that are made first are moved first, since they wait longest. Raises `BudgetError` as `best` does.
     """
     space, best, least = plans.space, None, plans.least
     for plan in plans.plans:
@@ -266,20 +266,20 @@ def offloading(plans: Frontier, budget: int, price: float) -> Measured:
             break
         values = sorted(can_offload(plans.index, plan.used) - space.away)
         moved = [i for i in values if space.storages.size[i]]
-        found, count = plan, 0
+        candidate, count = plan, 0
         if plan.peak > budget:
-            found, count = measure(space, plan.residuals, moved, price), len(moved)
-            least = min(least, found.peak)
+            candidate, count = measure(space, plan.residuals, moved, price), len(moved)
+            least = min(least, candidate.peak)
         low = 0
-        while found.peak <= budget and low + 1 < count:
+        while candidate.peak <= budget and low + 1 < count:
             middle = (low + count) // 2
             other = measure(space, plan.residuals, moved[:middle], price)
             if other.peak <= budget:
-                found, count = other, middle
+                candidate, count = other, middle
             else:
                 low = middle
-        if found.peak <= budget and (best is None or found.costs < best.costs):
-            best = found
+        if candidate.peak <= budget and (best is None or candidate.costs < best.costs):
+            best = candidate
     if best is None:
         raise _infeasible(budget, least, plans.most)
     return best
@@ -291,11 +291,3 @@ def _infeasible(budget: int, least: int, most: int) -> BudgetError:
         f"({least / 2**20:.1f} MiB), and saving everything takes {most} ({most / 2**20:.1f} MiB). "
         "Ask for at least the least, or for a fraction from 0.0 to 1.0 of the way between the two."
     )
-
-
-def _undominated(plans: list[Measured]) -> list[Measured]:
-    found: list[Measured] = []
-    for plan in sorted(plans, key=lambda p: (p.costs, p.peak)):
-        if not found or plan.peak < found[-1].peak:
-            found.append(plan)
-    return found

@@ -1,8 +1,8 @@
-"""What an operator means to a partitioner: whether it shares memory, is cheap to run again, or must run only once.
+"""Classes of operators for partitioners: which share memory, are cheap to run again, or must run only once.
 
-What can be read from the operator itself (schema, tags) is read from there, so that custom operators are
-understood too; names are listed only for what no tag says. Anything unknown counts as heavy, and a Python function
-that nobody knows counts as an effect: run once, in its place.
+Schema and tags are read from the operator itself, so custom operators are understood too; names are listed only
+where no tag says enough. An unknown operator counts as heavy, and an unknown Python function as an effect: it runs
+once, in its place.
 
 Known weakness: "cheap" means that a fusing compiler makes it cheap. A backend that runs one kernel an operator
 pays for each.
@@ -25,7 +25,7 @@ __all__ = ["Kind", "OpClass", "classify"]
 
 
 class Kind(enum.IntEnum):
-    """What a node is to a partitioner."""
+    """The class of a node, from free to recompute to never run twice."""
 
     INPUT = 0  # a placeholder
     CONSTANT = 1  # an attribute of the module: there in both halves
@@ -110,18 +110,18 @@ def classify(node: fx.Node) -> OpClass:
     target = node.target
     if "runs_once" in node.meta:  # a collective that the user called
         return _EFFECT
-    known = _cache.get(target)
-    if known is None:
+    entry = _cache.get(target)
+    if entry is None:
         if is_higher_order(target):
             return _classify_higher_order(node)
-        known = _cache[target] = _classify_operator(node) if is_operator(target) else (_classify_function(node), None)
-    found, facts = known
+        entry = _cache[target] = _classify_operator(node) if is_operator(target) else (_classify_function(node), None)
+    op_class, facts = entry
     if facts is not None:
         # Attention takes a dropout probability, mostly 0: then it draws nothing.
-        return _HEAVY if _dropout_is_off(node, facts) else found
-    if found.kind is Kind.NUMBER and isinstance(node.meta.get("val"), torch.Tensor):
+        return _HEAVY if _dropout_is_off(node, facts) else op_class
+    if op_class.kind is Kind.NUMBER and isinstance(node.meta.get("val"), torch.Tensor):
         return _CHEAP_CLASS
-    return found
+    return op_class
 
 
 def _classify_operator(node: fx.Node) -> tuple[OpClass, OperatorFacts | None]:
@@ -175,7 +175,7 @@ def _classify_function(node: fx.Node) -> OpClass:
 
 
 def _classify_higher_order(node: fx.Node) -> OpClass:
-    """By the graphs it is given: drawing random numbers or having effects shows through; all else is heavy."""
+    """Random or an effect if a graph among its arguments is; heavy otherwise."""
     name = str(getattr(node.target, "__name__", ""))
     if name in _RANDOM_WRAPPERS:
         return _RANDOM

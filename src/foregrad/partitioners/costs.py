@@ -1,9 +1,9 @@
-"""What it costs to compute a node again: an analytic model of time, in floating-point operations.
+"""The cost of recomputing a node: an analytic model of time, in floating-point operations.
 
-Matrix products, convolutions and attention cost their operations, by the formulas of `torch.utils.flop_counter`, with
-what `register_flop_formula` added to these; every operator besides costs the bytes that it reads and writes, each worth
-`FLOPS_A_BYTE` operations. A `CostModel` is any function from a node to a number, so that measured times can take the
-place of this one.
+Matrix products, convolutions and attention cost their operations, by the formulas of `torch.utils.flop_counter` and
+those added by `register_flop_formula`. Every operator also costs the bytes that it reads and writes, each worth
+`FLOPS_A_BYTE` operations. A `CostModel` is any function from a node to a number, so measured times can replace this
+model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def flops(node: fx.Node) -> int:
 
 
 def is_counted(node: fx.Node) -> bool:
-    """Whether `torch.utils.flop_counter` knows the operator, so that it counts in eager mode as well."""
+    """Whether `torch.utils.flop_counter` has a formula for the operator, so that it counts in eager mode as well."""
     return _formula(node) is not None
 
 
@@ -52,8 +52,8 @@ def _formula(node: fx.Node) -> Callable[..., int] | None:
     from torch.utils.flop_counter import flop_registry  # late: nothing that is imported with foregrad needs it
 
     packet = getattr(node.target, "_overloadpacket", node.target)
-    found: Callable[..., int] | None = flop_registry.get(packet)
-    return found
+    formula: Callable[..., int] | None = flop_registry.get(packet)
+    return formula
 
 
 def _shape(node: Any) -> Any:
@@ -66,7 +66,7 @@ def _sizes(value: Any) -> Any:
 
 
 def _uncounted(node: fx.Node) -> int:
-    """Of the CPU's own operators for attention and recurrent layers, which PyTorch's counter does not know."""
+    """Operations of the CPU's own operators for attention and recurrent layers, for which PyTorch has no formula."""
     name = getattr(getattr(node.target, "_schema", None), "name", "")
     is_backward = name.endswith("_backward")
     if node.target is mkldnn_rnn_layer_for_training or name == "aten::mkldnn_rnn_layer_backward":

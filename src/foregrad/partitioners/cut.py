@@ -25,7 +25,7 @@ NEVER = 1 << 120  # the price of what may not be done: more than all true prices
 
 
 class Dependencies(Protocol):
-    """What a choice is made on: nodes by number, in topological order. A `JointIndex`, or part of one."""
+    """The graph that residuals are chosen for: nodes by number, in topological order. A `JointIndex` or part of one."""
 
     @property
     def operands(self) -> list[list[int]]: ...
@@ -39,16 +39,16 @@ class Dependencies(Protocol):
 
 
 def required_by_backward(index: JointIndex) -> list[int]:
-    """The values that the backward reads and the forward can compute, and gradients that need no tangents."""
+    """The values that the backward reads and the forward can compute, with gradients that need no tangents."""
     needs_tangent, for_backward = index.needs_tangent, index.for_backward
-    found = bytearray(len(index))
+    required = bytearray(len(index))
     for i, reads in enumerate(index.operands):
         if needs_tangent[i] and for_backward[i]:
             for operand in reads:
-                found[operand] = 1
+                required[operand] = 1
     for i in index.gradient_numbers:
-        found[i] = 1
-    return [i for i, bit in enumerate(found) if bit and not needs_tangent[i]]
+        required[i] = 1
+    return [i for i, bit in enumerate(required) if bit and not needs_tangent[i]]
 
 
 def cheapest_residuals(
@@ -56,29 +56,29 @@ def cheapest_residuals(
 ) -> list[int]:
     """The numbers of the nodes to save, at the least sum of `save` over them and `redo` over what is recomputed.
 
-    Prices are integers up to 2**100 or `NEVER`. Of equally cheap choices it is the one that recomputes least. Raises
-    `PartitionError`, with the chain of reasons, when a value is needed that may be neither saved nor recomputed.
+    Prices are integers up to 2**100 or `NEVER`. Of equally cheap choices the one that recomputes least is taken.
+    Raises `PartitionError`, with the chain of reasons, if a needed value may be neither saved nor recomputed.
     """
     certain = bytearray(len(index))
     for i in required:
         certain[i] = 1
-    wanted = bytearray(certain)
+    needed = bytearray(certain)
     chosen = _certainly_saved(index, save, redo, certain)
     free = _free(index, save, redo, chosen)
     for i in range(len(index) - 1, -1, -1):
-        if wanted[i] or certain[i]:
-            wanted[i] = not free[i]
+        if needed[i] or certain[i]:
+            needed[i] = not free[i]
             if free[i] and save[i] == 0 and index.kinds[i] not in _ALWAYS_THERE and not _follows(index, redo, free, i):
                 chosen.append(i)  # an output, say: kept by the caller, and computed again unless it is listed
-            if wanted[i] and redo[i] < NEVER:
+            if needed[i] and redo[i] < NEVER:
                 for operand in index.operands[i]:
-                    wanted[operand] = 1
-    undecided = [i for i, bit in enumerate(wanted) if bit]
+                    needed[operand] = 1
+    undecided = [i for i, bit in enumerate(needed) if bit]
     return sorted({*chosen, *(_cut(index, save, redo, undecided, certain) if undecided else ())})
 
 
 def _certainly_saved(index: Dependencies, save: Sequence[int], redo: Sequence[int], certain: bytearray) -> list[int]:
-    """What can't be computed again and is needed whatever is chosen. Marks in `certain` all that is needed so."""
+    """Nodes that can't be recomputed and that every choice needs. Marks in `certain` all that every choice needs."""
     saved = []
     reader: dict[int, int] = {}
     for i in range(len(index) - 1, -1, -1):
@@ -97,7 +97,7 @@ def _certainly_saved(index: Dependencies, save: Sequence[int], redo: Sequence[in
 
 
 def _free(index: Dependencies, save: Sequence[int], redo: Sequence[int], chosen: list[int]) -> bytearray:
-    """What the backward has, or can have, at no price."""
+    """A mask of the values that the backward has, or can compute, at no price."""
     free = bytearray(len(index))
     for i in chosen:
         free[i] = 1
@@ -118,7 +118,7 @@ def _follows(index: Dependencies, redo: Sequence[int], free: bytearray, i: int) 
 def _cut(
     index: Dependencies, save: Sequence[int], redo: Sequence[int], undecided: list[int], certain: bytearray
 ) -> list[int]:
-    """Solve for the undecided values. Sink side: there in the backward (outs), or computed in it (ins)."""
+    """Solve for the undecided values. Sink side: present in the backward (outer), or computed in it (inner)."""
     inner: dict[int, int] = {}  # the vertex that stands for computing a value again
     outer: dict[int, int] = {}  # the vertex that stands for having it
     from_source: list[int] = []

@@ -1,7 +1,7 @@
-"""The default partition: what ran in the forward runs in the forward, once, and the backward is given what it reads.
+"""The default partition: operators of the forward run there, once, and the values that the backward reads are saved.
 
-As eager does, but for three things that cost nothing: views are taken again rather than kept beside their base,
-constants are made again, and of a tensor whose sizes alone are needed only these are kept.
+Eager does so too, with three differences that cost nothing: views are taken again rather than kept beside their base,
+constants are made again, and if only the sizes of a tensor are needed, only they are kept.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def default_partition(
 def policy_partition(
     joint_module: fx.GraphModule, _joint_inputs: Any, *, num_fwd_outputs: int, policy: Policy
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph as `policy` says of each value; where it says nothing, as `default_partition` does."""
+    """Split a joint graph by the answers of `policy`; values without an answer are treated by `default_partition`."""
     index = JointIndex(joint_module, num_fwd_outputs)
     index.policy = policy
     return _divided(index)
@@ -60,7 +60,7 @@ def _divided(index: JointIndex) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def choose_default(index: JointIndex) -> list[fx.Node]:
-    """The values to save: those of the forward that the backward reads, views and constants looked through."""
+    """The values to save: values of the forward that the backward reads, views and constants looked through."""
     kinds, operands, needs_tangent = index.kinds, index.operands, index.needs_tangent
     wish = wishes(index)
     needed = bytearray(len(index))
@@ -89,8 +89,8 @@ def choose_default(index: JointIndex) -> list[fx.Node]:
 
 
 def _ran_in_forward(index: JointIndex, i: int) -> bool:
-    """Whether the forward computes node i: for its outputs, or because the function did so (it may have kept a
-    value for the backward that no output depends on).
+    """Whether the forward computes node i. No output need depend on it: a function may keep a value for its backward
+    alone.
     """
     return index.exists_in_forward(i) or dict.get(index.nodes[i].meta, "partitioner_tag") in {
         "is_forward",
@@ -105,7 +105,7 @@ def _is_recomputed(index: JointIndex, i: int, wish: bytearray | None) -> bool:
 
 
 def _numbers_to_save(index: JointIndex, numbers: list[int], needed: bytearray, saved: list[int]) -> list[int]:
-    """Of the symbolic numbers that the backward needs, those that it can't compute from what it has anyway."""
+    """The symbolic numbers that the backward needs and can't compute from the values saved in any case."""
     if not numbers:
         return []
     kinds, operands = index.kinds, index.operands

@@ -3,9 +3,9 @@
 The program is Checkmate's (Jain et al., MLSys 2020) for a schedule that runs each operator at most once more: time is
 the operators of the backward that read values of the forward, and for each of these and each value it says whether
 the value is there and whether it is computed again just before. Memory is counted while each operator of the backward
-runs, while each recomputed one does, and through the forward. When an operator is computed again is the program's
-choice, where the schedule that runs (split.py) does it right before the first use; so the program's optimum is a lower
-bound of the true one, and each plan that it finds is simulated before it is believed.
+runs, while each recomputed one does, and through the forward. The program chooses when an operator is computed again,
+while the schedule that runs (split.py) does it right before the first use; so the program's optimum is a lower bound
+of the true one, and each plan that it finds is simulated before it is believed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .uniform import Measured, Proof, Space, measure
 
 __all__ = ["has_solver", "improved"]
 
-_MOST = 12_000  # values times times: beyond that nothing is tried
+_MOST = 12_000  # values times times: larger graphs are not tried
 _GAP = 0.002  # at which the solver stops
 _ROUNDS = 4  # with a little less budget each, where the program's plan turned out to need more than it counts
 
@@ -36,9 +36,9 @@ def has_solver() -> bool:
 
 
 def improved(space: Space, plan: Measured, budget: int, seconds: float) -> tuple[Measured, Proof]:
-    """The best plan for `budget` found in about so many seconds, starting from `plan`, and what is proved of it.
+    """The best plan for `budget` that is found in about `seconds`, starting from `plan`, and the proof for it.
 
-    A graph that is too large, or has effects in its backward, comes back as it is. Raises `ImportError` where HiGHS is
+    For a graph that is too large, or has effects in its backward, `plan` comes back. Raises `ImportError` if HiGHS is
     not installed.
     """
     if not has_solver():
@@ -51,12 +51,12 @@ def improved(space: Space, plan: Measured, budget: int, seconds: float) -> tuple
     bound, room = 0, budget
     end = time.monotonic() + seconds
     for attempt in range(_ROUNDS):
-        found = model.solve(room, plan.costs, max(0.1, end - time.monotonic()))
+        solved = model.solve(room, plan.costs, max(0.1, end - time.monotonic()))
         if not attempt:
-            bound = min(found.bound, plan.costs)
-        if found.saved is None:
+            bound = min(solved.bound, plan.costs)
+        if solved.saved is None:
             break
-        other = measure(space, sorted(found.saved))
+        other = measure(space, sorted(solved.saved))
         if other.peak <= budget:
             plan = min(plan, other, key=lambda p: (p.costs, p.peak))
             break
@@ -82,7 +82,7 @@ class _Solved:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Time:
     """An operator of the backward that reads values of the forward. `before`, `during`: bytes of the backward's own
-    values while what it reads is computed again, and while it runs; `since`: the most since the one before it.
+    values while its operands are recomputed, and while it runs; `since`: the most since the time before it.
     """
 
     reads: frozenset[int]
@@ -107,11 +107,11 @@ class _Model:
         for i in range(len(index) - 1, -1, -1):
             if index.needs_tangent[i] or index.kinds[i] in _NO_OPERATOR:
                 continue
-            made = [i] if i not in storages.results else [r for r, _ in storages.results[i] if r is not None]
-            made = [r for r in made if r in needed]
-            if made:
-                self.results[i], self.reads[i] = made, self._values_read(i)
-                self.made_by.update(dict.fromkeys(made, i))
+            results = [i] if i not in storages.results else [r for r, _ in storages.results[i] if r is not None]
+            results = [r for r in results if r in needed]
+            if results:
+                self.results[i], self.reads[i] = results, self._values_read(i)
+                self.made_by.update(dict.fromkeys(results, i))
                 if space.redo[i] < NEVER:
                     needed |= self.reads[i]
         self.values = sorted(self.made_by)
@@ -142,17 +142,17 @@ class _Model:
         others = sum(storages.size[r] for r in self.held)
         returned = {self.root[i] for i in index.gradient_numbers} | storages.held_tangents(index.backward_inputs)
         line = storages.timeline(order, set(index.backward_inputs), returned, others)
-        found, since = [], 0
+        times, since = [], 0
         for k, i in enumerate(order):
             reads = self._values_read(i)
             if reads:
                 own = sum(size for _, size in storages.results[i]) if i in storages.results else 0
                 own = (own or (storages.size[i] if self.root[i] == i else 0)) + storages.workspace[i]
-                found.append(_Time(reads, line.bytes[k] - own, line.bytes[k], since))
+                times.append(_Time(reads, line.bytes[k] - own, line.bytes[k], since))
                 since = 0
             else:
                 since = max(since, line.bytes[k])
-        return found
+        return times
 
     def _latest_uses(self) -> dict[int, int]:
         """For each value, the last time at which it can be of use."""
@@ -167,7 +167,7 @@ class _Model:
         return latest
 
     def solve(self, budget: int, limit: int, seconds: float) -> _Solved:
-        """The optimum within `budget`, known to cost at most `limit`."""
+        """The optimum within `budget`; some plan costs `limit`."""
         return _Program(self, budget, limit).solve(seconds)
 
 
@@ -223,12 +223,12 @@ class _Program:
         self.solver.addRow(-self.solver.getInfinity(), most, len(terms), list(terms), list(terms.values()))
 
     def _made(self, r: int, k: int) -> list[tuple[int, float]]:
-        """The term for: value r is computed again for time k."""
+        """The term that says that value r is computed again for time k."""
         column = self.again.get((self.model.made_by[r], k))
         return [] if column is None else [(column, -1.0)]
 
     def _flow(self) -> None:
-        """What is there was saved or has been computed again; operators read what is there; each runs once more."""
+        """A value is present if it was saved or recomputed; operators read present values and run once more at most."""
         model = self.model
         for (r, k), column in self.there.items():
             before = self.alive[r, k - 1] if k else self.saved[r]
@@ -239,8 +239,8 @@ class _Program:
                 self._row([(column, 1.0), (self.there[r, k], -1.0), *self._made(r, k)], 0.0)
         for u in model.operators:
             runs = [(column, 1.0) for (other, _), column in self.again.items() if other == u]
-            made = model.results[u]
-            self._row([*runs, (self.saved[made[0]], 1.0)] if len(made) == 1 else runs, 1.0)
+            results = model.results[u]
+            self._row([*runs, (self.saved[results[0]], 1.0)] if len(results) == 1 else runs, 1.0)
 
     def _memory(self) -> None:
         model, size, budget, space = self.model, self.size, max(self.budget, 1), self.model.space
@@ -259,7 +259,7 @@ class _Program:
                     self._row(row, 1.0 - at.before / budget)
 
     def _present(self, r: int, u: int, k: int) -> list[int]:
-        """The columns that add up to: value r is in memory while u is computed again for time k."""
+        """The columns whose sum says that value r is in memory while u is computed again for time k."""
         maker = self.model.made_by[r]
         if maker < u:
             return [self._until(r, u, k)]
@@ -268,7 +268,7 @@ class _Program:
         return [self._carried(r, k)]
 
     def _until(self, r: int, u: int, k: int) -> int:
-        """Whether value r, made before u, is there when u is computed again: u reads it, or something later does."""
+        """The column for: value r, made before u, is present when u is recomputed: u or a later node reads it."""
         at = self.alive[r, k]
         for v in reversed(self.model.readers.get(r, ())):
             if v < u:
@@ -284,20 +284,20 @@ class _Program:
         return at
 
     def _carried(self, r: int, k: int) -> int:
-        """Whether value r is there, was not computed again for time k, and is read then."""
+        """The column that says that value r is present at time k, not recomputed for it, and read then."""
         column = self.carried.get((r, k))
         if column is None:
             column = self.carried[r, k] = self._variable(True, whole=False)
-            wanted = [
+            uses = [
                 self.alive[r, k],
                 *(self.again[v, k] for v in self.model.readers.get(r, ()) if (v, k) in self.again),
             ]
-            for one in wanted:
+            for one in uses:
                 self._row([(one, 1.0), *self._made(r, k), (column, -1.0)], 0.0)
         return column
 
     def _forward(self, counted: Sequence[int]) -> None:
-        """Through the forward, what is saved stays."""
+        """Bytes through the forward, where saved values stay."""
         space, budget = self.model.space, max(self.budget, 1)
         index, root = space.index, self.model.root
         order = [i for i, bit in enumerate(index.in_forward) if bit]

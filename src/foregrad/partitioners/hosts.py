@@ -21,12 +21,12 @@ _CPU = torch.device("cpu")
 _NOT_MOVED = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 
 
-def can_offload(index: JointIndex, wanted: Iterable[int]) -> set[int]:
-    """The nodes among `wanted` that are tensors in memory which nobody else keeps."""
+def can_offload(index: JointIndex, candidates: Iterable[int]) -> set[int]:
+    """The nodes among `candidates` that are tensors in memory and are not kept by the caller as outputs."""
     kept = {index.root[i] for i in index.output_numbers}
     return {
         i
-        for i in wanted
+        for i in candidates
         if index.kinds[i] not in _NOT_MOVED
         and index.root[i] not in kept
         and isinstance(value_of(index.nodes[i]), (TensorSpec, torch.Tensor))
@@ -51,7 +51,7 @@ class Hosts:
         return copy
 
     def placeholder(self, copier: GraphCopier, i: int) -> None:
-        """What the backward is given in place of node i."""
+        """Add the backward's placeholder for the copy of node i in host memory."""
         name = self._name(i)
         self.nodes[i] = copier.writer.add(name, "placeholder", name, (), {}, self._meta(i))
 

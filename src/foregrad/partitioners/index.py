@@ -1,4 +1,4 @@
-"""`JointIndex`: a joint graph as flat lists, with what each node belongs to. What every partitioner starts from.
+"""`JointIndex`: a joint graph as flat lists, with the half that each node belongs to. Every partitioner starts here.
 
 fx nodes are linked lists and dicts; a partitioner asks the same few questions of thousands of nodes. Here nodes are
 numbers in topological order, so "needs", "is needed by" and "comes before" are one sweep over a list each.
@@ -36,8 +36,9 @@ class JointIndex:
     * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
     * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
-    * `replays`: the random operators of the forward that may run again (see replays.py), set by those who want that.
-    * `policy`: what the user says of each value, set by those who were given one.
+    * `replays`: the random operators of the forward that may run again (see replays.py); set by a partitioner.
+    * `policy`: the user's policy, if there is one; set by a partitioner.
+    * `answers`: the policy's answers, once it was asked.
     * `written`: inputs that the call overwrites once the forward is done.
     """
 
@@ -45,7 +46,7 @@ class JointIndex:
         self.module = joint_module
         self.policy: Callable[[Any], str | None] | None = None  # see policies.py
         self.replays: frozenset[int] = frozenset()
-        self.said: dict[int, str] | None = None  # what it said, once asked
+        self.answers: dict[int, str] | None = None
         *self.nodes, output = joint_module.graph.nodes
         if output.op != "output":
             raise PartitionError("the joint graph has no output node at its end")
@@ -79,9 +80,9 @@ class JointIndex:
         for i, node in enumerate(self.nodes):
             reads = [number[operand] for operand in node.all_input_nodes]
             operands.append(reads)
-            known = classify(node)
-            classes.append(known)
-            kind = known.kind
+            op_class = classify(node)
+            classes.append(op_class)
+            kind = op_class.kind
             kinds.append(kind)
             root.append(root[reads[0]] if kind is Kind.VIEW and reads else i)
             if kind in _ONCE:
@@ -145,7 +146,7 @@ class JointIndex:
         return not bits & 1 and dict.get(self.nodes[i].meta, "partitioner_tag") in _BACKWARD_TAGS
 
     def _tie_to_backward(self, once: list[int]) -> None:
-        """What depends on a random operator of the backward is of the backward too: the forward can't save it."""
+        """Mark what depends on a random operator of the backward as the backward's: the forward can't save it."""
         needs_tangent = self.needs_tangent
         for i in once:
             needs_tangent[i] = 1
@@ -156,29 +157,29 @@ class JointIndex:
     def _written_inputs(self) -> set[int]:
         """Inputs that an operator of the graph writes to, or that the caller will overwrite with an output.
 
-        The first are seen in the graph (a final `copy_`). The second, captures may note: PyTorch's describe outputs
-        and inputs under ``"desc"``; any other may set ``"updated"`` on the input.
+        An operator that writes is in the graph (a final `copy_`). A capture may note writes of the caller: PyTorch's
+        describe outputs and inputs under ``"desc"``; any other may set ``"updated"`` on the input.
         """
-        found = set()
-        for i, known in enumerate(self.classes):
-            if known.written and not self.needs_tangent[i]:
+        written = set()
+        for i, op_class in enumerate(self.classes):
+            if op_class.written and not self.needs_tangent[i]:
                 node = self.nodes[i]
-                for position, name in known.written:
+                for position, name in op_class.written:
                     argument = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-                    found |= {self.root[self.number[a]] for a in _flat(argument) if isinstance(a, fx.Node)}
+                    written |= {self.root[self.number[a]] for a in _flat(argument) if isinstance(a, fx.Node)}
         descriptions = _flat(dict.get(self.output.meta, "desc"))[: len(self.forward_outputs)]
         updated = [getattr(d, "mutated_input", None) for d in descriptions]
         if any(slot is not None for slot in updated):
             for i in self.inputs:
                 slot = dict.get(self.nodes[i].meta, "desc")
                 if slot is not None and slot in updated:
-                    found.add(i)
-        found |= {i for i in self.inputs if dict.get(self.nodes[i].meta, "updated", False)}
-        return {i for i in found if self.kinds[i] is Kind.INPUT}
+                    written.add(i)
+        written |= {i for i in self.inputs if dict.get(self.nodes[i].meta, "updated", False)}
+        return {i for i in written if self.kinds[i] is Kind.INPUT}
 
     @functools.cached_property
     def users(self) -> list[list[int]]:
-        """For each node, the numbers of the nodes that read it and that anything depends on."""
+        """For each node, the numbers of its readers, without those that nothing depends on."""
         users: list[list[int]] = [[] for _ in self.nodes]
         in_forward, for_backward = self.in_forward, self.for_backward
         for i, reads in enumerate(self.operands):
@@ -189,13 +190,15 @@ class JointIndex:
 
     @functools.cached_property
     def backward_sequence(self) -> list[int]:
-        """What only the backward can compute, in the order that it runs in."""
+        """The nodes that only the backward can compute, in the order they run."""
         return backward_sequence(self)
 
     @functools.cached_property
     def items(self) -> list[int]:
-        """What picks one of several results, where that needs no tangents."""
-        return [i for i, known in enumerate(self.classes) if known.kind is Kind.ITEM and not self.needs_tangent[i]]
+        """The nodes that pick one of several results and need no tangents."""
+        return [
+            i for i, op_class in enumerate(self.classes) if op_class.kind is Kind.ITEM and not self.needs_tangent[i]
+        ]
 
     @functools.cached_property
     def tuples(self) -> bytearray:
@@ -205,11 +208,11 @@ class JointIndex:
         )
 
     def runs_once_in_forward(self, i: int) -> bool:
-        """Whether node i is a random operator or an effect that the forward runs, and nobody may run again."""
+        """Whether node i is a random operator or an effect of the forward that must not run again."""
         return self.kinds[i] in _ONCE and bool(self.in_forward[i])
 
     def exists_in_forward(self, i: int) -> bool:
-        """Whether the forward has node i's value, asked for by its own outputs or made along with what is."""
+        """Whether the forward has node i's value, since its outputs need it or another result of the operator."""
         return bool(self.in_forward[i] or (self.kinds[i] is Kind.ITEM and self.in_forward[self.operands[i][0]]))
 
     def bytes_of(self, i: int) -> int:
@@ -237,7 +240,7 @@ _BIT_2 = bytes(i >> 1 & 1 for i in range(256))
 
 
 def value_of(node: fx.Node) -> Any:
-    """What is known of a node's value: its specs where the capture left them (cheap), or else the fake value."""
+    """The specs of a node's value if the capture left them (cheap), or else its fake value."""
     spec = dict.get(node.meta, "spec")
     return node.meta.get("val") if spec is None else spec
 
@@ -256,12 +259,12 @@ def value_bytes(value: Any) -> int:
     """Bytes of a value's elements: of all results for several, 0 for numbers. Symbolic sizes are estimated."""
     if isinstance(value, TensorSpec):
         token = value.token
-        known = _BYTES.get(token) if token is not None else None
-        if known is None:
-            known = _hinted_numel(value.shape) * value.dtype.itemsize
+        size = _BYTES.get(token) if token is not None else None
+        if size is None:
+            size = _hinted_numel(value.shape) * value.dtype.itemsize
             if token is not None:
-                _BYTES[token] = known
-        return known
+                _BYTES[token] = size
+        return size
     if isinstance(value, torch.Tensor):
         count: Any = value.numel()
         if not isinstance(count, int):

@@ -1,10 +1,9 @@
 """The memory that a split takes, storage by storage, for the schedule that runs: both halves, in their order.
 
-A storage lives from the operator that makes it to the last operator that reads it or a view of it. What the forward
-returns lives on, since the caller has it; what it saves lives until the backward's last use of it; gradients live to
-the end. Arguments, parameters and buffers are alive before the call, and count nothing. This is what the eager
-backend's generated code does (`del` after each last use). While an operator runs, so much is added as its kernel may
-allocate for itself (workspaces.py).
+A storage lives from the operator that makes it to the last operator that reads it or a view of it. Outputs of the
+forward live on, since the caller has them; residuals live until their last use in the backward; gradients live to the
+end. Arguments, parameters and buffers are alive before the call, and count nothing. The eager backend's generated code
+does the same (`del` after each last use). While an operator runs, the workspace of its kernel is added (workspaces.py).
 """
 
 from __future__ import annotations
@@ -109,8 +108,8 @@ class Storages:
     def of_split(
         self, used: list[int], computed: bytearray, away: Collection[int] = (), excerpt: Excerpt | None = None
     ) -> Liveness:
-        """The memory of the split whose backward takes `used`, those `away` from host memory, and computes `computed`
-        (see `backward_needs`, also for `excerpt`).
+        """The memory of the split whose backward takes the residuals `used`, `away` among them from host memory, and
+        computes `computed` (see `backward_needs`, also for `excerpt`).
         """
         index, root = self.index, self.root
         kept = {root[i] for i in index.output_numbers}
@@ -142,16 +141,16 @@ class Storages:
     ) -> Timeline:
         """The bytes alive while each operator of `order` runs.
 
-        `alive`: storages there at the beginning, which go after their last use. `kept`: those that never go.
-        `others`: bytes alive all the time. `states`: the bytes of a generator's state that are there from an operator
-        on, or (negative) that are exchanged for another state at an operator and go after it.
+        `alive`: storages present at the beginning, freed after their last use. `kept`: storages that are never freed.
+        `others`: bytes alive all the time. `states`: the bytes of a generator's state that are alive from an operator
+        on, or (negative) that are exchanged for another state at an operator and freed after it.
         """
         touched, root, size, results, own = self.touched, self.root, self.size, self.results, self.workspace
         last: dict[int, int] = {}  # where in `order` a storage is made or read last
         for k, i in enumerate(order):
             for r in touched[i]:
                 last[r] = k
-        made = set(alive)
+        present = set(alive)
         # Bytes that come with each operator, less those that went after the one before it.
         change = [0] * (len(order) + 1)
         change[0] = others + sum([size[r] for r in alive if r in last or r in kept])
@@ -162,27 +161,27 @@ class Storages:
                 for holder, part in results[i]:
                     change[k] += part
                     # What nobody reads goes at once, and so does a second copy of a result that was saved.
-                    if holder is None or holder not in last or holder in made:
+                    if holder is None or holder not in last or holder in present:
                         change[k + 1] -= part
                     else:
-                        made.add(holder)
-            elif root[i] == i and size[i] and i not in made:
+                        present.add(holder)
+            elif root[i] == i and size[i] and i not in present:
                 change[k] += size[i]
-                made.add(i)
+                present.add(i)
             if i in states:
                 state = states[i]
                 if state < 0:  # both states are there while they are exchanged
                     exchanged.append((k, change[k] - before + state))
                 change[k + (state < 0)] += state
         for r, k in last.items():
-            if r in made and r not in kept:
+            if r in present and r not in kept:
                 change[k + 1] -= size[r]
         live = list(itertools.accumulate(change))
         after = live.pop()
-        found = [bytes_ + own[i] for bytes_, i in zip(live, order, strict=True)]
+        bytes_in_use = [bytes_ + own[i] for bytes_, i in zip(live, order, strict=True)]
         for k, less in exchanged:
-            found[k] = max(found[k], live[k] - less)
-        return Timeline(list(order), found, after)
+            bytes_in_use[k] = max(bytes_in_use[k], live[k] - less)
+        return Timeline(list(order), bytes_in_use, after)
 
 
 _NUMBER = 16  # bytes of the largest single number

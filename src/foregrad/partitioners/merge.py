@@ -2,8 +2,8 @@
 
 Mixed precision, for instance, casts an activation anew for each of its readers; each cast would be saved.
 
-Only what runs once is left alone, and what shares memory with an output or gradient: two outputs that are equal
-must stay two tensors, and nobody's writes to an output may reach what is saved.
+Left alone are operators that run once, and values that share memory with an output or gradient: two equal outputs
+must stay two tensors, and a caller's writes to an output must not reach a residual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEPT_APART = (Kind.INPUT, Kind.RANDOM, Kind.EFFECT)
 
 
 def merge_equal(index: JointIndex) -> int:
-    """Let each node stand for its later equals, in `index` alone (the joint graph stays as it is); how many went."""
+    """Let each node stand for its later equals, in `index` alone, not in the joint graph; returns how many went."""
     nodes, kinds, root, number = index.nodes, index.kinds, index.root, index.number
     visible = {root[i] for i in (*index.output_numbers, *index.gradient_numbers)}
     first: dict[Any, int] = {}
@@ -33,10 +33,10 @@ def merge_equal(index: JointIndex) -> int:
         if kinds[i] in _KEPT_APART or root[i] in visible or not (index.in_forward[i] or index.for_backward[i]):
             continue
         key = _key(node, number)
-        known = first.setdefault(key, i)
-        if known != i:
-            _merge(index, known, i)
-            stands_for[i] = known
+        kept = first.setdefault(key, i)
+        if kept != i:
+            _merge(index, kept, i)
+            stands_for[i] = kept
     return len(stands_for)
 
 
@@ -50,7 +50,7 @@ def _merge(index: JointIndex, kept: int, gone: int) -> None:
 
 
 def _key(node: fx.Node, number: dict[fx.Node, int]) -> Any:
-    """Equal for nodes that compute the same and were asked the same of."""
+    """A key that is equal for nodes with equal computations and equal tags."""
     get = dict.get
     meta = node.meta
     if "empty" in getattr(node.target, "__name__", ""):

@@ -1,11 +1,11 @@
-"""The min-cut partition: the fewest bytes saved, where only what is cheap is computed again.
+"""The min-cut partition: the fewest bytes saved, where only cheap operators are computed again.
 
-Which values may be computed again is `recompute`'s answer, which of them best are is `cut`'s. Bytes decide. Among
-choices of equal bytes, fewer values win, those that a fused forward writes to memory anyway count least, and those
-that only the backward wants count most; then less recomputation wins.
+`recompute` says which values may be computed again, and `cut` chooses among them. Bytes decide. Among choices of equal
+bytes, fewer values win; values that a fused forward writes to memory anyway count least, and values that only the
+backward needs count most; then less recomputation wins.
 
-`fused_partition` also counts what a fused forward must write only because it is saved: it takes a value that a kernel
-makes in memory anyway over one that is a fifth smaller, and lives inside of a kernel otherwise.
+`fused_partition` also counts what a fused forward must write only because it is saved: it prefers a value that is in
+memory anyway to one that is a fifth smaller and would otherwise live inside a kernel.
 """
 
 from __future__ import annotations

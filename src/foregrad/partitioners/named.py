@@ -30,12 +30,12 @@ def checkpoint_name(x: T, name: str) -> T:
         True
     """
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"checkpoint_name names tensors, and this is a {type(x).__name__}")
+        raise TypeError(f"checkpoint_name names tensors, and its first argument is a {type(x).__name__}")
     if not isinstance(name, str):
         raise TypeError(f"the name of a tensor is text, not {name!r}")
     note_name(x, name)
     return x
 
 
-# Dynamo writes the call into its graph as it is; what runs that graph in a capture sees it.
+# Dynamo writes the call into its graph as it is; a capture of that graph sees it.
 torch.compiler.allow_in_graph(checkpoint_name)

@@ -1,4 +1,4 @@
-"""The budget/time curve of a function: which plans no other beats, from saving everything to the least peak."""
+"""The budget/time curve of a function: its undominated plans, from saving everything to the least peak."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def _spread(points: tuple[ParetoPoint, ...], count: int) -> list[ParetoPoint]:
     if len(points) <= count:
         return list(points)
     first, last = points[0].budget, points[-1].budget
-    wanted = [first - (first - last) * k / (count - 1) for k in range(count)]
-    chosen = {min(range(len(points)), key=lambda i: abs(points[i].budget - budget)) for budget in wanted}
+    budgets = [first - (first - last) * k / (count - 1) for k in range(count)]
+    chosen = {min(range(len(points)), key=lambda i: abs(points[i].budget - budget)) for budget in budgets}
     return [points[i] for i in sorted(chosen)]

@@ -101,9 +101,9 @@ class Candidate:
 class Policy:
     """A policy from a function of a `Candidate`, which answers "save", "recompute", "offload", or None: no matter.
 
-    True and False mean the first two, and a `CheckpointPolicy` of PyTorch's what its name says. What no matter is made
-    of is left to the partition: to the solver where there is a memory budget, and else saved where the backward reads
-    it.
+    True and False mean the first two, and a `CheckpointPolicy` of PyTorch's what its name says. Values answered by
+    None are left to the partition: to the solver if there is a memory budget, else they are saved if the backward
+    reads them.
 
     Examples:
         >>> import torch, foregrad
@@ -116,13 +116,13 @@ class Policy:
     function: Callable[[Candidate], Any]
 
     def __call__(self, candidate: Candidate) -> str | None:
-        """The answer, in words. Raises `PartitionError` for what is none."""
-        said = self.function(candidate)
+        """The answer, in words. Raises `PartitionError` if the function answers anything else."""
+        answer = self.function(candidate)
         try:
-            return _MEANING[said]
+            return _MEANING[answer]
         except (KeyError, TypeError):
             raise PartitionError(
-                f"a policy answered {said!r} for {candidate.node.name} ({candidate.op}) at {candidate.line}; answer "
+                f"a policy answered {answer!r} for {candidate.node.name} ({candidate.op}) at {candidate.line}; answer "
                 '"save", "recompute", "offload", or None.'
             ) from None
 
@@ -206,13 +206,13 @@ def offload_names(*names: str, saved: Collection[str] = ()) -> Policy:
 
 
 def answers(index: JointIndex) -> dict[int, str]:
-    """What the policy of `index` says of the nodes that it has an answer for."""
+    """The answers of the policy of `index`, by node; nodes without an answer are left out."""
     policy = index.policy
     if policy is None:
         return {}
-    if index.said is not None:
-        return index.said
-    found = index.said = {}
+    if index.answers is not None:
+        return index.answers
+    by_node = index.answers = {}
     for i, node in enumerate(index.nodes):
         if (
             node.op != "call_function"
@@ -224,5 +224,5 @@ def answers(index: JointIndex) -> dict[int, str]:
         names = dict.fromkeys(name for one in nodes for name in dict.get(one.meta, "checkpoint_names", ()))
         answer = policy(Candidate(node, tuple(names)))
         if answer is not None:
-            found[i] = answer
-    return found
+            by_node[i] = answer
+    return by_node

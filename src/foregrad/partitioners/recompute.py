@@ -27,8 +27,8 @@ _CHEAP = (Kind.CHEAP, Kind.FACTORY)
 
 
 def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
-    """For each node, whether the backward may compute it. What only the backward wants, it may: that is no
-    repetition. What is tagged for recomputation it may, whatever the rules say; what is tagged to be saved, never.
+    """For each node, whether the backward may compute it. A node that only the backward needs may always be computed
+    there: nothing runs twice. Tags for recomputation or saving overrule the rules.
     """
     allowed = bytearray(len(index))
     kinds, in_forward, needs_tangent = index.kinds, index.in_forward, index.needs_tangent
@@ -55,7 +55,7 @@ def may_recompute(index: JointIndex, wish: bytearray | None) -> bytearray:
 
 
 def reading_written(index: JointIndex) -> Iterator[int]:
-    """What reads, other than as a view, an input that is overwritten before the backward runs."""
+    """Nodes that read, other than as a view, an input that is overwritten before the backward runs."""
     if index.written:
         for i, reads in enumerate(index.operands):
             if index.kinds[i] is not Kind.VIEW and any(index.root[operand] in index.written for operand in reads):
@@ -68,8 +68,8 @@ class _Rules:
     def __init__(self, index: JointIndex, allowed: bytearray) -> None:
         self.index = index
         self.allowed = allowed
-        self.fuses = bytearray(known.fuses for known in index.classes)
-        self.takes = bytearray(known.fuses_inputs for known in index.classes)
+        self.fuses = bytearray(op_class.fuses for op_class in index.classes)
+        self.takes = bytearray(op_class.fuses_inputs for op_class in index.classes)
 
     def fusible(self, i: int, user: int) -> bool:
         return bool(self.takes[user] or (self.fuses[i] and self.fuses[user]))
@@ -83,18 +83,18 @@ class _Rules:
         """
         index = self.index
         in_forward, kinds, users = index.in_forward, index.kinds, index.users
-        found = bytearray(len(index))
+        in_memory = bytearray(len(index))
         for i in (*index.output_numbers, *index.gradient_numbers):
-            found[i] = 1
+            in_memory[i] = 1
         for i in range(len(index) - 1, -1, -1):
-            if not found[i]:
+            if not in_memory[i]:
                 for user in users[i]:
-                    if (kinds[user] is Kind.VIEW and found[user]) or (
+                    if (kinds[user] is Kind.VIEW and in_memory[user]) or (
                         not in_forward[user] and not self.fusible(i, user)
                     ):
-                        found[i] = 1
+                        in_memory[i] = 1
                         break
-            if found[i] and self._cheap(i):
+            if in_memory[i] and self._cheap(i):
                 yield i
 
     def reductions(self) -> Iterator[int]:

@@ -1,10 +1,10 @@
-"""Better plans for small graphs: every choice where there are few, and else single values kept, dropped or exchanged.
+"""Better plans for small graphs: every choice if there are few, else single values kept, dropped or exchanged.
 
-The second is a local search from all plans at once that no other beats (Paquete et al., "Pareto local optimum sets in
-the biobjective traveling salesman problem", 2004).
+The exchange is a local search from all undominated plans at once (Paquete et al., "Pareto local optimum sets in the
+biobjective traveling salesman problem", 2004).
 
-Plans made of blocks keep the same in equal blocks, and treat a graph without blocks as one. Where a graph has few
-values to choose from, simulating a choice takes less than a millisecond, so many are simulated.
+Plans made of blocks save corresponding values in equal blocks, and treat a graph without blocks as one. If a graph has
+few values to choose from, simulating a choice takes less than a millisecond, so many are simulated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .classify import Kind
 from .cut import NEVER
 from .uniform import Measured, Space, measure
 
-__all__ = ["refined"]
+__all__ = ["refined", "undominated"]
 
 _ALL_OF = 11  # up to so many values every choice is simulated: the optimum, proved
 _MOST = 48  # beyond so many values nothing is tried
@@ -27,7 +27,7 @@ _NOT_KEPT = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 
 
 def refined(space: Space, plans: Iterable[Measured]) -> tuple[list[Measured], bool]:
-    """(plans found by looking round the given ones, whether these are all there are); none where values are many."""
+    """(plans found in the neighbourhood of `plans`, whether every choice was tried); no plans if values are many."""
     free = [i for i in _candidates(space) if space.redo[i] < NEVER]
     forced = frozenset(i for i in _candidates(space) if space.redo[i] >= NEVER)
     if not 0 < len(free) <= _MOST:
@@ -38,6 +38,15 @@ def refined(space: Space, plans: Iterable[Measured]) -> tuple[list[Measured], bo
         return [plan for choice in choices if (plan := search.measured(frozenset(choice))) is not None], True
     search.explore([frozenset(plan.residuals).intersection(free) for plan in plans], free)
     return search.undominated(), False
+
+
+def undominated(plans: Iterable[Measured]) -> list[Measured]:
+    """The plans that no other beats in both cost and peak, the cheapest first."""
+    front: list[Measured] = []
+    for plan in sorted(plans, key=lambda p: (p.costs, p.peak)):
+        if not front or plan.peak < front[-1].peak:
+            front.append(plan)
+    return front
 
 
 def _candidates(space: Space) -> Iterator[int]:
@@ -51,32 +60,28 @@ def _candidates(space: Space) -> Iterator[int]:
 class _Neighbours:
     def __init__(self, space: Space, forced: frozenset[int], tries: int) -> None:
         self.space, self.forced, self.tries = space, forced, tries
-        self.known: dict[frozenset[int], Measured | None] = {}
+        self.plans: dict[frozenset[int], Measured | None] = {}
 
     def measured(self, choice: frozenset[int]) -> Measured | None:
-        """The plan of a choice; None where it is none, or no try is left."""
-        if choice not in self.known:
+        """The plan of a choice; None if the choice is infeasible, or no try is left."""
+        if choice not in self.plans:
             if self.tries <= 0:
                 return None
             self.tries -= 1
             try:
-                self.known[choice] = measure(self.space, sorted(choice | self.forced))
+                self.plans[choice] = measure(self.space, sorted(choice | self.forced))
             except PartitionError:
-                self.known[choice] = None
-        return self.known[choice]
+                self.plans[choice] = None
+        return self.plans[choice]
 
     def undominated(self) -> list[Measured]:
         """The measured plans that no other beats."""
-        found: list[Measured] = []
-        for plan in sorted(filter(None, self.known.values()), key=lambda p: (p.costs, p.peak)):
-            if not found or plan.peak < found[-1].peak:
-                found.append(plan)
-        return found
+        return undominated(filter(None, self.plans.values()))
 
     def explore(self, starts: Sequence[frozenset[int]], free: Sequence[int]) -> None:
-        """Look round each plan that no other beats, until there is nothing new or no try is left.
+        """Try the neighbours of each undominated plan, until there is nothing new or no try is left.
 
-        A choice that trades memory for time may lead to one that is better in both, so all of them are gone on from.
+        A choice that trades memory for time may lead to one that is better in both, so none is dropped early.
         """
         for choice in starts:
             self.measured(choice)

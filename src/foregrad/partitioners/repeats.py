@@ -1,6 +1,6 @@
-"""Equal blocks: the same operators on the same shapes, so that what is found out about one holds for all.
+"""Equal blocks: the same operators on the same shapes, so that a measurement of one holds for all.
 
-Structure is the key: operators, arguments, shapes, strides, dtypes, which value reads which, what is asked of each.
+Structure is the key: operators, arguments, shapes, strides, dtypes, which value reads which, the user's tags.
 Two blocks of one class correspond node by node, in their order.
 """
 
@@ -30,9 +30,9 @@ class Repeats:
 
 
 def find_repeats(
-    index: JointIndex, storages: Storages, blocks: Blocks, told: Callable[[int], Any] = lambda i: None
+    index: JointIndex, storages: Storages, blocks: Blocks, extra: Callable[[int], Any] = lambda i: None
 ) -> Repeats:
-    """The classes of the blocks; `told` gives what else has to be equal of two nodes."""
+    """The classes of the blocks; `extra` gives a further key that must be equal for two nodes."""
     members: list[list[int]] = [[] for _ in range(blocks.count)]
     for i in range(len(index)):
         # By where it is computed: a value that passes a waist is computed before it.
@@ -44,13 +44,13 @@ def find_repeats(
     classes = []
     for nodes in members:
         place = {i: k for k, i in enumerate(nodes)}
-        key = tuple([_key(index, storages, i, place, told) for i in nodes])
+        key = tuple([_key(index, storages, i, place, extra) for i in nodes])
         classes.append(numbers.setdefault(key, len(numbers)))
     return Repeats(members, classes)
 
 
 def _key(
-    index: JointIndex, storages: Storages, i: int, place: dict[int, int], told: Callable[[int], Any]
+    index: JointIndex, storages: Storages, i: int, place: dict[int, int], extra: Callable[[int], Any]
 ) -> tuple[Any, ...]:
     node = index.nodes[i]
 
@@ -62,4 +62,4 @@ def _key(
         # From outside: what it is, not which.
         return ("outside", index.kinds[number], layout_of(value_of(operand)), place.get(storages.root[number]))
 
-    return structure_of(node, name), told(i)
+    return structure_of(node, name), extra(i)

@@ -28,7 +28,7 @@ _WORTH = 4  # times the bytes of a state, which a result has to be larger than
 
 
 def can_replay(index: JointIndex) -> frozenset[int]:
-    """The random operators of the forward that may run again, since they draw from their device's own generator."""
+    """The random operators of the forward that may run again: those that draw from their device's own generator."""
     return frozenset(
         i
         for i in index.once
@@ -74,7 +74,7 @@ class Replays:
             copier.copies[self.states[i]] = self.states[i]
 
     def placeholder(self, copier: GraphCopier, i: int) -> None:
-        """What the backward is given for node i."""
+        """Add the backward's placeholder for the generator state of node i."""
         name = self._name(i, "state")
         self.states[i] = copier.writer.add(name, "placeholder", name, (), {}, self._meta(i))
 
@@ -106,8 +106,8 @@ class Replays:
         value = node.meta
 
         def fake() -> torch.Tensor:
-            found = value["val"]
-            first = found[0] if isinstance(found, (tuple, list)) else found
+            values = value["val"]
+            first = values[0] if isinstance(values, (tuple, list)) else values
             return new_fake(first.fake_mode, spec.shape, spec.stride, spec.dtype, spec.device)
 
         meta = NodeMeta({"spec": spec}, late={"val": fake})

@@ -1,6 +1,6 @@
-"""What a split means for memory and time: each value that is saved, what is computed again, the bytes alive over time.
+"""Reports on a split: each value that is saved, each that is computed again, the bytes alive over time.
 
-A report reads the two halves alone, so whoever made them, it is about what runs.
+A report reads the two halves alone, so it is about the code that runs, whichever partitioner made it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Recomputed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What a split takes. `str()` of it is text; rich prints it as tables.
+    """The memory and time of a split. `str()` of it is text; rich prints it as tables.
 
     `forward` and `backward`: for each operator in its order, its name and the bytes alive while it runs, beyond what
-    was alive before the call. `work`: the cost of a step that computes nothing twice. `budget`: what the memory budget
-    came to, and what is proved of the plan.
+    was alive before the call. `work`: the cost of a step that computes nothing twice. `budget`: the outcome of the
+    memory budget, with the proof for the plan.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def cost(self) -> int:
-        """What is computed again, in the cost model's operations."""
+        """The cost of recomputation, in the cost model's operations."""
         return sum(one.cost for one in self.recomputed)
 
     @property
@@ -110,7 +110,7 @@ class Report:
         return f"{_bars(self.forward, cells, self.peak)}|{_bars(self.backward, _WIDTH - cells, self.peak)}"
 
     def tables(self) -> list[Table]:
-        """What is saved, largest first, and what is computed again, dearest first."""
+        """The saved values, largest first, and the recomputed operators, dearest first."""
         kept = sorted(self.saved, key=lambda v: (v.kind != "saved", -v.nbytes))
         saved = [
             [in_bytes(v.nbytes), v.kind, v.name, str(v.spec or ""), ", ".join(v.names), v.line or ""] for v in kept
@@ -135,7 +135,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parts(Partitioned):
-    """The halves of a joint graph, which can tell what they take."""
+    """The halves of a joint graph, with a report on their memory and time."""
 
     def report(self) -> Report:
         """Each saved value with its line and bytes, what is computed again and its cost, the bytes alive over time."""
@@ -199,18 +199,18 @@ class _Half:
         return self.index.kinds[self.root(node)] is Kind.INPUT
 
     def alive(self, sizes: dict[str, int], counted: set[str]) -> set[int]:
-        """The storages of a backward that are there when it starts: saved values by name, and all tangents."""
-        found = set()
+        """The storages of a backward that are alive when it starts: saved values by name, and all tangents."""
+        storages = set()
         for i, node in enumerate(self.index.nodes):
             if node.op != "placeholder":
                 continue
             if node.name in counted:
                 self.storages.size[i] = sizes[node.name]
-                found.add(i)
+                storages.add(i)
             elif i in self.index.backward_inputs:
                 self.storages.size[i] = nbytes(value_of(node))
-                found.add(i)
-        return found
+                storages.add(i)
+        return storages
 
     def timeline(self, alive: set[int], kept: set[int], others: int = 0) -> Timeline:
         order = [i for i, kind in enumerate(self.index.kinds) if kind not in (Kind.INPUT, Kind.CONSTANT)]
@@ -233,12 +233,12 @@ Span = Callable[[fx.Node], tuple[int, int]]
 
 def _spans(forward: _Half, backward: _Half, first: Timeline, second: Timeline) -> Span:
     """For a saved value, where its memory is made and where it is read last."""
-    made = {root: at for at, i in reversed(list(enumerate(first.order))) for root in (forward.storages.root[i], i)}
-    last = {root: at for at, i in enumerate(second.order) for root in backward.storages.touched[i]}
+    made_at = {root: at for at, i in reversed(list(enumerate(first.order))) for root in (forward.storages.root[i], i)}
+    last_read_at = {root: at for at, i in enumerate(second.order) for root in backward.storages.touched[i]}
     takes = {node.name: i for i, node in enumerate(backward.index.nodes) if node.op == "placeholder"}
 
     def span(node: fx.Node) -> tuple[int, int]:
-        return made.get(forward.root(node), 0), last.get(takes.get(node.name, -1), 0)
+        return made_at.get(forward.root(node), 0), last_read_at.get(takes.get(node.name, -1), 0)
 
     return span
 
@@ -262,9 +262,9 @@ def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str
 
 def _recomputed(forward: _Half, backward: _Half) -> Iterable[Recomputed]:
     """Operators of the backward that are copies of the forward's: each half names a copy as the joint graph does."""
-    known = {node.name: node.target for node in forward.index.nodes if node.op == "call_function"}
+    target_by_name = {node.name: node.target for node in forward.index.nodes if node.op == "call_function"}
     for i, node in enumerate(backward.index.nodes):
-        if node.op == "call_function" and known.get(node.name) is node.target and backward.cost[i]:
+        if node.op == "call_function" and target_by_name.get(node.name) is node.target and backward.cost[i]:
             op = str(node.target)
             yield Recomputed(node.name, op, user_line(node), flops(node), backward.cost[i])
 
@@ -272,9 +272,9 @@ def _recomputed(forward: _Half, backward: _Half) -> Iterable[Recomputed]:
 def _bars(steps: Sequence[tuple[str, int]], cells: int, peak: int) -> str:
     if not steps or not peak:
         return ""
-    found = []
+    bars = []
     for k in range(cells):
         part = steps[k * len(steps) // cells : max(k * len(steps) // cells + 1, (k + 1) * len(steps) // cells)]
         most = max(live for _, live in part)
-        found.append(_BARS[-(-most * (len(_BARS) - 1) // peak)])
-    return "".join(found)
+        bars.append(_BARS[-(-most * (len(_BARS) - 1) // peak)])
+    return "".join(bars)

@@ -1,9 +1,10 @@
-"""The backward's own order: that of the capture, with what lowers memory brought forward.
+"""The backward's own order: that of the capture, with operators that lower memory brought forward.
 
-Autograd computes the gradient of a layer's input before that of its weight, and the second is the last to read what
-was saved for it. An operator whose result is smaller than what it is the last to read runs as soon as its operands are
-there: the weight's gradient first, then. Nothing passes an effect or a random operator, and operators stay as they are,
-so results do, bit for bit. Greedy, and independent of what is saved: plans are simulated for the order that runs.
+Autograd computes the gradient of a layer's input before that of its weight, though the weight's gradient is the last
+to read the saved activation. An operator whose result is smaller than the values that it reads last runs as soon as its
+operands are ready: here the weight's gradient. Nothing passes an effect or a random operator, and operators stay as
+they are, so results do, bit for bit. Greedy, and independent of the residuals: plans are simulated for the order that
+runs.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class Nodes(Protocol):
 def backward_sequence(index: Nodes) -> list[int]:
     """The nodes that only the backward can compute, in the order they run."""
     kinds = index.kinds
-    wanted = [
+    nodes = [
         i
         for i, bit in enumerate(index.needs_tangent)
         if (bit or (kinds[i] in _BARRIERS and not index.in_forward[i])) and kinds[i] is not Kind.INPUT
     ]
     order: list[int] = []
     start = 0
-    for at, i in enumerate(wanted):
+    for at, i in enumerate(nodes):
         if kinds[i] in _BARRIERS:
-            order += _Stretch(index, wanted[start:at]).ordered()
+            order += _Stretch(index, nodes[start:at]).ordered()
             order.append(i)
             start = at + 1
-    return order + _Stretch(index, wanted[start:]).ordered()
+    return order + _Stretch(index, nodes[start:]).ordered()
 
 
 class _Stretch:
@@ -59,7 +60,7 @@ class _Stretch:
         operands, kinds = index.operands, index.kinds
         self.inside = set(nodes)
         self.memory: dict[int, int] = {}  # the node whose memory a node's value is in
-        self.waits: dict[int, set[int]] = {}  # for the operators of the stretch: those that they wait for
+        self.waits: dict[int, set[int]] = {}  # for each operator of the stretch: the operators that it waits for
         self.reads: dict[int, set[int]] = {}
         self.items: dict[int, list[int]] = {}
         self.dependents: dict[int, list[int]] = {}
@@ -98,32 +99,34 @@ class _Stretch:
         for i in self.nodes:
             if i in self.done:
                 continue
-            at, found = i, set()
+            at, freeing = i, set()
             while True:
                 self.emit(at)
                 for user in self.dependents.get(at, ()):
                     missing[user] -= 1
                     if not missing[user]:
                         ready.add(user)
-                        found.add(user)
+                        freeing.add(user)
                 for r in self.reads.get(at, ()):
                     readers = self.readers[r]
                     readers.discard(at)
                     if len(readers) == 1:
-                        found |= readers & ready
-                found = {one for one in found if one not in self.done and self.made(one) < self.gone(one)}
-                if not found:
+                        freeing |= readers & ready
+                freeing = {
+                    one for one in freeing if one not in self.done and self.made_bytes(one) < self.freed_bytes(one)
+                }
+                if not freeing:
                     break
-                # Of those that lower memory, the one that needs least while it runs comes first.
-                at = min(found, key=lambda one: (self.made(one), one))
+                # Of the operators that lower memory, the one with the smallest result comes first.
+                at = min(freeing, key=lambda one: (self.made_bytes(one), one))
         return self.order
 
-    def made(self, i: int) -> int:
-        """The bytes that operator i makes and leaves."""
+    def made_bytes(self, i: int) -> int:
+        """The bytes of operator i's results."""
         return sum(self.size(r) for r in self.items.get(i, (i,)) if self.readers.get(r) or r in self.kept)
 
-    def gone(self, i: int) -> int:
-        """The bytes that nobody reads after operator i, if it runs now."""
+    def freed_bytes(self, i: int) -> int:
+        """The bytes that are freed after operator i, if it runs now."""
         return sum(self.size(r) for r in self.reads.get(i, ()) if len(self.readers[r]) == 1 and r not in self.kept)
 
     def emit(self, i: int) -> None:

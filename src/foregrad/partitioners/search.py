@@ -1,9 +1,9 @@
-"""Which row of segments is the cheapest that keeps to a budget: dynamic programming over the blocks.
+"""The cheapest row of segments that keeps to a budget: dynamic programming over the blocks.
 
-A segment needs its own bytes beside what the segments before it saved, and what it saves weighs on all later ones. The
-shape is that of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019) over the options of
+A segment needs its own bytes beside the residuals of the segments before it, and its residuals weigh on all later ones.
+The shape is that of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019) over the options of
 Rockmate (Zhao et al., ICML 2023). Bytes are counted in steps of the budget, and all budgets are looked at together. For
-the least budget nothing but the fewest bytes saved matters, which takes one number a block.
+the least budget only the bytes saved matter, which takes one number a block.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class Search:
         self.segments = [_worthwhile(segments) for segments in by_start]
 
     def least(self, most: int) -> tuple[int, list[Segment]]:
-        """The least budget that some row of segments keeps to, and that row; at most `most`, which one does keep to."""
+        """The least budget that some row of segments keeps to, and that row. Some row must keep to `most` bytes."""
         low, high = 0, most
         row = self._leanest(high)
         while low < high:
             middle = (low + high) // 2
-            found = self._leanest(middle)
-            if found:
-                high, row = middle, found
+            leaner = self._leanest(middle)
+            if leaner:
+                high, row = middle, leaner
             else:
                 low = middle + 1
         return high, row
 
     def _leanest(self, budget: int) -> list[Segment]:
-        """The row that saves the least bytes within a budget; none if there is none."""
+        """The row that saves the fewest bytes within a budget; empty if no row keeps to it."""
         saved: list[int | None] = [0, *(None for _ in range(self.count))]
         last: list[Segment | None] = [None] * (self.count + 1)
         for segments, before in zip(self.segments, saved, strict=False):
             if before is None:
                 continue
             for segment in segments:
-                after, known = before + segment.saves, saved[segment.stop]
-                if before + segment.needs <= budget and (known is None or after < known):
+                after, best = before + segment.saves, saved[segment.stop]
+                if before + segment.needs <= budget and (best is None or after < best):
                     saved[segment.stop], last[segment.stop] = after, segment
         row: list[Segment] = []
         at = last[self.count]
@@ -84,7 +84,7 @@ class Search:
         # best[b, k, c]: the least cost of the first b blocks, for budget k, if they save c steps.
         best = torch.full((self.count + 1, len(budgets), width), infinite, dtype=torch.float64)
         best[0, :, 0] = 0.0
-        # What is added where a budget does not reach so far.
+        # Added where a budget does not reach so far.
         beyond = torch.zeros(len(budgets), width, dtype=torch.float64)
         beyond.masked_fill_(torch.arange(width) > limits.unsqueeze(1), infinite)
         reached = [0, *(-1 for _ in range(self.count))]  # the last column of the blocks' table that holds anything
@@ -104,7 +104,7 @@ class Search:
         return self._traced(best, limits.tolist(), by_stop)
 
     def _traced(self, best: torch.Tensor, limits: list[int], by_stop: list[list[_Step]]) -> list[list[Segment]]:
-        """The segments that the cheapest row for each budget is made of. All budgets go from the end step by step."""
+        """The segments of the cheapest row for each budget, read off the table from the end for all budgets at once."""
         _, height, width = best.shape
         flat = best.view(-1)
         costs, columns = best[self.count].min(1)
@@ -122,12 +122,12 @@ class Search:
                 if 0 <= column - step.saves <= limits[k] - step.needs
             ]
             places = [(step.segment.start * height + k) * width + column for k, step, column, _ in offers]
-            found: dict[int, tuple[int, int, int, float]] = {}
+            step_by_budget: dict[int, tuple[int, int, int, float]] = {}
             for (k, step, column, cost), earlier in zip(offers, flat[torch.tensor(places)].tolist(), strict=True):
-                if k not in found and earlier + step.segment.costs == cost:
-                    found[k] = (k, step.segment.start, column, earlier)
+                if k not in step_by_budget and earlier + step.segment.costs == cost:
+                    step_by_budget[k] = (k, step.segment.start, column, earlier)
                     rows[k].append(step.segment)
-            at = [one for one in found.values() if one[1]]
+            at = [one for one in step_by_budget.values() if one[1]]
         return [row[::-1] for row in rows]
 
 
@@ -140,7 +140,7 @@ class _Step(NamedTuple):
 
 
 def _worthwhile(segments: list[Segment]) -> list[Segment]:
-    """Without those that another of the same blocks beats in all respects."""
+    """The segments without those that another over the same blocks beats in all respects."""
     kept: list[Segment] = []
     for one in sorted(segments, key=lambda s: (s.stop, s.costs, s.saves, s.needs)):
         if not any(other.stop == one.stop and other.saves <= one.saves and other.needs <= one.needs for other in kept):
@@ -149,5 +149,5 @@ def _worthwhile(segments: list[Segment]) -> list[Segment]:
 
 
 def _rounded(saves: int, unit: int) -> int:
-    """Up or down: what a row of segments really takes is measured, so it need not be on the safe side."""
+    """Bytes in units, rounded to the nearest: the real peak of a row of segments is measured afterwards."""
     return (2 * saves + unit) // (2 * unit)

@@ -1,11 +1,11 @@
 """From a joint graph and a choice of residuals to the two halves. Every partitioner ends here.
 
-A choice is any set of values that the forward can compute. The backward takes those that it uses and recomputes
-what else it needs; the forward computes its outputs, its effects and the residuals.
+A choice is any set of values that the forward can compute. The backward takes the residuals that it uses and recomputes
+other values that it needs; the forward computes its outputs, its effects and the residuals.
 
-Orders matter to peak memory. In the backward, what is recomputed or was delayed comes right before its first use,
-so a recomputed block lives only as long as its own backward. In the forward, what is computed for the backward only
-(the mask of a relu, say) comes as soon as it can, so that its operands can die.
+Orders matter to peak memory. In the backward, a recomputed or delayed value comes right before its first use,
+so a recomputed block lives only as long as its own backward. In the forward, a value for the backward only
+(the mask of a relu, for instance) comes as soon as it can, so that its operands can be freed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Excerpt:
 
 def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[int] = ()) -> Split:
     """Cut the joint graph at `residuals`. Inputs need not be listed, and values that the backward does not use are
-    left out. The `offloaded` among them, where that can be, wait in host memory. Raises `PartitionError` as
+    left out. The residuals in `offloaded` that can be moved wait in host memory. Raises `PartitionError` as
     `check_split` does.
     """
     used, in_backward = backward_needs(index, _numbers(index, residuals))
@@ -160,48 +160,48 @@ def _ordered(index: JointIndex, used: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]) -> list[int]:
-    """The numbers, and those that define any further symbol in what the backward takes: inputs, or what is read.
+    """The numbers, preceded by the numbers that define any further symbol in the backward's placeholders.
 
-    Compilers read those sizes off the backward's placeholders, and must find where each symbol comes from.
+    Compilers read sizes off the backward's placeholders, and must find where each symbol comes from.
     """
     definitions = {symbol_of(v): i for i, v in _defining_symbols(index)}
     if not definitions:
         return numbers
     taken = set(numbers)
-    known = {symbol_of(index.nodes[i].meta.get("val")) for i in numbers}
+    symbols = {symbol_of(index.nodes[i].meta.get("val")) for i in numbers}
     first: list[int] = []
     for i in [*numbers, *tensors, *index.backward_inputs]:
-        for symbol in sorted(symbols_in(index.nodes[i].meta.get("val")) - known, key=str):
-            known.add(symbol)
+        for symbol in sorted(symbols_in(index.nodes[i].meta.get("val")) - symbols, key=str):
+            symbols.add(symbol)
             if symbol in definitions and definitions[symbol] not in taken:
                 first.append(definitions[symbol])
     return [*first, *numbers]
 
 
 def _defining_symbols(index: JointIndex) -> list[tuple[int, Any]]:
-    """(node, symbol that its value is), the first of each symbol last: an input, or a size or number that the forward
-    finds and no input has.
+    """(node, its value), in reverse order, for nodes whose value is one symbol: inputs, and sizes or numbers that the
+    forward computes and whose symbol is in no input.
     """
-    found, inputs = [], set(index.inputs)
+    definitions, inputs = [], set(index.inputs)
     for i in reversed(range(len(index))):
         meta = index.nodes[i].meta
         is_there = index.in_forward[i] or i in inputs
         if is_there and dict.get(meta, "spec") is None and isinstance(meta.get("val"), torch.SymInt):
             symbol = symbol_of(meta["val"])
             if symbol is not None:
-                found.append((i, meta["val"], symbol))
-    if all(i in inputs for i, *_ in found):
-        return [(i, value) for i, value, _ in found]
-    given = set().union(*(symbols_in(index.nodes[i].meta.get("val")) for i in inputs))
-    return [(i, value) for i, value, symbol in found if i in inputs or symbol not in given]
+                definitions.append((i, meta["val"], symbol))
+    if all(i in inputs for i, *_ in definitions):
+        return [(i, value) for i, value, _ in definitions]
+    input_symbols = set().union(*(symbols_in(index.nodes[i].meta.get("val")) for i in inputs))
+    return [(i, value) for i, value, symbol in definitions if i in inputs or symbol not in input_symbols]
 
 
 # ------------------------------------------------------------------------------------------------ building the halves
 
 
 def forward_order(index: JointIndex, residuals: list[int], excerpt: Excerpt | None = None) -> list[int]:
-    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run; only
-    those of the excerpt, if one is given.
+    """The nodes that the forward computes, for its outputs, its effects and the residuals, in the order they run;
+    limited to the excerpt if there is one.
     """
     needed = bytearray(index.in_forward)
     nodes: Sequence[int] = range(len(index))
@@ -299,8 +299,8 @@ def backward_order(
     away: Collection[int] = (),
     excerpt: Excerpt | None = None,
 ) -> list[int]:
-    """The backward's order: what needs tangents, or has an effect, in its order; all else right before its use, the
-    residuals that are `away` in host memory as well.
+    """The backward's order: nodes that need tangents, or have an effect, in their sequence; all others right before
+    their first use, the residuals that are `away` in host memory as well.
     """
     operands = index.operands
     done = bytearray(len(computed))
@@ -317,16 +317,16 @@ def backward_order(
             done[item] = 1
             order.append(item)
 
-    def pull(wanted: Iterable[int]) -> None:
-        found = [i for i in wanted if not done[i] and (computed[i] or i in away)]
-        if not found:
+    def pull(values: Iterable[int]) -> None:
+        missing = [i for i in values if not done[i] and (computed[i] or i in away)]
+        if not missing:
             return
-        seen = set(found)
-        for i in found:
+        seen = set(missing)
+        for i in missing:
             for operand in operands[i] if i not in away else ():
                 if not done[operand] and operand not in seen and (computed[operand] or operand in away):
                     seen.add(operand)
-                    found.append(operand)
+                    missing.append(operand)
         for i in sorted(seen):
             if not done[i]:
                 add(i)
@@ -351,7 +351,7 @@ def _items_of_tuples(index: JointIndex, computed: bytearray) -> dict[int, list[i
 def _copy(
     index: JointIndex, copier: GraphCopier, order: list[int], moved: Callable[[GraphCopier, int], fx.Node | None]
 ) -> None:
-    """Copy the nodes of `order`. `moved`: tells of one that goes to host memory, or makes the node that fetches it."""
+    """Copy the nodes of `order`. `moved` copies a node that goes to or comes from host memory, else gives None."""
     nodes, duplicates, copies = index.nodes, index.duplicates, copier.copies
     for i in order:
         node = nodes[i]

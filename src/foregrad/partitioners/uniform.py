@@ -1,9 +1,9 @@
-"""Uniform plans: the same choice of residuals in every block, and what each block then saves, costs and needs at once.
+"""Uniform plans: one choice of residuals for every block, with the bytes each block saves and needs, and its cost.
 
-A plan keeps the waist of every L-th block and, inside, what a minimum cut keeps when a saved byte costs `price`
-operations. Simulated once for the whole graph, a plan tells of each segment of L blocks: the bytes that it saves, the
-cost of what its backward computes again, and the most bytes alive while it runs, forward or backward. A plan for the
-whole is put together from such segments (see budget.py).
+A plan saves the waist of every L-th block and, inside, the residuals of a minimum cut in which a saved byte costs
+`price` operations. One simulation of the whole graph gives for each segment of L blocks: the bytes that it saves, the
+cost of recomputation in its backward, and the most bytes alive while it runs, forward or backward. A plan for the whole
+graph is put together from such segments (see budget.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tags import Wish, to_offload, wishes
 
 __all__ = ["Measured", "Proof", "Segment", "Space", "measure"]
 
-# Operations that a saved byte is worth, from one that keeps all but the cheapest to one that keeps nothing.
+# Operations that a saved byte is worth, from a price that saves all but the cheapest to one that saves nothing.
 _PRICES = tuple(4 << k for k in range(16))
 # The same (negated) for plans that compute nothing heavy again.
 _LIGHT = (-_PRICES[-1], -_PRICES[6])
@@ -48,15 +48,15 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A choice of residuals (numbers of nodes) with the memory that it takes and the cost of what is computed again."""
+    """A choice of residuals (numbers of nodes) with its memory and its cost of recomputation."""
 
     residuals: tuple[int, ...]
     peak: int
     costs: int
     liveness: Liveness
-    used: tuple[int, ...]  # what the backward takes
-    again: tuple[int, ...]  # what the forward computed, and it computes once more
-    away: frozenset[int] = frozenset()  # of what it takes, what waits in host memory
+    used: tuple[int, ...]  # the inputs and residuals that the backward takes
+    again: tuple[int, ...]  # the nodes of the forward that the backward runs once more
+    away: frozenset[int] = frozenset()  # the residuals that wait in host memory
 
 
 class Space:
@@ -102,8 +102,8 @@ class Space:
         )
         self._solved: dict[tuple[int, ...], list[int]] = {}
         self._of_all = {r for r in set(storages.root) if blocks.of[r] == SHARED and self._can_save(r)}
-        self.measured: list[Measured] = []  # the plans that segments are of, some on a part of the graph
-        self.plans: list[Measured] = []  # those measured on all of it
+        self.measured: list[Measured] = []  # the plans of the segments, some measured on a part of the graph
+        self.plans: list[Measured] = []  # the plans measured on all of it
         self.segments: list[Segment] = []
         self._kept: list[frozenset[int]] = []
         self.place = _windows(self)  # the block that a node's forward or backward belongs to
@@ -115,8 +115,8 @@ class Space:
         self.left = _from_each(self.gradients)
 
     def everything(self) -> Measured:
-        """Save whatever the backward reads."""
-        # What can't be saved is computed again; nothing else is, but at no cost.
+        """The plan that saves every value that the backward reads."""
+        # Recomputed is what can't be saved, and what costs nothing.
         redo = [NEVER if redo and save < NEVER else redo for save, redo in zip(self.save, self.redo, strict=True)]
         return measure(self, cheapest_residuals(self.index, self.save, redo, self.required))
 
@@ -150,19 +150,19 @@ class Space:
                     self._add(self.plans[-1], length, everywhere)
 
     def _telling_blocks(self, length: int) -> set[int]:
-        """Blocks among which each row of `length` blocks stands once with its neighbours: what they tell holds for the
-        others.
+        """Blocks among which each row of `length` blocks stands once with its neighbours. A measurement of these blocks
+        holds for all.
         """
         classes, count = self.repeats.classes, self.blocks.count
-        found: set[int] = set()
+        blocks: set[int] = set()
         seen: set[tuple[int, ...]] = set()
         for start, stop in _cells(count, length):
             around = range(max(0, start - 1), min(count, stop + _AFTER))
             key = tuple([classes[b] for b in around])
             if key not in seen:
                 seen.add(key)
-                found.update(around)
-        return found
+                blocks.update(around)
+        return blocks
 
     def _excerpt(self, nodes: list[int]) -> Excerpt:
         """These nodes, with the arguments that they read."""
@@ -172,20 +172,20 @@ class Space:
         return Excerpt(sorted(inside), [i for i in index.backward_sequence if i in inside])
 
     def _uniform(self, price: int, length: int, part: Collection[int]) -> list[int]:
-        """What the same choice in each row of `length` blocks saves, in the rows that have some of `part`."""
-        found = set(self._of_all)
+        """The residuals of one choice for each row of `length` blocks, in the rows that have some of `part`."""
+        residuals = set(self._of_all)
         for start, stop in _cells(self.blocks.count, length):
             if not any(b in part for b in range(start, stop)):
                 continue
-            found |= {r for r in self.blocks.waists[start] if self._can_save(r)}
-            found.update(self._local(price, start, stop))
-        return sorted(found)
+            residuals |= {r for r in self.blocks.waists[start] if self._can_save(r)}
+            residuals.update(self._local(price, start, stop))
+        return sorted(residuals)
 
     def _can_save(self, i: int) -> bool:
         return self.save[i] < NEVER and self.index.kinds[i] is not Kind.INPUT and not self.index.needs_tangent[i]
 
     def _local(self, price: int, start: int, stop: int) -> list[int]:
-        """What blocks `start` to `stop` save, when a saved byte costs `price`. Found once for equal blocks."""
+        """The residuals of blocks `start` to `stop` if a saved byte costs `price`. Computed once for equal blocks."""
         members = [i for nodes in self.repeats.members[start:stop] for i in nodes]
         key = (price, *self.repeats.classes[start:stop])
         places = self._solved.get(key)
@@ -207,28 +207,33 @@ class Space:
         return [members[k] for k in places]
 
     def _add(self, plan: Measured, length: int, part: Collection[int]) -> bool:
-        """Note the segments of a plan, which was measured on the blocks of `part`; whether these tell of all."""
+        """Note the segments of a plan that was measured on the blocks of `part`. Whether these are enough for all."""
         number = len(self.measured)
         blocks, classes = self.blocks, self.repeats.classes
-        told = _Told(self, plan, frozenset(part))
-        known: dict[tuple[int, ...], tuple[int, int]] = {}
+        profile = _BlockProfile(self, plan, frozenset(part))
+        cell_by_classes: dict[tuple[int, ...], tuple[int, int]] = {}
         cells = list(_cells(blocks.count, length))
         for start, stop in cells:
-            if told.knows(start, stop):
-                known.setdefault(tuple(classes[start:stop]), (start, stop))
-        if any(not told.knows(start, stop) and tuple(classes[start:stop]) not in known for start, stop in cells):
+            if profile.knows(start, stop):
+                cell_by_classes.setdefault(tuple(classes[start:stop]), (start, stop))
+        if any(
+            not profile.knows(start, stop) and tuple(classes[start:stop]) not in cell_by_classes
+            for start, stop in cells
+        ):
             return False
         aligned = dict(cells)
         for start in range(blocks.count):
-            # Elsewhere than where a uniform plan has its cells, the same blocks are the same but in another phase.
+            # Equal blocks may start where the uniform plan has no cell: its rows are then shifted.
             stop = aligned.get(start, start + length)
             if stop > blocks.count or (start not in aligned and start < 1):
                 continue
             cell = (
-                (start, stop) if start in aligned and told.knows(start, stop) else known.get(tuple(classes[start:stop]))
+                (start, stop)
+                if start in aligned and profile.knows(start, stop)
+                else cell_by_classes.get(tuple(classes[start:stop]))
             )
             if cell is not None:
-                self.segments.append(told.segment(number, cell, start))
+                self.segments.append(profile.segment(number, cell, start))
         self.measured.append(plan)
         self._kept.append(frozenset(plan.residuals))
         return True
@@ -254,8 +259,8 @@ def measure(
     price: float = 0.0,
     excerpt: Excerpt | None = None,
 ) -> Measured:
-    """What a choice costs. `moved`: of the residuals, those sent to host memory and back, for `price` a byte. Of an
-    excerpt of the graph it is right where nodes have their neighbours.
+    """The peak and the cost of a choice. `moved`: the residuals sent to host memory and back, for `price` a byte. For
+    an excerpt of the graph the result is right where nodes have their neighbours.
     """
     index = space.index
     used, computed = backward_needs(index, residuals, excerpt)
@@ -267,8 +272,8 @@ def measure(
     return Measured(tuple(residuals), liveness.peak, cost, liveness, tuple(used), again, away)
 
 
-class _Told:
-    """What a measured plan tells of each block of `part`: bytes saved, costs, and the most bytes alive."""
+class _BlockProfile:
+    """A measured plan by blocks, for the blocks of `part`: bytes saved, costs, and the most bytes alive."""
 
     def __init__(self, space: Space, plan: Measured, part: frozenset[int]) -> None:
         self.space, self.part = space, part
@@ -318,7 +323,7 @@ def _from_each(values: Sequence[int]) -> list[int]:
 def _windows(space: Space) -> list[int]:
     """For each node of the backward, the block whose backward it belongs to; for all else, the block that makes it."""
     index, blocks, root = space.index, space.blocks, space.storages.root
-    found = list(blocks.made_in)
+    block_of = list(blocks.made_in)
     now = blocks.count - 1
     for i in index.backward_sequence:
         for operand in index.operands[i]:
@@ -326,8 +331,8 @@ def _windows(space: Space) -> list[int]:
                 b = blocks.of[root[operand]]
                 if SHARED < b < now:
                     now = b
-        found[i] = now
-    return found
+        block_of[i] = now
+    return block_of
 
 
 def _peaks(space: Space, liveness: Liveness) -> tuple[list[int], list[int]]:
@@ -351,7 +356,7 @@ def _peaks(space: Space, liveness: Liveness) -> tuple[list[int], list[int]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proof:
-    """What is known of a plan for a budget: it costs `cost`, and none costs less than `bound`."""
+    """Bounds on the optimum for a budget: the plan costs `cost`, and no plan costs less than `bound`."""
 
     budget: int
     cost: int
@@ -359,7 +364,7 @@ class Proof:
 
     @property
     def gap(self) -> float:
-        """How much dearer than the optimum it is at most, as a fraction of the bound."""
+        """How much dearer than the optimum the plan is at most, as a fraction of the bound."""
         if self.cost <= self.bound:
             return 0.0
         return self.cost / self.bound - 1 if self.bound else float("inf")
@@ -372,7 +377,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """Some nodes of a graph by themselves: what else they read is there."""
+    """Some nodes of a graph by themselves; their operands outside exist in any case."""
 
     index: JointIndex
     operands: list[list[int]]

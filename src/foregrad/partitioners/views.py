@@ -1,8 +1,8 @@
 """Saving a view in place of its base, where that is the same memory and fewer operators.
 
-Partitioners choose bases: several views of one are then saved as one value. But when all that the backward reads is
-one view (the transpose of a matrix product, say), the forward has it already, and the backward need not take it
-again. A compiler that never writes the base to memory then saves no more than the view.
+Partitioners choose bases, so several views of one base are saved as one value. But if the backward reads a single view
+(the transpose of a matrix product, for instance), the forward has that view, and the backward need not take it again. A
+compiler that never writes the base to memory then saves no more than the view.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["prefer_views"]
 
 
 def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[int] = ()) -> list[fx.Node]:
-    """The residuals, with each value that is read through one view of the forward alone replaced by that view, but
-    for those `away`: these are copied.
+    """The residuals, where a value that is read through a single view of the forward is replaced by that view. Values
+    in `away` stay: they are copied.
     """
     used, computed = backward_needs(index, [index.number[node] for node in residuals])
     candidates = {i for i in used if index.kinds[i] is not Kind.INPUT}
@@ -37,8 +37,8 @@ def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[i
 
 
 def _only_readers(index: JointIndex, candidates: set[int], computed: bytearray) -> dict[int, int]:
-    """For candidates, and views on the way: the single node of the backward that reads it, where that is a view that
-    the forward takes too; -1 where there are other readers.
+    """For each candidate, and each view on the way: its single reader in the backward, if that is a view that the
+    forward takes too; -1 if there are other readers.
     """
     kinds, in_forward, operands = index.kinds, index.in_forward, index.operands
     only: dict[int, int] = {}

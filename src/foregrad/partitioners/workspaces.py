@@ -1,12 +1,12 @@
-"""What kernels allocate for themselves while they run, beyond their results.
+"""Workspaces: the bytes that kernels allocate for themselves while they run, beyond their results.
 
 oneDNN's convolutions lay out their operands anew, attention has a tile of scores for each thread, norms have
-statistics, sums of half precision are computed in single. How much that is depends on the library, the processor and
+statistics, sums of half precision are computed in single. The size depends on the library, the processor and
 the number of threads, so each such kernel runs once on zeros of the same shapes and layout, while the allocator's
 reports are counted; the answer is kept for the process. Only kernels of PyTorch's own on the CPU are run, and none that
-draws random numbers. A plain number that an operator is given becomes a tensor.
+draws random numbers. A plain number among an operator's arguments becomes a tensor.
 
-What a recurrent layer keeps for its backward is a result whose size its library alone knows: it is found out so too.
+A recurrent layer's residual for its backward has a size that only its library knows, so it is measured likewise.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _MEASURED = frozenset(
 )
 _RECURRENT = (mkldnn_rnn_layer_for_training, torch.ops.aten.mkldnn_rnn_layer_backward.default)
 
-_known: dict[Any, tuple[int, tuple[int, ...]]] = {}
-_known_lock = make_lock()
+_measurements: dict[Any, tuple[int, tuple[int, ...]]] = {}
+_measurements_lock = make_lock()
 
 
 def workspace(node: fx.Node) -> int:
     """The most bytes that an operator's kernel has in use at once, less those of its results."""
     if node.op != "call_function":
         return 0
-    found = _NUMBER if any(type(argument) in _NUMBERS for argument in node.args) else 0
+    total = _NUMBER if any(type(argument) in _NUMBERS for argument in node.args) else 0
     is_measured = getattr(getattr(node.target, "_schema", None), "name", None) in _MEASURED
     if is_measured or node.target is mkldnn_rnn_layer_for_training:
-        found += _measured(node)[0]
-    return found
+        total += _measured(node)[0]
+    return total
 
 
 def bytes_of_results(node: fx.Node) -> list[int]:
     """Bytes of each result of an operator with several."""
-    told = [nbytes(part) for part in value_of(node)]
+    from_specs = [nbytes(part) for part in value_of(node)]
     if node.target not in _RECURRENT:
-        return told
-    return [max(pair) for pair in zip(told, _measured(node)[1] or told, strict=True)]
+        return from_specs
+    return [max(pair) for pair in zip(from_specs, _measured(node)[1] or from_specs, strict=True)]
 
 
 _NUMBERS = (int, float, bool, complex)
@@ -73,18 +73,18 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
     """(the most bytes that a kernel has in use at once beside its results, those of each result if it was run)"""
     library = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
     key = (node.target, _key(node.args), _key(node.kwargs), library)
-    with _known_lock:
-        known = _known.get(key)
-    if known is None:
+    with _measurements_lock:
+        measurement = _measurements.get(key)
+    if measurement is None:
         specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
         if all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
             args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
-            known = _measure(node.target, args, kwargs)
+            measurement = _measure(node.target, args, kwargs)
         else:
-            known = 0, ()
-        with _known_lock:
-            _known[key] = known
-    return known
+            measurement = 0, ()
+        with _measurements_lock:
+            _measurements[key] = measurement
+    return measurement
 
 
 def _key(value: Any) -> Any:
@@ -109,14 +109,14 @@ def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]
     sizes: tuple[int, ...] = ()
 
     def make_call() -> Callable[[], Any]:
-        made = {id(spec): _zeros(spec) for spec in _specs((args, kwargs))}
-        operands = _with(args, made)
+        zeros_by_spec = {id(spec): _zeros(spec) for spec in _specs((args, kwargs))}
+        operands = _with(args, zeros_by_spec)
         if target is _RECURRENT[1]:
             operands = _after_the_forward(operands)
 
         def call() -> Any:
             nonlocal sizes
-            results = target(*operands, **_with(kwargs, made))
+            results = target(*operands, **_with(kwargs, zeros_by_spec))
             sizes = tuple([_storage(one) for one in (results if isinstance(results, (tuple, list)) else (results,))])
             return results
 
@@ -172,12 +172,12 @@ def _specs(value: Any) -> list[TensorSpec]:
     return [spec for item in value for spec in _specs(item)] if isinstance(value, (tuple, list)) else []
 
 
-def _with(value: Any, made: dict[int, torch.Tensor]) -> Any:
+def _with(value: Any, tensor_by_spec: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, TensorSpec):
-        return made[id(value)]
+        return tensor_by_spec[id(value)]
     if isinstance(value, (tuple, list)):
-        return type(value)([_with(item, made) for item in value])
-    return {name: _with(item, made) for name, item in value.items()} if isinstance(value, dict) else value
+        return type(value)([_with(item, tensor_by_spec) for item in value])
+    return {name: _with(item, tensor_by_spec) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def nbytes(value: Any) -> int:
@@ -185,12 +185,12 @@ def nbytes(value: Any) -> int:
     if not isinstance(value, (TensorSpec, torch.Tensor)):
         return 0
     token = value.token if isinstance(value, TensorSpec) else None
-    known = _BYTES.get(token) if token is not None else None
-    if known is None:
-        known = _span(value)
+    span = _BYTES.get(token) if token is not None else None
+    if span is None:
+        span = _span(value)
         if token is not None:
-            _BYTES[token] = known
-    return known
+            _BYTES[token] = span
+    return span
 
 
 _BYTES: dict[object, int] = {}  # by the token of a spec
