@@ -80,7 +80,7 @@ def test_eight_graphs_and_one_warning(place):
 def test_a_float_among_the_arguments():
     values = iter([0.1 * i for i in range(2 * CALLS)])
     compiled = foregrad.compile(lambda x, s: x * float(s), backend="eager")
-    with pytest.warns(foregrad.errors.ForegradWarning, match="s is another in each call"):
+    with pytest.warns(foregrad.errors.ForegradWarning, match="s differs in each call"):
         results(lambda x: compiled(x, next(values)), lambda i: None)
     assert len(foregrad.explain_recompiles(compiled)) == 8
 

@@ -1,8 +1,8 @@
-"""How a compiler is called: our own with the graph as it is, others as compilers written for AOTAutograd expect it.
+"""The call of a compiler: our own gets the graph as it is, others as compilers written for AOTAutograd expect it.
 
-Those may change the graph they are given, so they get a copy of it. Its nodes' metadata is plain and complete. Around
-the compiler stands a tracing context with the fake mode of the graph; what the compiler reports there of the strides of
-its outputs is believed, as is what its function says in an attribute `output_strides`.
+Other compilers may change the graph, so they get a copy of it, whose metadata is plain and complete. A tracing context
+with the fake mode of the graph surrounds the call. Output strides that the compiler reports there, or in an attribute
+`output_strides` of its function, are believed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
 
-__all__ = ["Made", "call_compiler", "called_bare"]
+__all__ = ["CompiledGraph", "call_compiler", "called_bare"]
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Made:
-    """A compiled graph, and what its compiler says of it: the strides of its outputs, the inputs it writes into."""
+class CompiledGraph:
+    """A compiled graph with its compiler's report: the strides of its outputs, the inputs that it writes into."""
 
     run: Boxed
     output_strides: list[tuple[Any, ...] | None] | None
@@ -59,12 +59,12 @@ def call_compiler(
     always: bool = False,
     failures: Failures | None = None,
     may_retry: bool = False,
-) -> Made:
+) -> CompiledGraph:
     """Compile one half of `joint`. Raises `BackendError` for a result that can't be called.
 
-    What the compiled graph returns is looked at in its first call, or `always`. With `failures`, they are errors of
-    foregrad's, or the graph runs on eager's kernels; but for one of symbolic sizes that the caller `may_retry` with
-    plain ones.
+    Results of the compiled graph are checked in its first call, or `always`. With `failures`, a failure becomes an
+    error of foregrad's, or the graph runs on eager's kernels. With `may_retry` a failure of a graph with symbolic sizes
+    is raised as it is, for another try with plain sizes.
     """
     cut = None if compiler is eager_compiler else cut_at_sparse(module)
     if cut is not None:
@@ -89,12 +89,12 @@ def call_compiler(
             raise
         run, note = after(error)
         note()
-        return Made(run, None, ())
+        return CompiledGraph(run, None, ())
 
 
 def _called_in_parts(
     cut: Cut, compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, **how: Any
-) -> Made:
+) -> CompiledGraph:
     """A graph with sparse tensors: `compiler` gets the part without them."""
     if is_random(cut.tail):  # whose numbers come in the order of the graph
         return call_compiler(eager_compiler, module, joint, role, **how)
@@ -102,21 +102,21 @@ def _called_in_parts(
     handed_over = range(count, len(results_of(cut.head)))
     visible = (*(i for i in role.visible_outputs if i not in cut.moved), *handed_over)
     role = dataclasses.replace(role, updates=())  # of the whole graph
-    made = call_compiler(compiler, cut.head, joint, dataclasses.replace(role, visible_outputs=visible), **how)
-    head, moved, around = made.run, cut.moved, cut.around
+    compiled = call_compiler(compiler, cut.head, joint, dataclasses.replace(role, visible_outputs=visible), **how)
+    head, moved, around = compiled.run, cut.moved, cut.around
     tail = call_compiler(eager_compiler, cut.tail, joint, role).run
 
     def run(values: list[Any]) -> list[Any]:
-        given = [values[i] for i in around]
+        tail_values = [values[i] for i in around]
         results = head(values)
-        given += results[count:]
+        tail_values += results[count:]
         del results[count:]
-        for position, result in zip(moved, tail(given), strict=True):
+        for position, result in zip(moved, tail(tail_values), strict=True):
             results[position] = result
         return results
 
-    strides = made.output_strides
-    return Made(run, None if strides is None else strides[:count], made.writes_into)
+    strides = compiled.output_strides
+    return CompiledGraph(run, None if strides is None else strides[:count], compiled.writes_into)
 
 
 def _called(
@@ -127,13 +127,13 @@ def _called(
     *,
     always: bool,
     instead: Instead | None = None,
-) -> Made:
+) -> CompiledGraph:
     result, reported = called_bare(compiler, module, joint, role)
     is_ours = _is_ours(compiler)
     strides = reported or _strides(getattr(result, "output_strides", None))
     writes = tuple(getattr(result, "writes_into", ()))
     if is_ours and getattr(result, "returns_list", False):
-        return Made(as_boxed(result), strides, writes)  # eager's kernels, one by one
+        return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, one by one
     contract = Contract(
         _backend_name(compiler),
         _title(joint, role),
@@ -146,28 +146,28 @@ def _called(
         instead=None if is_ours or strides is not None else instead,
     )
     run = as_boxed(result, backend=contract.backend, graph=f"{role.phase} graph", first_call=contract.first_call)
-    return Made(run, strides, writes)
+    return CompiledGraph(run, strides, writes)
 
 
 @runs_compiler
 def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
 ) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
-    """What a compiler returns for a graph made of `joint`, and what it reported of its results' strides."""
+    """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
     is_ours = _is_ours(compiler)
-    given = module if is_ours else _for_others(module, joint, role)
+    graph = module if is_ours else _for_others(module, joint, role)
     if role.regions and getattr(compiler, "takes_regions", False):
-        given = outlined(given, always=True, several=2) if role.regions is True else outlined(given)
-    role.put_on(given)
-    example_inputs = [n.meta["val"] for n in given.graph.nodes if n.op == "placeholder"]
+        graph = outlined(graph, always=True, several=2) if role.regions is True else outlined(graph)
+    role.put_on(graph)
+    example_inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     phase, name, reported = role.phase, joint.name, None
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
         try:
             if is_ours:
-                result = compiler(given, example_inputs)
+                result = compiler(graph, example_inputs)
             else:
                 with _context(joint, role) as strides_reported:
-                    result = compiler(given, example_inputs)
+                    result = compiler(graph, example_inputs)
                     reported = strides_reported()
         except ForegradError:
             raise
@@ -216,7 +216,7 @@ def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
 
 
 def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
-    """Whose strides the user sees, and from where on results are the backward's."""
+    """The results whose strides the user sees, and the position of the backward's first result."""
     if role.phase == "backward":
         return {"visible": (), "kept_from": None}
     return {"visible": role.visible_outputs, "kept_from": joint.signature.num_forward_outputs}
@@ -232,11 +232,11 @@ def _context(joint: JointGraph, role: GraphRole) -> Any:
     )
 
 
-def _strides(said: Any) -> list[tuple[Any, ...] | None] | None:
-    """What an attribute says of strides; an attribute of that name may be something else (text, in Inductor's)."""
-    if not isinstance(said, (list, tuple)) or not all(map(_is_stride, said)):
+def _strides(strides: Any) -> list[tuple[Any, ...] | None] | None:
+    """Strides from a compiler's attribute; None if the attribute holds something else (text, for Inductor)."""
+    if not isinstance(strides, (list, tuple)) or not all(map(_is_stride, strides)):
         return None
-    return [None if stride is None else tuple(stride) for stride in said]
+    return [None if stride is None else tuple(stride) for stride in strides]
 
 
 def _is_stride(stride: Any) -> bool:
@@ -262,7 +262,7 @@ def _stack_trace(result: Any) -> str | None:
 
 
 def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
-    """All that PyTorch's own graphs say of a node; what is costly is made when it is looked at."""
+    """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read."""
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
     if requires_grad and isinstance(spec_of(node), TensorSpec):
         meta = source.copy(tensor_meta=lambda: source["tensor_meta"]._replace(requires_grad=True))
@@ -277,7 +277,7 @@ def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
 
 
 def _made_of(node: fx.Node) -> Iterator[fx.Node]:
-    """A node, and the one that it takes a result of."""
+    """A node, and the operator that it takes a result of."""
     yield node
     if node.args and isinstance(node.args[0], fx.Node):
         yield node.args[0]

@@ -1,4 +1,4 @@
-"""Conditions that a plain value, or the keys of a container, are what they were when the graph was captured."""
+"""Conditions that a plain value, or the keys of a container, are unchanged since the capture."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
 
 
 def answers(template: str, owner: str, attribute: str | None, value: Any, bind: Bind) -> tuple[str, str]:
-    """(the condition that what was asked of an input, the variable `owner`, has the same answer, the answer).
+    """(the condition that a question about an input, the variable `owner`, has the same answer; the answer).
 
-    `template` has `{}` for the input, and `{name}` where it is asked for `attribute`.
+    `template` has `{}` for the input, and `{name}` for `attribute`.
     """
     names = {}
     if attribute is not None:
@@ -80,7 +80,7 @@ def has_keys(name: str, keys: tuple[Any, ...], bind: Bind) -> str:
 
 
 def has_context(name: str, context: Any, bind: Bind) -> str:
-    """The condition that a registered container has this context, which holds its keys where it is a kind of dict."""
+    """The condition that a registered container has this context, which holds the keys of a kind of dict."""
     if _is_of_texts(context):
         return f"{name} == {bind('context', context)}"
     return f"{bind('same_context', functools.partial(_same_key, context))}({name})"
@@ -93,7 +93,7 @@ def _is_of_texts(value: Any) -> bool:
 
 
 def same_keys(keys: tuple[Any, ...], container: Any) -> bool:
-    """Whether a container's keys are these."""
+    """Whether a container has exactly `keys`, in this order."""
     return len(container) == len(keys) and all(map(_same_key, keys, container))
 
 

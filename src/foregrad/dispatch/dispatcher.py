@@ -1,4 +1,4 @@
-"""From a call to the compiled function that is right for it: try the guards, compile when none fits."""
+"""From a call to the graph whose guards it passes; a call that passes none is compiled."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class Dispatcher:
         on_unsupported: str | None = None,
         outer: Outer | None = None,
     ) -> None:
-        """`on_unsupported`: what is done with calls that can't be compiled; None is as `config` says. `outer`: this
-        compiles a form of a function, which is called under no torch.func transform and without dual numbers.
+        """`on_unsupported`: the treatment of calls that can't be compiled; None for that of `config`. `outer`: the
+        dispatcher compiles a form of a function, which is called under no torch.func transform and without dual
+        numbers.
         """
         self.function = function
         self.pipeline = pipeline
@@ -79,7 +80,7 @@ class Dispatcher:
         self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
-        # What is compiled of it for its calls under transforms: a function of tensors, called under none.
+        # Calls under transforms: a function of tensors is compiled for them, which is called under none.
         self.transformed = Transformed(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
@@ -89,8 +90,8 @@ class Dispatcher:
         return self.entry(*args, **kwargs)
 
     def make_entry(self) -> Callable[..., Any]:
-        """What users call: one frame between them and the graph, with everything that it reads at hand. It does not
-        keep the dispatcher: called without, it runs the function.
+        """The function that users call: a single frame between them and the graph, with its state at hand. The entry
+        does not keep the dispatcher alive: without one it runs the function.
         """
         function, owner, levels = self.function, weakref.ref(self), self._levels
         dispatch_modes, function_modes = engine.count_dispatch_modes, engine.count_function_modes
@@ -124,21 +125,21 @@ class Dispatcher:
 
     @property
     def specializations(self) -> list[Specialization]:
-        """The graphs that there are, the oldest first."""
-        return self.graphs.made
+        """The compiled graphs, the oldest first."""
+        return self.graphs.specializations
 
     def source(self) -> str:
         """The rendered Python of every specialization."""
-        parts = [] if self._state.made else [s.source() for s in self.specializations]
-        parts += [source_of(stateful) for _, stateful in self._state.made.values()]
+        parts = [] if self._state.entries else [s.source() for s in self.specializations]
+        parts += [source_of(stateful) for _, stateful in self._state.entries.values()]
         return "\n\n".join([*parts, *(inner.source() for inner in self.inner())])
 
     def inner(self) -> list[Dispatcher]:
-        """What compiles forms of the function."""
-        return [inner for form in self.forms for inner, _ in form.made.values()]
+        """The dispatchers of the function's forms."""
+        return [inner for form in self.forms for inner, _ in form.entries.values()]
 
     def recompiles(self) -> Recompiles:
-        """Every compilation so far, and what each was for."""
+        """Every compilation so far with its reasons, and the calls that ran eagerly."""
         entries = [*self.refusals.entries, *self.transformed.refusals.entries]
         eager = tuple(map(dataclasses.replace, entries))
         own = Recompiles(self.name, tuple(self.compilations), eager)
@@ -155,12 +156,12 @@ class Dispatcher:
         return self._compile_and_call(args, kwargs, tried) if result is MISS else result
 
     def _call_forms(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What a form of the function gives for a call; `MISS` where none is for it."""
+        """The result of a call from the first form of the function that takes it; `MISS` if none does."""
         for form in self.forms:
             result = form.call(args, kwargs)
             if result is not MISS:
                 return result
-        return self._diverged(args, kwargs) if self._state.made else MISS
+        return self._diverged(args, kwargs) if self._state.entries else MISS
 
     def _compile_and_call(
         self,
@@ -195,7 +196,7 @@ class Dispatcher:
             result = first.call(args, kwargs)
             if result is not MISS:
                 return result
-            # What the function looks at changed while it was captured: a cache filled, a module imported. Once more.
+            # State that the function reads changed during the capture: a cache filled, a module imported. Once more.
             with held, self._turn.taken() as is_ours:
                 self.graphs.remove(first)
                 second = self._try_to_specialize(args, kwargs) if is_ours else None
@@ -215,16 +216,16 @@ class Dispatcher:
             return result
 
     def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Place, ...] = ()) -> bool:
-        """Whether the function takes some of its state as an argument from now on: numbers that differ in each call,
-        and what it draws.
+        """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
+        is an argument now.
         """
-        if not self._state.made and may_lift_more(self.function):
+        if not self._state.entries and may_lift_more(self.function):
             places = draws or state_that_varies(self.function, self.name, self.specializations, self._fixed)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
-                if not draws:  # the graphs that there are draw nothing
+                if not draws:  # graphs so far draw nothing
                     self.graphs.try_none()
-        return bool(self._state.made)
+        return bool(self._state.entries)
 
     def _take(self, places: tuple[Place, ...], why: tuple[Difference, ...] = ()) -> None:
         lifted = Lifted(self.function, places)
@@ -235,25 +236,25 @@ class Dispatcher:
             open_sizes={**self._sizes.open, **{place.path: frozenset[int]() for place in places}},
             dynamic=self._sizes.dynamic,
         )
-        self._state.made = {True: (inner, render_stateful(self.name, lifted, inner.entry))}
+        self._state.entries = {True: (inner, render_stateful(self.name, lifted, inner.entry))}
 
     def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
 
     def _diverged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call that draws otherwise than is an argument by now, makes a tensor of another array that it drew, or
-        needs to know the numbers in an array of its state.
+        """A call that the form with state as an argument can't take: its draws differ from the arguments, it makes a
+        tensor of another array that it drew, or it needs the numbers in an array of its state.
         """
-        made = self._state.made.get(True)  # another thread may have dropped it
-        lifted: Any = None if made is None else made[0].function
+        form = self._state.entries.get(True)  # another thread may have dropped it
+        lifted: Any = None if form is None else form[0].function
         if arrays := lifted_arrays(lifted):
             self._fixed |= arrays
-            self._state.made = {}
+            self._state.entries = {}
             return self._compile_and_call(args, kwargs, self.graphs.calls)
         if lifted is not None and lifted.missing and len(lifted.places) < _MOST_PLACES:
             self._take((*lifted.places, *numbered((), lifted.missing, len(lifted.places))))
             return self._call_forms(args, kwargs)
-        sizes, others = sizes_of(args, kwargs), self._by_sizes.made
+        sizes, others = sizes_of(args, kwargs), self._by_sizes.entries
         if sizes not in others and len(others) < self._most_sizes:
             other = self._compiling(self.function, Outer(splits_sizes=False, once=self._outer.once))
             others[sizes] = other, lambda args, kwargs: other.entry(*args, **kwargs)
@@ -261,8 +262,8 @@ class Dispatcher:
         return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
-        """A graph for a call that fits none of those that there are; where the call runs eagerly, the error for which
-        it does, or None.
+        """A graph for a call that fits no graph so far. If the call runs eagerly instead: the error that is the reason,
+        or None.
         """
         reasons = self._why(args, kwargs)
         self.graphs.drop_dead()
@@ -277,23 +278,23 @@ class Dispatcher:
         if len(self.specializations) >= self.config.recompile_limit:
             self.fallbacks.past_the_limit(args, kwargs)
             return None
-        found = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
-        place = None if found is None else (found.name, self.refusals.kind(args, kwargs))
-        if found is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
-            return self.fallbacks.never_again(found)
+        difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
+        place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
+        if difference is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
+            return self.fallbacks.never_again(difference)
         self._tell(reasons)
         return self._try_to_specialize(args, kwargs, place)
 
-    def _is_of_one_call(self, found: Difference) -> bool:
-        """Whether what differs may be another in each call: a part of the state, or a float."""
-        return found.of_state or found.name.startswith(tuple(self._sizes.open)) or is_float_text(found.now)
+    def _is_of_one_call(self, difference: Difference) -> bool:
+        """Whether the value that differs may change in each call: a part of the state, or a float."""
+        is_open = difference.name.startswith(tuple(self._sizes.open))
+        return difference.of_state or is_open or is_float_text(difference.now)
 
     def _try_to_specialize(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
     ) -> Specialization | Exception | None:
-        """A graph for a call, made as what is at `place`, for calls of a kind, is another; None where the call fills a
-        cache, which later calls find filled, asks for the text of a tensor, or a check fails; the error for which it
-        can't be compiled where such calls run eagerly.
+        """A graph for a call, made since the value at `place` differs. None if this call alone runs eagerly: it fills a
+        cache, asks for the text of a tensor, or fails a check. The error if all such calls run eagerly.
         """
         try:
             specialization = self._specialized(args, kwargs)
@@ -302,7 +303,7 @@ class Dispatcher:
             if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
                 return None
             return self._without_graph(error)
-        self.fallbacks.made()
+        self.fallbacks.note_graph()
         self._outer.only_written.update(only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
@@ -313,31 +314,31 @@ class Dispatcher:
         call = dataclasses.replace(call, fills_caches=fills, only_written=written)
         try:
             return self.specializer.specialize(call, self.specializations)
-        except GradientKindError:  # now it is known of the class
+        except GradientKindError:  # the class is noted now
             if not tries:
                 raise
         return self._specialized(args, kwargs, tries - 1)
 
-    def _takes_classes(self, found: FunctionClassError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether calls like this one go to a form of the function that takes tensors of classes apart."""
+    def _takes_classes(self, error: FunctionClassError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Make the form that takes tensors of classes apart, if it suits calls like this one. Whether it does."""
         if (
             not self._levels
             or isinstance(self.function, (OfClasses, Lifted))
-            or not (found.is_result or has_classes(args, kwargs))
+            or not (error.is_result or has_classes(args, kwargs))
         ):
             return False
-        form, made = OfClasses(self.function), self._classes.made
-        self._classes.takes_all |= found.is_result
-        if not made:
+        form, entries = OfClasses(self.function), self._classes.entries
+        self._classes.takes_all |= error.is_result
+        if not entries:
             sizes: Any = {"open_sizes": self._sizes.open, "dynamic": self._sizes.dynamic}
             inner = self._compiling(form, Outer(once=self._outer.once), **sizes)
-            made[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
+            entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True
 
     def _without_graph(self, error: Exception) -> Exception | None:
-        """What `_try_to_specialize` gives where the capture raised `error`, if that is not for the caller."""
+        """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
         if isinstance(error, DrawsFound):
-            if not self._state.made and self._lift((), {}, numbered(error.draws, error.converted)):
+            if not self._state.entries and self._lift((), {}, numbered(error.draws, error.converted)):
                 return None
             error = error.refusal()
         places = error.places if isinstance(error, ArraysWritten) else ()
@@ -349,14 +350,14 @@ class Dispatcher:
         return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
-        """For each graph, why it is not right for a call; nothing of a call that can't be compiled."""
+        """For each graph, the reason why it is not right for a call; empty for a call that can't be compiled."""
         try:
             return tuple(s.difference(args, kwargs) for s in self.specializations)
         except ForegradError:
             return ()
 
     def _tell(self, reasons: tuple[Difference, ...]) -> None:
-        """Remember why another graph is made, and tell who listens."""
+        """Record the reasons for another graph, and log them."""
         lifted: tuple[str, ...] = ()
         if not self.compilations and isinstance(self.function, Lifted):
             reasons = self._outer.why

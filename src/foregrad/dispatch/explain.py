@@ -15,7 +15,7 @@ __all__ = ["Difference", "EagerCalls", "Recompile", "Recompiles", "decided", "is
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that was one thing when a graph was captured, and is another now. `of_state`: of no argument."""
+    """A fact that has changed since a graph was captured. `of_state`: about state, not about an argument."""
 
     name: str
     before: str
@@ -28,10 +28,10 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recompile:
-    """One compilation: its number, from 1, and for each graph there was, why that was not right for the call.
+    """One compilation: its number, from 1, and for each earlier graph the reason why it was not right for the call.
 
-    `lifted`: state that is an input from this graph on, as it was found to vary. `earlier`: how many graphs come
-    before those that `reasons` speak of, and are not tried any more.
+    `lifted`: state that is an input from this graph on, since it varies. `earlier`: the number of still older graphs,
+    which are no longer tried and have no entry in `reasons`.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Recompile:
 
 @dataclasses.dataclass(slots=True)
 class EagerCalls:
-    """Calls that ran eagerly for one reason: how many they are so far, and the seconds that `timed` of them took.
+    """Calls that ran eagerly for one reason: their `count` so far, and the `seconds` that `timed` of them took.
 
     `reason` is the whole text; `why`, `change` (the one change that would compile them) and `line` are its parts.
     """
@@ -70,22 +70,22 @@ class EagerCalls:
 
     @property
     def seconds_per_call(self) -> float | None:
-        """The mean time of a call, in seconds; None where none was measured."""
+        """The mean time of a call, in seconds; None if no call was measured."""
         return self.seconds / self.timed if self.timed else None
 
     @property
     def why(self) -> str:
-        """Why they can't be compiled."""
+        """The reason why such calls can't be compiled."""
         return split_reason(self.reason)[0]
 
     @property
     def change(self) -> str:
-        """What to change; "" where nothing is known."""
+        """The remedy; "" if none is known."""
         return split_reason(self.reason)[1]
 
     @property
     def line(self) -> str:
-        """The user's line."""
+        """The user's line that is the cause."""
         return split_reason(self.reason)[2]
 
     def __str__(self) -> str:
@@ -108,9 +108,7 @@ class Recompiles:
         return sum(entry.count for entry in self.eager)
 
     def then(self, other: Recompiles) -> Recompiles:
-        """These compilations and calls, then those of another form of the function, the first of which says why these
-        graphs are not right.
-        """
+        """Append the report of another form; its first entry explains why the form was needed."""
         later = [
             dataclasses.replace(entry, number=len(self) + entry.number, earlier=entry.earlier + (len(self) if i else 0))
             for i, entry in enumerate(other.entries)
@@ -126,7 +124,7 @@ class Recompiles:
 
 
 def is_float_text(text: str) -> bool:
-    """Whether a text is that of a float."""
+    """Whether a text is the text of a float."""
     try:
         return repr(float(text)) == text
     except ValueError:
@@ -134,7 +132,7 @@ def is_float_text(text: str) -> bool:
 
 
 def split_reason(text: str) -> tuple[str, str, str]:
-    """(why, what to do, the user's line) of the text that a refusal says."""
+    """(reason, remedy, the user's line) from the text of a refusal."""
     line = ""
     if match := re.search(r" \(([^()]*:\d+ in .*)\)$", text):
         text, line = text[: match.start()], match[1]
@@ -148,7 +146,7 @@ def split_reason(text: str) -> tuple[str, str, str]:
 
 
 def decided(decisions: Sequence[DecisionInfo]) -> Difference:
-    """What differs where all guards hold: the values that the program branched on."""
+    """The difference of a call that passes all guards: the values that the program branched on."""
     if not decisions:
         return Difference("the run of the graph", "as captured", "otherwise")
     if len(decisions) == 1:

@@ -1,4 +1,4 @@
-"""Calls for which there is no graph: what became of the capture decides whether they run eagerly, and what is said."""
+"""Calls without a graph: the outcome of the capture decides whether they run eagerly, and with which warning."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Fallbacks:
 
     @property
     def fills_too_often(self) -> bool:
-        """Whether no further graph is tried, for calls change something each time."""
+        """Whether no further graph is tried, since each call changes some state."""
         is_over = self._fills > self.config.recompile_limit or self._fills_in_a_row > MOST_IN_A_ROW
         return is_over and not self.config.error_on_recompile_limit
 
-    def made(self) -> None:
-        """A graph was made: nothing was filled."""
+    def note_graph(self) -> None:
+        """Note that a graph was made, so the last call filled nothing."""
         self._fills_in_a_row = 0
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
-        """A call for which there is no graph, for `error` if it is to be spoken of."""
+        """Run a call without a graph; `error` is the reason to report, if there is one."""
         as_it_was, refusals = give_up(), self.refusals
         if error is None:
             with as_it_was:
@@ -78,8 +78,8 @@ class Fallbacks:
         return result
 
     def after(self, error: Exception) -> Exception | None:
-        """The error for which a call runs eagerly whose capture raised `error`; None: without a word, or with a warning
-        that was given. Raises what is for the caller.
+        """The error to report for a call that runs eagerly since its capture raised `error`; None if there is nothing
+        to report, or a warning was given. Raises errors meant for the caller.
         """
         if isinstance(error, CheckFailed):  # eager raises, or the function catches it
             return None
@@ -99,32 +99,30 @@ class Fallbacks:
         return error
 
     def _is_refusal(self, error: Exception) -> bool:
-        """Whether calls that lead to this error run eagerly: it says that the function can't be compiled, or the
-        capture stumbled over something.
-        """
+        """Whether calls that lead to this error run eagerly: the function can't be compiled, or its capture failed."""
         if isinstance(error, ForegradError):
             return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
         return not is_interrupt(error) and is_of_capture(error)
 
-    def _note_eager(self, found: UnsupportedError) -> None:
-        """A call can't be compiled for what it does each time, or, where it fills a cache, perhaps this once."""
+    def _note_eager(self, error: UnsupportedError) -> None:
+        """Note a call that can't be compiled since it changes state: in each call, or this once, to fill a cache."""
         self._fills += 1
         if self._fills > _MOST_FILLS:
-            self.refusals.count_only(str(found))
+            self.refusals.count_only(str(error))
         if self._fills > self.config.recompile_limit and self.config.error_on_recompile_limit:
-            raise found
-        if self.fills_too_often or isinstance(found, TensorTextError):
-            self.refusals.once.warn(f"{found} Such calls run eagerly.")
+            raise error
+        if self.fills_too_often or isinstance(error, TensorTextError):
+            self.refusals.once.warn(f"{error} Such calls run eagerly.")
 
     def past_the_limit(self, args: Any, kwargs: Any) -> None:
-        """A call fits none of the graphs, of which there are as many as there may be."""
-        if self.refusals.once.said and not self.config.error_on_recompile_limit:
+        """Note a call that fits none of the graphs when their number is at the limit. Raises if `config` says so."""
+        if self.refusals.once.has_warned and not self.config.error_on_recompile_limit:
             self.refusals.count_only(_PAST_THE_LIMIT)
             return
         message = (
-            f"`{self.name}` was compiled {len(self.graphs.made)} times, which is the limit; this call fits none of "
-            f"them: {self.graphs.made[-1].difference(args, kwargs)}. "
-            if self.graphs.made
+            f"`{self.name}` was compiled {len(self.graphs.specializations)} times, which is the limit; this call fits "
+            f"none of them: {self.graphs.specializations[-1].difference(args, kwargs)}. "
+            if self.graphs.specializations
             else f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
         )
         message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
@@ -134,10 +132,10 @@ class Fallbacks:
         self.refusals.once.warn(message + " It runs eagerly from now on.")
 
     def never_again(self, difference: Difference) -> UnsupportedError:
-        """The error for a call for which no graph is made, as those before it served one call each."""
+        """The error for a call that gets no graph, since the graphs before it served one call each."""
         error = UnsupportedError(
-            f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, as {difference.name} is "
-            f"another in each call ({difference.before}, then {difference.now}). Leave it as it is from call to call, "
+            f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, because {difference.name} "
+            f"differs in each call ({difference.before}, then {difference.now}). Keep it the same from call to call, "
             "compute with a number as a number (no float(), text or index of it), or pass a tensor."
         )
         if self.config.error_on_recompile_limit:
@@ -145,7 +143,7 @@ class Fallbacks:
         return error
 
     def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
-        """The error for a call whose guards say no right after it was captured."""
+        """The error for a call whose guards fail right after its capture."""
         self.graphs.remove(specialization)
         difference = specialization.difference(args, kwargs)
         error = UnsupportedSideEffectError(
@@ -157,8 +155,8 @@ class Fallbacks:
         return error
 
 
-MOST_IN_A_ROW = 8  # captures for what is another in each call
-_MOST_FILLS = 2  # calls in a row that fill a cache; what changes after these is a state
+MOST_IN_A_ROW = 8  # captures for a value that differs in each call
+_MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
 _PAST_THE_LIMIT = (
     "more graphs than the recompile limit allows. "
     "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."

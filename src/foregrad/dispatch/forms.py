@@ -1,8 +1,8 @@
-"""The forms of a function: what calls go to that its own graphs are not for.
+"""The forms of a function: other functions that take calls which its own graphs can't serve.
 
-A form is another function, which a dispatcher of its own compiles. There are three: the function with tensors of
-classes taken apart; the function again, for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws
-otherwise for others); and the function with some of its state, or what it draws, as an argument.
+Each form has a dispatcher of its own. There are three: the function with tensors of classes taken apart; the function
+for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws otherwise for other sizes); and the function
+with some of its state, or its draws, as an argument.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ D = TypeVar("D")
 
 
 class Form(Generic[D]):
-    """`made` has by the kind of call, which `kind(args, kwargs)` tells, a dispatcher and what gives the call to it.
+    """A form, by kinds of calls. `entries`: for each kind, a dispatcher and the function that hands it the call.
 
-    None is no kind. `takes_all`: every call is of the kind True.
+    `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take. `takes_all`: every call is
+    of the kind True.
     """
 
     def __init__(self, kind: Callable[..., Any] | None = None) -> None:
         self.kind, self.takes_all = kind, kind is None
-        self.made: dict[Any, tuple[D, Callable[..., Any]]] = {}
+        self.entries: dict[Any, tuple[D, Callable[..., Any]]] = {}
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call; `MISS` where it is of no kind that there is something for."""
-        if not self.made:
+        """The result of a call; `MISS` if there is no entry for its kind."""
+        if not self.entries:
             return MISS
         kind = True if self.takes_all or self.kind is None else self.kind(args, kwargs)
-        made = self.made.get(kind)
-        return MISS if made is None else made[1](args, kwargs)
+        entry = self.entries.get(kind)
+        return MISS if entry is None else entry[1](args, kwargs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outer:
-    """What the dispatcher of a form learns from the one that has the form.
+    """Facts that the dispatcher of a form gets from the function's dispatcher.
 
-    `why`: for each graph of the function that takes less of its state as an argument, why that was not right.
-    `only_written`: containers that calls add to and do not read. `varied`: lines at which numbers are read that vary.
-    `splits_sizes`: whether it may have forms for sizes. `once`: the warning of all of them.
+    `why`: for each graph of the function, the reason why it was not right before this state became an argument.
+    `only_written`: containers that calls add to and do not read. `varied`: lines that read numbers that vary.
+    `splits_sizes`: whether the form may have forms for sizes itself. `once`: the warning shared by all forms.
     """
 
     why: tuple[Difference, ...] = ()

@@ -1,9 +1,9 @@
-"""The graphs of one compiled function, in the order in which calls try them, and how many of them there may be.
+"""The graphs of one compiled function, in the order in which calls try them, and the limit on their number.
 
-A program may take one of several ways, by values of its inputs: one graph a way, up to a limit. A call tries the graphs
-whose guards it passes. Each runs as far as its forward, and is dropped without a trace when a decision comes out
-otherwise. So every further graph makes a call that fits none of them dearer: past the limit such calls run eagerly, and
-when nothing else comes, the graphs are given up.
+A program may branch on values of its inputs: each path is a graph, up to a limit. A call tries the graphs whose guards
+it passes. Each runs as far as its forward, and its results are dropped if a decision comes out otherwise. So every
+further graph makes a call that fits none dearer: past the limit such calls run eagerly, and if no other calls come, the
+graphs are given up.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Call = Callable[..., Any]
 
 
 @dataclasses.dataclass(slots=True)
-class _Made:
-    """A graph that was made: for a difference in `place`, None for other reasons; whether it has served twice."""
+class _Record:
+    """One compilation: the `place` of the difference that it was for, None for other reasons, and its use."""
 
     place: Any
     served_again: bool = False
@@ -35,32 +35,32 @@ class _Made:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Noticing:
-    """The function of a graph until its second call. It keeps no graphs alive."""
+    """The function of a graph until its second call. No graph is kept alive by it."""
 
     call: Call
-    made: _Made
+    record: _Record
     graphs: weakref.ref[Graphs]
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         result, graphs = self.call(args, kwargs), self.graphs()
         if result is not MISS and graphs is not None:
-            self.made.served_again = True
+            self.record.served_again = True
             graphs.noticed(self)
         return result
 
 
 class Graphs:
-    """`made` are the specializations, the oldest first; `calls` their functions, the one used last first."""
+    """The `specializations`, the oldest first, and `calls`, their functions, the one used last first."""
 
     def __init__(self) -> None:
-        self.made: list[Specialization] = []
+        self.specializations: list[Specialization] = []
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
-        self._history: list[_Made] = []
-        self._noticing: dict[int, Call] = {}  # by the id of a graph's function: what notices the second call of it
+        self._history: list[_Record] = []
+        self._noticing: dict[int, Call] = {}  # by the id of a graph's function: its `_Noticing`
 
     def to_front(self, call: Call) -> None:
-        if self._order.acquire(blocking=False):  # another thread does the like: its order is as good
+        if self._order.acquire(blocking=False):  # if another thread reorders now, its order is as good
             try:
                 if call in self.calls:
                     self.calls = (call, *(c for c in self.calls if c is not call))
@@ -68,27 +68,27 @@ class Graphs:
                 self._order.release()
 
     def add(self, specialization: Specialization, place: Any = None) -> None:
-        """One more, which serves the call at hand. `place`: what differs there from calls for which there is one."""
-        self.made.append(specialization)
-        made, call = _Made(place), specialization.call
-        self._history.append(made)
-        noticing = _Noticing(call, made, weakref.ref(self))
+        """Add the graph for the call at hand. `place`: the place of the difference that it was made for."""
+        self.specializations.append(specialization)
+        record, call = _Record(place), specialization.call
+        self._history.append(record)
+        noticing = _Noticing(call, record, weakref.ref(self))
         with self._order:
             self._noticing[id(call)] = noticing
             self.calls = (noticing, *self.calls)
 
     def noticed(self, noticing: _Noticing) -> None:
-        """A graph has served twice: from now on it is called by itself."""
+        """Replace the function that waited for a graph's second call by the graph's own."""
         with self._order:
             self._noticing.pop(id(noticing.call), None)
             if noticing in self.calls:
                 self.calls = (noticing.call, *(c for c in self.calls if c is not noticing))
 
     def in_a_row(self, place: Any) -> int:
-        """How many were made for differences in `place` since one was made for another, or has served twice."""
+        """The number of latest graphs that were made for differences in `place` and served a single call each."""
         count = 0
-        for made in reversed(self._history):
-            if made.place != place or made.served_again:
+        for record in reversed(self._history):
+            if record.place != place or record.served_again:
                 break
             count += 1
         return count
@@ -96,50 +96,50 @@ class Graphs:
     def remove(self, specialization: Specialization) -> None:
         call = specialization.call
         with self._order:
-            if specialization in self.made:
-                self.made.remove(specialization)
+            if specialization in self.specializations:
+                self.specializations.remove(specialization)
             noticing = self._noticing.pop(id(call), None)
             self.calls = tuple(c for c in self.calls if c is not call and c is not noticing)
 
     def drop_dead(self) -> None:
         """Drop graphs of objects that are gone, and let go of parameters that were replaced."""
-        for specialization in list(self.made):
+        for specialization in list(self.specializations):
             if specialization.watch.dead:
                 self.remove(specialization)
             specialization.watch.forget()
 
     def try_none(self) -> None:
-        """No call tries any of them."""
+        """Let calls try no graph."""
         with self._order:
             self.calls = ()
 
     def try_undecided(self) -> None:
-        """Calls try only those that are right for any values."""
+        """Let calls try only the graphs that branch on no values."""
         with self._order:
-            self.calls = tuple(s.call for s in self.made if not s.decides)
+            self.calls = tuple(s.call for s in self.specializations if not s.decides)
 
 
 _GIVEN_UP_AFTER = 8
 
 
 class Paths:
-    """What a dispatcher knows of the ways its function takes."""
+    """The paths of a function that branches on values, and the limit on their number."""
 
     def __init__(self, name: str, config: Config, once: Once) -> None:
         self.name, self.once = name, once
         self.config = config
         self.lost = 0  # calls past the limit that no graph was right for
-        self.diverged = 0  # fresh graphs that came out otherwise than when they were captured
+        self.diverged = 0  # fresh graphs whose decisions differed from their capture
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
-        """Whether no graph is to be made for a further way."""
+        """Whether no graph is to be made for a further path."""
         if self.diverged >= _GIVEN_UP_AFTER:
             return True
         return len(_ways(specializations)) >= self.config.path_limit
 
     def past_limit(self, specializations: Sequence[Specialization]) -> bool:
-        """Warn, or raise where the settings say so; True when the graphs are to be given up."""
-        if self.config.error_on_recompile_limit or not self.once.said:
+        """Warn, or raise if the settings say so; True if the graphs are to be given up."""
+        if self.config.error_on_recompile_limit or not self.once.has_warned:
             message = self._message(specializations)
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(message)
@@ -161,6 +161,6 @@ class Paths:
 
 
 def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
-    """What was decided, by each graph that decides anything: graphs for other shapes may have gone the same way."""
+    """The distinct decisions of the graphs that decide anything: graphs for other shapes may share a path."""
     signatures = [s.product.captured.joint.signature for s in specializations if s.decides]
     return {tuple(f"{d.where} {d.value!r}" for d in signature.decisions) for signature in signatures}

@@ -1,19 +1,20 @@
 """Guards as data: the conditions under which a graph is right for a call, in the order in which calls are tested.
 
-A `GuardList` is made once for each graph: of a call and its capture by `guards.CallGuards`, of a specialization of an
-artifact by `artifacts.guards.StoredGuards`. Its steps are lines, which bind variables, and guards:
+A `GuardList` is made once for each graph: by `guards.CallGuards` from a call and its capture, or by
+`artifacts.guards.StoredGuards` from a specialization of an artifact. Its steps are lines, which bind variables, and
+guards:
 
     Guard(test, name, expected, now)
 
 `test` is Python over the variables that the lines before it bind. For people, `name` is the user's name for the value,
-`expected` says what it was at capture, `now` is Python that gives what it is in this call. Two functions of the list:
+`expected` its value at capture, `now` is Python for its value in this call. Two functions of the list:
 
-* `code()`: lines that return `MISS` at the first test that fails, to stand in front of what runs the graph;
+* `code()`: lines that return `MISS` at the first test that fails, to stand in front of the graph;
 * `first_difference(args, kwargs)`: the same tests in a function of its own, made when it is first asked, which returns
   the `Difference(name, before, now)` of the first guard that fails.
 
-A test may be about many values at once, for speed: all tensors in one call into C++, all places that were read. Such a
-guard has `parts`, guards that test the same one by one, or a `look`, Python for a `Difference` or None.
+For speed a test may be about many values at once: all tensors in one call into C++, all places that were read. Such a
+guard has `parts`, guards that test the values one by one, or a `look`, Python for a `Difference` or None.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _OWN_KINDS = {tuple: "tuple", list: "list", dict: "dict"}
 
 
 class Words(str):
-    """Text about a value, for people, where the value itself says nothing."""
+    """Text that describes a value for people, if the value's own text says too little."""
 
     __slots__ = ()
 
@@ -81,7 +82,7 @@ _OTHERWISE = Words("otherwise")
 class Guard:
     """One condition on a call; see above. A guard without a name is about the state of PyTorch.
 
-    `facts`: what its `look` compares, by the user's names: of each tensor, or of the state.
+    `facts`: the facts that its `look` compares, by the user's names, for each tensor or for the state.
     """
 
     test: str
@@ -95,7 +96,7 @@ class Guard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of `code()`, and what stands for them in `first_difference`."""
+    """Lines of `code()`, and their counterparts in `first_difference`."""
 
     code: tuple[str, ...]
     words: tuple[str, ...]
@@ -120,15 +121,15 @@ class GuardList:
         return [*lines, _ERRORS, "    return MISS"]
 
     def first_difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference | None:
-        """What differs between a call with these arguments, made now, and those the graph is right for."""
+        """The first guard that a call with these arguments, made now, would fail, as a `Difference`."""
         if self._first_difference is None:
             source = "def first_difference(args, kwargs):\n" + "".join(f"    {line}\n" for line in self._words())
-            known = {**self.globals, "differs": functools.partial(_differs, self.steps)}
-            self._first_difference = compile_source(source, "first_difference", known, label="guards in words")
+            globals_ = {**self.globals, "differs": functools.partial(_differs, self.steps)}
+            self._first_difference = compile_source(source, "first_difference", globals_, label="guards in words")
         return self._first_difference(args, kwargs)
 
-    def said(self) -> Iterator[tuple[str, str, str]]:
-        """For people, of each guard that says so: the name of a value, the fact about it or "", what that must be."""
+    def descriptions(self) -> Iterator[tuple[str, str, str]]:
+        """For people, for each guard with a name: the name of a value, the fact about it or "", the expected value."""
         for step in self.steps:
             for guard in (step.parts or (step,)) if isinstance(step, Guard) else ():
                 for name, facts in guard.facts:
@@ -137,7 +138,7 @@ class GuardList:
                     yield guard.name, "", guard.expected
 
     def _words(self) -> list[str]:
-        """Guards that can say more come before those that can only say that there is a difference."""
+        """Lines of `first_difference`: guards that can name the difference come before others."""
         lines, last = ["try:"], []
         for number, step in enumerate(self.steps):
             if isinstance(step, Lines):
@@ -145,19 +146,19 @@ class GuardList:
                 continue
             for part, guard in enumerate(step.parts or (step,)):
                 if guard.look:
-                    lines += [f"    found = {guard.look}", "    if found is not None: return found"]
-                said = f"differs({number}, {part}{', ' + guard.now if guard.now else ''})"
-                told = [f"    if not ({guard.test}): return {said}"] if guard.test else []
+                    lines += [f"    difference = {guard.look}", "    if difference is not None: return difference"]
+                call = f"differs({number}, {part}{', ' + guard.now if guard.now else ''})"
+                tests = [f"    if not ({guard.test}): return {call}"] if guard.test else []
                 if guard.name and not guard.look:
-                    lines += told
+                    lines += tests
                 else:
-                    last += told
+                    last += tests
         lines += [*last, _ERRORS, "    return differs(-1, 0)", "return None"]
         return lines
 
 
 def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = _OTHERWISE) -> Difference:
-    """In words: the guard `part` of a step fails."""
+    """The difference for guard `part` of a step, which fails."""
     step = steps[number] if number >= 0 else Guard("", "the structure of the arguments")
     assert isinstance(step, Guard)
     guard = step.parts[part] if step.parts else step
@@ -165,7 +166,7 @@ def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = 
 
 
 class GuardMaker:
-    """Makes the list for calls of a graph whose arguments have the structure `tree`.
+    """Builds the guard list of a graph whose arguments have the structure `tree`.
 
     After the guards `inputs[i]` names the variable of input i, whose name for users is `slots[i]`.
     """
@@ -187,9 +188,9 @@ class GuardMaker:
                 lines.append(f"{name} = {self.bind('whole_memory', whole_memory)}({of}, {dtype})")
         return lines
 
-    def bind(self, wanted: str, value: Any) -> str:
+    def bind(self, hint: str, value: Any) -> str:
         """A global name for a value."""
-        name = self.names.fresh(wanted)
+        name = self.names.fresh(hint)
         self.list.globals[name] = value
         return name
 
@@ -209,8 +210,8 @@ class GuardMaker:
     # ---------------------------------------------------------------- arguments
 
     def take_apart(self, name_of: Callable[[str], str], more: tuple[str, ...] = ()) -> None:
-        """The arguments into variables. `name_of`: the user's name of `args[i]`; `more`: keyword arguments beside those
-        of the tree.
+        """Take the arguments apart into variables. `name_of`: the user's name of `args[i]`; `more`: keyword arguments
+        that are not in the tree.
         """
         positional, keyword = self.tree.children
         names = [self.names.fresh(f"args_{i}") for i in range(len(positional.children))]
@@ -221,15 +222,15 @@ class GuardMaker:
         for number, (name, child) in enumerate(zip(names, positional.children, strict=True)):
             self.open(name, child, name_of(f"args[{number}]"))
         keys = tuple(keyword.context or ())
-        given = (*keys, *more)
-        self.require(self.has_keywords(given), "the list of keyword arguments", given, "tuple(kwargs)")
+        keywords = (*keys, *more)
+        self.require(self.has_keywords(keywords), "the list of keyword arguments", keywords, "tuple(kwargs)")
         for key, child in zip(keys, keyword.children, strict=True):
             name = self.names.fresh(str(key))
             self.let(f"{name} = {item('kwargs', key, self.bind)}")
             self.open(name, child, str(key))
 
     def open(self, name: str, tree: Tree, path: str) -> None:
-        """The argument, or the part of one, in the variable `name`."""
+        """Guards for the argument, or the part of one, in the variable `name`."""
         if tree.kind == "leaf":
             self.leaf(name)
             return
@@ -241,7 +242,7 @@ class GuardMaker:
         return f"kwargs.keys() == {self.bind('keys', frozenset(keys))}" if keys else "not kwargs"
 
     def leaf(self, name: str) -> None:
-        """The next leaf, in the variable `name`."""
+        """Guards for the next leaf, in the variable `name`."""
         raise NotImplementedError
 
     def kind_test(self, name: str, tree: Tree) -> str:
@@ -250,8 +251,8 @@ class GuardMaker:
         return f"type({name}) is {cls}"
 
     def container(self, name: str, tree: Tree, path: str) -> list[tuple[str, str]]:
-        """Take the container in a variable apart, of a kind that Python or PyTorch has: for each child the variable
-        and the user's name.
+        """Take the container in a variable apart, a container of Python or PyTorch: for each child its variable and
+        its user's name.
         """
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
         self.require(self.kind_test(name, tree), path, Words(f"a {tree.type.__name__}"), f"type({name})")
@@ -270,7 +271,7 @@ class GuardMaker:
         return [(child, path + step) for child, step in zip(children, steps, strict=True)]
 
     def sizes(self) -> dict[Any, str]:
-        """Guards on the symbolic sizes; the variable of each symbol."""
+        """Add guards on the symbolic sizes; the variable of each symbol."""
         infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
         if not infos:
             return {}
@@ -282,23 +283,23 @@ class GuardMaker:
             low, high = table.limits(info.symbol)
             test = range_text(table, info.symbol, symbols[info.symbol])
             parts[test] = Guard(test, name, f"from {low} to {high or 'any'}", symbols[info.symbol])
-        known = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
+        relations = [guard for guard in table.guards() if not any(s in table.computed for s in guard.free_symbols)]
         others = [
             f"{inputs[index]}.stride({dim}) == {expression_text(stride, symbols, self.bind)}"
             for index, tensor in enumerate(self.signature.inputs)
             for dim, stride in enumerate(tensor.spec.stride)
             if is_symbolic(stride)
         ]
-        found = ", ".join(f"{symbols[info.symbol]} is size {info.dim} of {slots[info.input]}" for info in infos)
-        for test in (*others, *(expression_text(guard, symbols, self.bind) for guard in known)):
-            said, values = f"such that {test}, where {found}", f"({', '.join(symbols.values())},)"
-            parts.setdefault(test, Guard(test, "the relation between sizes", said, values))
+        legend = ", ".join(f"{symbols[info.symbol]} is size {info.dim} of {slots[info.input]}" for info in infos)
+        for test in (*others, *(expression_text(guard, symbols, self.bind) for guard in relations)):
+            expected, values = f"such that {test}, where {legend}", f"({', '.join(symbols.values())},)"
+            parts.setdefault(test, Guard(test, "the relation between sizes", expected, values))
         self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
         return symbols
 
     def history(self, sharing: Sharing | None, changed: Iterable[int]) -> None:
-        """Offsets that the graph depends on, inputs that are to be views of nothing, `changed` inputs that are to be
-        leaves, or none.
+        """Add guards on offsets that the graph depends on, on inputs that must be no views, and on the `changed` inputs
+        being leaves or not.
         """
         infos = self.signature.inputs
         for index in sorted(i for i in offset_dependent(self.joint) if not isinstance(infos[i].source, MemoryOf)):
@@ -310,11 +311,11 @@ class GuardMaker:
                 self._ask(index, "is_leaf", "is", infos[index].is_leaf)
 
     def _ask(self, index: int, fact: str, relation: str, value: Any) -> None:
-        found = f"{self.inputs[index]}.{fact}"
-        self.require(f"{found} {relation} {value}", f"{self.slots[index]}.{fact}", value, found)
+        now = f"{self.inputs[index]}.{fact}"
+        self.require(f"{now} {relation} {value}", f"{self.slots[index]}.{fact}", value, now)
 
     def memories(self, sharing: Sharing) -> None:
-        """Inputs share memory, and version counters, as they did."""
+        """Add guards that inputs share memory, and version counters, as at the capture."""
         inputs, slots = self.inputs, self.slots
         numbers = {i: number for i, number in enumerate(sharing.memories) if number is not None}
         key, memory = self.bind("storage_key", storage_key), self.names.fresh("memories")
@@ -330,8 +331,8 @@ class GuardMaker:
                 self.require(f"{memory}[{position}] == {memory}[{first}]", *what)
         counters = self.bind("share_counters", share_counters) if sharing.counters else ""
         for i, j, same in sharing.counters:
-            found = f"{counters}({inputs[i]}, {inputs[j]})"
-            self.require(f"{found} is {same}", f"whether {slots[i]} and {slots[j]} count writes together", same, found)
+            now = f"{counters}({inputs[i]}, {inputs[j]})"
+            self.require(f"{now} is {same}", f"whether {slots[i]} and {slots[j]} count writes together", same, now)
 
 
 # -------------------------------------------------------------------------------------------- sizes and offsets
@@ -350,22 +351,22 @@ def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[l
 def offset_dependent(joint: JointGraph) -> set[int]:
     """Inputs whose storage offset is written into the graph or into a view taken after it."""
     aten = torch.ops.aten
-    found = set()
+    inputs = set()
     placeholders = joint.placeholders()
     for index, info in enumerate(joint.signature.inputs):
         if isinstance(info.source, MemoryOf) or info.number is not None:
             continue
         for user in placeholders[index].users:
             if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-                found.add(index)
+                inputs.add(index)
     for output in joint.signature.outputs:
         if getattr(output, "input", None) is not None and any(
             s.op is aten.as_strided.default for s in getattr(output, "steps", ())
         ):
-            found.add(output.input)  # type: ignore[attr-defined]
+            inputs.add(output.input)  # type: ignore[attr-defined]
     for _, group in joint.signature.shared_memory:
-        found.update(group)
-    return found
+        inputs.update(group)
+    return inputs
 
 
 # -------------------------------------------------------------------------------------------- in words
@@ -399,7 +400,7 @@ _FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def state_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference | None:
-    """The first setting that is another."""
+    """The first setting that has changed."""
     names = (name for name in before if before[name] != now.get(name))
     return next((Difference(name, str(before[name]), str(now.get(name))) for name in names), None)
 
@@ -413,10 +414,10 @@ def tensor_facts(tensor: torch.Tensor, shape: Sequence[Any], stride: Sequence[An
     return facts
 
 
-def tensor_difference(known: Facts, tensors: Sequence[Any]) -> Difference | None:
-    """The first fact in which tensors differ from those known; no two may be one object."""
+def tensor_difference(expected: Facts, tensors: Sequence[Any]) -> Difference | None:
+    """The first fact in which `tensors` differ from `expected`; no two may be one object."""
     seen: dict[int, str] = {}
-    for (name, facts), tensor in zip(known, tensors, strict=True):
+    for (name, facts), tensor in zip(expected, tensors, strict=True):
         if not isinstance(tensor, torch.Tensor):
             return Difference(name, "a tensor", in_words(tensor))
         first = seen.setdefault(id(tensor), name)

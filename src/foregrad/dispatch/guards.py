@@ -1,4 +1,4 @@
-"""The guards of a captured call: what its arguments are like, what it read besides, the state it was made under."""
+"""The guards of a captured call: on its arguments, on other values that it read, and on the state of PyTorch."""
 
 from __future__ import annotations
 
@@ -41,18 +41,15 @@ if TYPE_CHECKING:
 __all__ = ["CallGuards"]
 
 _TABLES = ("_parameters", "_buffers", "_modules")
-_FEW_PAIRS = (
-    12  # of inputs, one of them written to: up to here, asking about each pair takes less than sorting them out
-)
+_FEW_PAIRS = 12  # inputs, one of them written to: up to this number, a test for each pair takes less than sorting them
 
 
 class CallGuards(GuardMaker):
-    """Guards for what was captured from `call`; `native`: with the C++ part, where it was built; `transformed`: for
-    calls under transforms.
+    """Guards for the capture of `call`; `native`: with the C++ part, if it was built; `transformed`: for calls under
+    transforms.
 
-    After the guards `inputs[i]` names the variable holding input i, `symbols` has that of each symbolic size,
-    `wrappers` those of the wrapper subclasses that were taken apart, `containers` that of each container among the
-    arguments.
+    After the guards `inputs[i]` names the variable holding input i. `symbols`, `wrappers` and `containers` have the
+    variables of symbolic sizes, of wrapper subclasses that were taken apart, and of containers among the arguments.
     """
 
     def __init__(
@@ -65,9 +62,9 @@ class CallGuards(GuardMaker):
         self.reads = captured.reads
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
-        self.found = captured.wrappers or FoundWrappers((), {})
+        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
         self.wrappers: list[str] = []
-        self.with_gradients: dict[tuple[int, ...], str] = {}  # those that require grad, by their first equal leaves
+        self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.containers: dict[int, str] = {}
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
@@ -161,17 +158,17 @@ class CallGuards(GuardMaker):
             self.let(f"{unpacked(children)}{items}")
 
     def _wrapper(self, name: str, spec: WrapperSpec, path: str) -> None:
-        """A wrapper subclass: what stands for it in the graphs are its plain tensors."""
+        """Guards for a wrapper subclass, whose plain tensors are the inputs of the graphs."""
         at = len(self.leaves)
-        known = tuple(self.call.first_of[at : at + spec.count])
+        first_equal = tuple(self.call.first_of[at : at + spec.count])
         self.wrappers.append(name)
-        if known in self.with_gradients:
-            self.require(f"{name} is {self.with_gradients[known]}", path, Words("a tensor given elsewhere too"))
-            self.leaves += [self.leaves[i] for i in known]
+        if first_equal in self.with_gradients:
+            self.require(f"{name} is {self.with_gradients[first_equal]}", path, Words("a tensor given elsewhere too"))
+            self.leaves += [self.leaves[i] for i in first_equal]
             return
-        parts = self._parts(name, path, *self.found.arguments.get(at, (spec, None)))
+        parts = self._parts(name, path, *self.wrapper_specs.arguments.get(at, (spec, None)))
         if spec.requires_grad:
-            self.with_gradients[known] = name
+            self.with_gradients[first_equal] = name
         for part in parts:
             self.leaf(part)
 
@@ -205,24 +202,24 @@ class CallGuards(GuardMaker):
     # ---------------------------------------------------------------- inputs
 
     def _in_tables(self) -> dict[int, tuple[dict[str, Any], str, str]]:
-        """The inputs that are parameters and buffers of modules: table, key, and their name."""
-        found = {}
-        known: dict[Any, Any] = {}
+        """The inputs that are parameters and buffers of modules: table, key and name."""
+        table_by_input = {}
+        object_by_path: dict[Any, Any] = {}
         for index, info in enumerate(self.signature.inputs):
             source = info.source
             if isinstance(source, Source) and len(source.steps) >= 2 and source.steps[-2][1] in _TABLES:
-                table = _note_way(self.reads, source, source.steps[:-1], known)
+                table = _note_way(self.reads, source, source.steps[:-1], object_by_path)
                 if type(table) is dict:
-                    found[index] = (table, source.steps[-1][1], str(info.slot).partition(" ")[2])
-        return found
+                    table_by_input[index] = (table, source.steps[-1][1], str(info.slot).partition(" ")[2])
+        return table_by_input
 
     def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
-        """Tensors that the function reached by itself elsewhere: each read along its way from what stays the same."""
+        """Read other tensors that the function reached by itself, each along its path from an object that stays."""
         roots: dict[int, str] = {}
         for index, info in enumerate(self.signature.inputs):
             if index not in static and isinstance(info.source, Source):
                 self._read(inputs[index], info.source, roots)
-        for number, wrapper in enumerate(self.found.reached):
+        for number, wrapper in enumerate(self.wrapper_specs.reached):
             name = self.names.fresh("wrapper")
             self._read(name, wrapper.source, roots)
             parts = self._parts(name, str(wrapper.source.slot), wrapper.spec, wrapper.gradient)
@@ -269,7 +266,7 @@ class CallGuards(GuardMaker):
         return _static_or_none(spec.shape), _static_or_none(spec.stride)
 
     def _check_tensors(self, checked: list[int], inputs: list[str]) -> None:
-        """All metadata of these inputs, and that no two of them are one object."""
+        """Add a guard on all metadata of these inputs, and on their being distinct objects."""
         tensors = [self.tensors[i] for i in checked]
         if not tensors:
             return
@@ -279,11 +276,11 @@ class CallGuards(GuardMaker):
         if fits is None:
             fits = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         check = self.bind("tensors", fits)
-        given = "".join(f"{inputs[i]}, " for i in checked)
-        self.compare(f"{check}({given[:-2]})", self._facts(checked), f"({given})")
+        operands = "".join(f"{inputs[i]}, " for i in checked)
+        self.compare(f"{check}({operands[:-2]})", self._facts(checked), f"({operands})")
 
     def _is_part(self, index: int) -> bool:
-        """Whether an input is in a wrapper, of which it is known whether it is a leaf."""
+        """Whether an input is a part of a wrapper, which is guarded as a leaf or not as a whole."""
         info = self.signature.inputs[index]
         return isinstance(info.source, PartOf) or info.argument in self.call.inside_wrappers()
 
@@ -293,8 +290,8 @@ class CallGuards(GuardMaker):
         return tensor
 
     def _watched(self, inputs: list[str], static: dict[int, Any]) -> str:
-        """What was read besides the arguments, by a watch, whose variable is returned; sets the variables of parameters
-        and buffers.
+        """Add the watch over values that were read besides the arguments, and bind parameters and buffers. Returns the
+        watch's variable.
         """
         roots = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.nn.Module)]
         modules = self.captured.modules
@@ -321,17 +318,17 @@ class CallGuards(GuardMaker):
         return name
 
     def _other_objects(self, watch: Watch) -> None:
-        """Where the function asks whether two objects are one: which of the tensors it found each argument is."""
-        found = self.bind("tensors_found", watch.found)
+        """If the function compares objects by identity: guard which of the tensors it found each argument is."""
+        first_index = self.bind("tensors_found", watch.first_index)
         for i, leaf in enumerate(self.call.leaves):
             if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i:
-                which = watch.found.get(id(leaf))
+                which = watch.first_index.get(id(leaf))
                 relation = "is" if which is None else "=="
-                test = f"{found}.get(id({self.leaves[i]})) {relation} {which}"
+                test = f"{first_index}.get(id({self.leaves[i]})) {relation} {which}"
                 self.require(test, f"which of the tensors it found {self.paths[i]} is")
 
     def _arguments_reached_too(self, inputs: list[str]) -> None:
-        """Arguments that the function also reaches by itself."""
+        """Add guards on arguments that the function also reaches by itself."""
         arguments = {info.argument for info in self.signature.inputs}
         for i, leaf in enumerate(self.call.leaves):
             if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i and i not in arguments:
@@ -339,7 +336,7 @@ class CallGuards(GuardMaker):
                 self.require(f"{self.leaves[i]} is {inputs[same]}", self.paths[i], Words(self.slots[same]))
 
     def _relations(self, inputs: list[str]) -> None:
-        """Which inputs share memory, when some of it is written; offsets where the graph depends on them."""
+        """Add guards on shared memory, if some of it is written, and on offsets that the graph depends on."""
         signature = self.signature
         written = {u.input for u in signature.updates} | signature.reshaped
         related = written or signature.shared_memory
@@ -366,18 +363,18 @@ class CallGuards(GuardMaker):
         self.memories(sharing or Sharing(apart))
 
 
-def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], known: dict[Any, Any]) -> Any:
-    """What stands at the end of `steps` from the source's root.
+def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], object_by_path: dict[Any, Any]) -> Any:
+    """The object at the end of `steps` from the source's root.
 
-    Each step on the way is noted: should another object come to stand on it, so does what follows. `known`: the ways
-    that were gone before.
+    Each step on the way is guarded, since another object in its place would have another end. `object_by_path`: the
+    objects at the ends of paths that were followed before.
     """
     if not steps:
         return source.root
     way = (id(source.root), steps)
-    if way in known:
-        return known[way]
-    value, (kind, key) = _note_way(reads, source, steps[:-1], known), steps[-1]
+    if way in object_by_path:
+        return object_by_path[way]
+    value, (kind, key) = _note_way(reads, source, steps[:-1], object_by_path), steps[-1]
     name = str(source.slot)
     if kind == "attr" and key in getattr(value, "__dict__", ()):
         place, step = reads.place(vars(value), "dict", name, "attr"), vars(value)[key]
@@ -393,7 +390,7 @@ def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], 
         if isinstance(value, (dict, list)):
             holder = reads.place(value, "dict" if isinstance(value, dict) else "list", name, "item")
             reads.add(holder, key, step)
-    known[way] = step
+    object_by_path[way] = step
     return step
 
 
@@ -410,7 +407,7 @@ def _tensor_of(number: float) -> torch.Tensor:
 
 
 def user_name(function: Callable[..., Any], path: str) -> str:
-    """`args[0]["x"]` by the parameter's own name."""
+    """A path such as `args[0]["x"]` with the parameter's own name for `args[0]`."""
     if not path.startswith("args["):
         return path
     number, _, rest = path[len("args[") :].partition("]")
@@ -425,5 +422,5 @@ def user_name(function: Callable[..., Any], path: str) -> str:
 
 
 def _static_or_none(numbers: tuple[Any, ...]) -> list[int | None]:
-    """Sizes or strides with None for those that vary: what torch's check takes."""
+    """Sizes or strides, with None for a symbolic one, as torch's check takes them."""
     return [None if is_symbolic(number) else number for number in numbers]

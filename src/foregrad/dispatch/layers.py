@@ -1,12 +1,12 @@
 """A function of tensors under torch.func transforms and forward mode: each level a compiled function of its own.
 
-A level is taken off by asking for another function of what its wrappers hold: the vmapped function at a vmap, the
-function with its tangents in forward mode, the function and its pullback at a level that records for reverse mode.
-Each of these runs the user's function under that one transform while it is captured, so that what autograd is told
-there (`no_grad`, `detach`, custom Functions) holds at every level; it is called one level down, where the same is
-done again, until no level is left and the ordinary dispatcher compiles what it is given.
+A level is taken off by calling another function with the values inside its wrappers: the vmapped function at a vmap,
+the function with its tangents in forward mode, the function and its pullback at a level that records for reverse mode.
+Each of these runs the user's function under that one transform while it is captured, so that `no_grad`, `detach` and
+custom Functions hold at every level. The function is called one level down, where the next level is taken off, until no
+level is left and the ordinary dispatcher compiles it.
 
-Known weakness: a pullback runs the function again for what the forward could have saved, as checkpointing does.
+Known weakness: a pullback recomputes the forward, as checkpointing does, where it could have saved residuals.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class Layered:
         if level is not None:
             return _RULES[level.kind](self, level, values)
         if forward_ad._current_level >= 0:
-            found = _forward_mode(self, values, None)
-            if found is not None:
-                return found[0]
+            result = _forward_mode(self, values, None)
+            if result is not None:
+                return result[0]
         if self.bottom is None:
             self.bottom = self.compile_flat(self.function, self.name)
         return self.bottom.entry(*values)
 
     def child(self, what: str, key: tuple[Any, ...], make: Callable[..., Function]) -> Layered:
-        """`make(function, *key)`, made once."""
-        found = self.children.get((what, key))
-        if found is None:
+        """`make(function, *key)`, compiled once."""
+        layered = self.children.get((what, key))
+        if layered is None:
             function = make(self.function, *key)
-            found = self.children[what, key] = Layered(function, self.compile_flat, f"{what} of {self.name}")
-        return found
+            layered = self.children[what, key] = Layered(function, self.compile_flat, f"{what} of {self.name}")
+        return layered
 
 
 # -------------------------------------------------------------------- vmap
@@ -72,11 +72,11 @@ def _at_vmap(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> 
     child = layered.child("vmap", (tuple(dim for _, dim in pairs), *level.batch), _vmapped)
     with level.below():
         out, dims = child(*(value for value, _ in pairs))
-    known = _by_identity([value for value, _ in pairs], values)
+    inputs_by_id = _by_identity([value for value, _ in pairs], values)
     leaves, tree = flatten(out)
     return tree.unflatten(
         [
-            known.get(id(leaf), leaf if dim is None else transforms.add_batch(leaf, dim, level.number))
+            inputs_by_id.get(id(leaf), leaf if dim is None else transforms.add_batch(leaf, dim, level.number))
             if isinstance(leaf, torch.Tensor)
             else leaf
             for leaf, dim in zip(leaves, dims, strict=True)
@@ -85,7 +85,7 @@ def _at_vmap(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> 
 
 
 def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, randomness: str) -> Function:
-    """Of values batched along `dims`: (results, the batch dimension of each leaf among them)."""
+    """A function of values batched along `dims`, which gives (results, the batch dimension of each leaf)."""
 
     def vmapped(*values: torch.Tensor) -> Any:
         with transforms.vmap_level(size, randomness) as number:
@@ -93,12 +93,12 @@ def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, random
                 value if dim is None else transforms.add_batch(value, dim, number)
                 for value, dim in zip(values, dims, strict=True)
             ]
-            known = _by_identity(batched, values)
+            inputs_by_id = _by_identity(batched, values)
             leaves, tree = flatten(function(*batched))
             pairs: list[tuple[Any, int | None]] = []
             for leaf in leaves:
-                if id(leaf) in known:
-                    pairs.append((known[id(leaf)], dims[[id(b) for b in batched].index(id(leaf))]))
+                if id(leaf) in inputs_by_id:
+                    pairs.append((inputs_by_id[id(leaf)], dims[[id(b) for b in batched].index(id(leaf))]))
                 elif isinstance(leaf, torch.Tensor):
                     pairs.append(transforms.of_batch(leaf, number))
                 else:
@@ -112,8 +112,8 @@ def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, random
 
 
 def _at_jvp(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
-    found = _forward_mode(layered, values, level)
-    return found[0] if found is not None else _passed(layered, level, values)
+    result = _forward_mode(layered, values, level)
+    return result[0] if result is not None else _passed(layered, level, values)
 
 
 def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level | None) -> tuple[Any] | None:
@@ -132,29 +132,29 @@ def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level
         with level.below():
             out, tangents = child(*flat)
         lift = functools.partial(transforms.wrapped, number=level.number)
-    known = _by_identity(flat[: len(values)], values)
+    inputs_by_id = _by_identity(flat[: len(values)], values)
     leaves, tree = flatten(out)
     results = []
     for leaf, tangent in zip(leaves, tangents, strict=True):
         if not isinstance(leaf, torch.Tensor):
             results.append(leaf)
-        elif id(leaf) in known:
-            results.append(known[id(leaf)])
+        elif id(leaf) in inputs_by_id:
+            results.append(inputs_by_id[id(leaf)])
         else:
             result = lift(leaf)
             if level is None and result.requires_grad:
-                result.register_hook(functools.partial(_told_of_no_tangent, layered.name))
+                result.register_hook(functools.partial(_warn_of_no_tangent, layered.name))
             results.append(result if tangent is None else forward_ad.make_dual(result, lift(tangent)))
     return (tree.unflatten(results),)
 
 
-def _told_of_no_tangent(name: str, gradient: torch.Tensor) -> None:
-    """A gradient goes through a result that had a tangent: where the level is open still, eager's has one too."""
+def _warn_of_no_tangent(name: str, gradient: torch.Tensor) -> None:
+    """Warn of a gradient through a result that had a tangent: while the level is open, eager's gradient has one too."""
     if forward_ad._current_level >= 0:
         warnings.warn(
-            f"a gradient is taken, while dual numbers are on, through what the compiled `{name}` gave for some: "
-            "that gradient has no tangent, as it would have without foregrad. Take it inside the compiled function, or "
-            "use torch.func.jvp of torch.func.grad.",
+            f"a gradient is taken, while dual numbers are on, through a result of the compiled `{name}`: that gradient "
+            "has no tangent, as it would have without foregrad. Take it inside the compiled function, or use "
+            "torch.func.jvp of torch.func.grad.",
             ForegradWarning,
             stacklevel=2,
         )
@@ -172,10 +172,11 @@ def _dual_parts(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def _pushed(function: Function, mask: tuple[bool, ...], in_transform: bool) -> Function:
-    """Of values, then tangents for those at `mask`: (results, the tangent of each leaf among them or None).
+    """A function of values and of tangents for the values at `mask`, which gives (results, the tangent of each leaf or
+    None).
 
-    `in_transform`: at a level of its own, as `torch.func.jvp` has. Else at the level of dual numbers that is open when
-    this is called: to gradients taken inside, values are then what they are without a tangent.
+    `in_transform`: at a level of its own, as `torch.func.jvp` has. Else at the level of dual numbers that is open at
+    the call: gradients taken inside then see values without tangents.
     """
 
     def pushed(*flat: torch.Tensor) -> Any:
@@ -184,12 +185,12 @@ def _pushed(function: Function, mask: tuple[bool, ...], in_transform: bool) -> F
             duals = [
                 forward_ad.make_dual(p, next(tangents)) if has else p for p, has in zip(primals, mask, strict=True)
             ]
-            known = _by_identity(duals, primals)
+            inputs_by_id = _by_identity(duals, primals)
             leaves, tree = flatten(function(*duals))
             pairs: list[tuple[Any, torch.Tensor | None]] = []
             for leaf in leaves:
-                if id(leaf) in known:
-                    pairs.append((known[id(leaf)], None))
+                if id(leaf) in inputs_by_id:
+                    pairs.append((inputs_by_id[id(leaf)], None))
                 elif not isinstance(leaf, torch.Tensor):
                     pairs.append((leaf, None))
                 else:
@@ -217,14 +218,14 @@ def _at_grad(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> 
 
 
 def _passed(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
-    """The call one level down, of nothing that this level tracks."""
+    """The call one level down, for values that this level does not track."""
     lower = [transforms.unwrapped(value, level.number) for value in values]
     with level.below():
         leaves, tree = flatten(layered(*lower))
-    known = _by_identity(lower, values)
+    inputs_by_id = _by_identity(lower, values)
     return tree.unflatten(
         [
-            known.get(id(leaf), None) if id(leaf) in known else transforms.wrapped(leaf, level.number)
+            inputs_by_id.get(id(leaf), None) if id(leaf) in inputs_by_id else transforms.wrapped(leaf, level.number)
             if isinstance(leaf, torch.Tensor)
             else leaf
             for leaf in leaves
@@ -233,12 +234,12 @@ def _passed(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> A
 
 
 class _Recorded:
-    """One call at a level that records: what the node's forward finds besides tensors."""
+    """One call at a level that records: results of the node's forward besides tensors."""
 
     def __init__(self, layered: Layered, level: Level) -> None:
         self.layered, self.level = layered, level
         self.tree: Tree | None = None
-        self.leaves: list[Any] = []  # in place of a tensor that the node gives back: this object
+        self.leaves: list[Any] = []  # this object stands for each tensor that the node returns
 
 
 def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -247,13 +248,13 @@ def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Te
     # A Function's forward runs with gradients off, which is right for this level alone.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), call.level.below():
         leaves, call.tree = flatten(call.layered(*lower))
-    known = _by_identity(lower, values)
+    inputs_by_id = _by_identity(lower, values)
     results = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             call.leaves.append(leaf)
-        elif id(leaf) in known:
-            call.leaves.append(known[id(leaf)])
+        elif id(leaf) in inputs_by_id:
+            call.leaves.append(inputs_by_id[id(leaf)])
         else:
             call.leaves.append(call)
             results.append(transforms.wrapped(leaf, number))
@@ -265,13 +266,13 @@ def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Te
 
 
 def _backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    needs_input_grad, given = ctx.needs_input_grad[1:], tuple(t is not None for t in tangents)
-    if not any(given):
+    needs_input_grad, has_tangent = ctx.needs_input_grad[1:], tuple(t is not None for t in tangents)
+    if not any(has_tangent):
         return (None,) * (1 + len(needs_input_grad))
     values = [transforms.unwrapped_if_dead(value) for value in ctx.saved_tensors]
-    child = ctx.layered.child("vjp", (tuple(needs_input_grad), given), _pulled)
-    found = iter(child(*values, *(transforms.unwrapped_if_dead(t) for t in tangents if t is not None)))
-    return None, *(next(found) if has else None for has in needs_input_grad)
+    child = ctx.layered.child("vjp", (tuple(needs_input_grad), has_tangent), _pulled)
+    gradients = iter(child(*values, *(transforms.unwrapped_if_dead(t) for t in tangents if t is not None)))
+    return None, *(next(gradients) if has else None for has in needs_input_grad)
 
 
 _apply = engine.single_level(
@@ -279,8 +280,10 @@ _apply = engine.single_level(
 )
 
 
-def _pulled(function: Function, needs_input_grad: tuple[bool, ...], given: tuple[bool, ...]) -> Function:
-    """Of values, then tangents of those results at `given`: gradients of the values at `needs_input_grad`."""
+def _pulled(function: Function, needs_input_grad: tuple[bool, ...], has_tangent: tuple[bool, ...]) -> Function:
+    """A function of values and of cotangents of the results at `has_tangent`, which gives the gradients of the values
+    at `needs_input_grad`.
+    """
 
     def pulled(*flat: torch.Tensor) -> Any:
         values, tangents = flat[: len(needs_input_grad)], flat[len(needs_input_grad) :]
@@ -288,11 +291,13 @@ def _pulled(function: Function, needs_input_grad: tuple[bool, ...], given: tuple
         def results(*variables: torch.Tensor) -> tuple[torch.Tensor, ...]:
             left = iter(variables)
             full = [next(left) if has else value for value, has in zip(values, needs_input_grad, strict=True)]
-            known = _by_identity(full, full)
+            inputs_by_id = _by_identity(full, full)
             tensors = [
-                leaf for leaf in flatten(function(*full))[0] if isinstance(leaf, torch.Tensor) and id(leaf) not in known
+                leaf
+                for leaf in flatten(function(*full))[0]
+                if isinstance(leaf, torch.Tensor) and id(leaf) not in inputs_by_id
             ]
-            return tuple(tensor for tensor, has in zip(tensors, given, strict=True) if has)
+            return tuple(tensor for tensor, has in zip(tensors, has_tangent, strict=True) if has)
 
         variables = [value for value, has in zip(values, needs_input_grad, strict=True) if has]
         return torch.func.vjp(results, *variables)[1](tangents)
@@ -304,7 +309,7 @@ def _pulled(function: Function, needs_input_grad: tuple[bool, ...], given: tuple
 
 
 def _by_identity(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """For results that are inputs: the input as it came, by what was handed on for it."""
+    """Inputs as the caller passed them, by the ids of the tensors that were handed on: for results that are inputs."""
     return {id(key): value for key, value in zip(keys, values, strict=True)}
 
 

@@ -1,8 +1,8 @@
 """A compiled module: a module of the same class over the same state, whose forward goes through a dispatcher.
 
-Both share one `__dict__`: what is set, moved, trained, loaded, hooked or frozen on one is so on the other. A forward
-that is put on the instance or the class later is called as it is. What keeps something by module object finds under one
-what it has kept under the other (`fully_shard` keeps its state so): they are equal, and hash alike.
+Both share one `__dict__`: an attribute that is set, moved, trained, loaded, hooked or frozen on one is so on the other.
+A forward that is put on the instance or the class later is called as it is. The two are equal and hash alike, so a dict
+with modules as keys (`fully_shard` keeps its state so) has one entry for both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATE = "_foregrad_state"
 
 
 class _Compiled:
-    """What one compiled module is made of. The object itself holds it, for a class is freed by the collector alone."""
+    """The state of one compiled module. The object holds it, not its class: only the collector frees a class."""
 
     def __init__(self, module: torch.nn.Module, recipe: Recipe) -> None:
         self.module = module  # which may come to have another class, or another `__dict__`
@@ -82,8 +82,8 @@ class _ForwardAttribute:
 
 
 def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """A bound method, by which the module is found: one of TorchScript's does not say whose it is. What a class defines
-    as `__call__`, without a forward, is called in its place.
+    """A bound method that leads to the module: a method of TorchScript's does not name its owner. A class with a
+    `__call__` and no forward is called by that.
     """
     if calls_itself(module):
         return types.MethodType(type(module).__call__, module)
@@ -102,7 +102,7 @@ def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _forward_on_class(module: torch.nn.Module) -> Any:
-    """The function, or, of a class of TorchScript's, which has one for instances only, what stands there."""
+    """The class's forward; for a class of TorchScript's, which has it on instances only, the attribute found there."""
     cls = type(module)
     return inspect.getattr_static(cls, "forward") if isinstance(module, torch.jit.ScriptModule) else cls.forward
 
@@ -116,9 +116,7 @@ def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., Any]:
 
 
 def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe: Recipe) -> torch.nn.Module:
-    """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way: copies are made with it,
-    and pickles hold it.
-    """
+    """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way, for copies and pickles."""
     state = _Forward(module, recipe, dispatcher)
     attributes: dict[str, Any] = {"forward": _ForwardAttribute(state.on_class)}
     if calls_itself(module):
@@ -129,7 +127,7 @@ def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe
 
 
 def make_wrapper(wrapper: torch.nn.Module, inner: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
-    """`wrapper`, a module whose forward runs `wrapper.module` and is not to be compiled, over that module compiled."""
+    """`wrapper` over `wrapper.module` compiled: its own forward, which runs that module, is not compiled."""
     return _over_the_state_of(_Around(wrapper, recipe, inner), {"module": property(lambda self: _state(self).inner)})
 
 
@@ -164,7 +162,7 @@ def _equal(self: torch.nn.Module, other: Any) -> bool:
 
 
 class _Holder:
-    """Has a place for what a compiled module is made of: a lazy one comes to have another class with such a place."""
+    """A class with a slot for the state of a compiled module. A lazy module gets another class with such a slot."""
 
     __slots__ = (_STATE,)
 
@@ -181,26 +179,26 @@ _BODY: dict[str, Any] = {
 
 
 def _class_like(cls: type, body: dict[str, Any]) -> type:
-    told = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls, _Holder), told | body)
+    attributes = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (cls, _Holder), attributes | body)
 
 
 class _Becoming:
-    """What the class of a lazy module that is compiled becomes once it has parameters: that of the module becomes what
-    it is to be, that of the compiled one a class like it.
+    """The class change of a compiled lazy module once it has parameters: the module gets its final class, the compiled
+    module a class derived from that.
     """
 
     def __init__(self, cls: Any, body: dict[str, Any]) -> None:
-        self.wanted = cls.cls_to_become
-        self.made = None if self.wanted is None else _class_like(self.wanted, body)
+        self.final_class = cls.cls_to_become
+        self.compiled_class = None if self.final_class is None else _class_like(self.final_class, body)
 
     def __call__(self, compiled: Any) -> Any:
         module = _state(compiled).module
-        if self.made is not None and type(module) is not self.wanted:
+        if self.compiled_class is not None and type(module) is not self.final_class:
             if module.has_uninitialized_params():
-                return self.wanted
-            module.__class__ = self.wanted
-        return self.made
+                return self.final_class
+            module.__class__ = self.final_class
+        return self.compiled_class
 
 
 def _compile_again(recipe: Recipe, module: torch.nn.Module) -> torch.nn.Module:

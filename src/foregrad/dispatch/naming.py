@@ -1,4 +1,4 @@
-"""Which graph is being compiled: names for compilers that write files or logs."""
+"""Names of the graph being compiled, for compilers that write files or logs."""
 
 from __future__ import annotations
 

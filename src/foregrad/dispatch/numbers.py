@@ -1,7 +1,7 @@
 """Integers among the arguments that vary from call to call: whether one graph can serve all their values.
 
-A symbolic integer is not quite a plain one: `type(n) is int` tells them apart, and so does text made of it. So a graph
-with such a number is taken only when the program does the same things with the plain number in its place.
+A symbolic integer differs from a plain one in `type(n) is int`, and in its text. So a graph with such a number is taken
+only if the program does the same things with the plain number in its place.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class ConstantNumbers(Exception):  # noqa: N818 - not an error: asks for another
 
 
 def fixed_numbers(joint: JointGraph) -> frozenset[int]:
-    """The arguments that may be other numbers, but that the graph is right for one value of."""
+    """The arguments that were symbolic numbers, but for which the graph is right for a single value."""
     signature = joint.signature
-    found = {
+    arguments = {
         signature.inputs[info.input].argument
         for info in signature.symbols
         if info.dim is None and joint.symbols.value_of(info.symbol) is not None
     }
-    # A float that the program needed to know is decided on; what was computed from a number says where it comes from.
+    # A float whose value the program needed is decided on; a value computed from it names it as its origin.
     decided = {decision.where for decision in signature.decisions if type(decision.value) is float}
-    found |= {info.argument for info in signature.inputs if info.number is not None and str(info.slot) in decided}
-    return frozenset(argument for argument in found if argument is not None)
+    arguments |= {info.argument for info in signature.inputs if info.number is not None and str(info.slot) in decided}
+    return frozenset(argument for argument in arguments if argument is not None)
 
 
 def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall], Captured]) -> None:
@@ -54,17 +54,17 @@ def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall
     if fixed:
         raise ConstantNumbers(fixed)
     plain = capture(dataclasses.replace(call, numbers=frozenset())).joint
-    if _what_it_does(joint) != _what_it_does(plain):
+    if _behaviour(joint) != _behaviour(plain):
         raise ConstantNumbers(call.numbers)
 
 
-def _what_it_does(joint: JointGraph) -> list[Any]:
-    """The operators on tensors in a graph with what they are given, and what it returns besides tensors.
+def _behaviour(joint: JointGraph) -> list[Any]:
+    """The operators on tensors in a graph with their arguments, and the results that are no tensors.
 
-    Numbers are what they were in the call that was captured, and small tensors that are made of them and of constants.
+    Numbers, and small tensors computed from numbers and constants, have their values in the captured call.
     """
     names: dict[fx.Node, Any] = {}
-    made: dict[fx.Node, torch.Tensor] = {}
+    tensors: dict[fx.Node, torch.Tensor] = {}
     count = 0
     done: list[Any] = []
     placeholders = joint.placeholders()
@@ -76,16 +76,16 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
         if _gives_a_number(node):
             names[node] = concrete(node.meta["val"])
             continue
-        tensor = _made_of_numbers(joint, node, names, made)
+        tensor = _value_of_numbers(joint, node, names, tensors)
         if tensor is not None:
-            made[node] = tensor
+            tensors[node] = tensor
             names[node] = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.tolist()}"
             continue
         names[node] = f"value {count}"
         count += 1
         if node.op in ("call_function", "output"):
-            given = node.args if node.op == "call_function" else _outputs(joint)
-            arguments = fx.map_arg((given, node.kwargs), names.__getitem__)
+            results = node.args if node.op == "call_function" else _outputs(joint)
+            arguments = fx.map_arg((results, node.kwargs), names.__getitem__)
             done.append((node.target, repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
     for output in joint.signature.outputs:
@@ -101,22 +101,24 @@ def _what_it_does(joint: JointGraph) -> list[Any]:
     return done
 
 
-def _made_of_numbers(
-    joint: JointGraph, node: fx.Node, names: dict[fx.Node, Any], made: dict[fx.Node, torch.Tensor]
+def _value_of_numbers(
+    joint: JointGraph, node: fx.Node, names: dict[fx.Node, Any], tensors: dict[fx.Node, torch.Tensor]
 ) -> torch.Tensor | None:
-    """The small tensor that a node is in the call that was captured, where it depends on numbers and constants only."""
+    """The value of a node in the captured call, if it is a small tensor computed from numbers and constants only."""
     spec = spec_of(node)
     if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or not _is_small(spec):
         return None
     if node.op == "get_attr":
         constant: torch.Tensor = getattr(joint.module, str(node.target))
         return constant
-    given = node.all_input_nodes
-    of_tensors = any(n in made for n in given) and all(n in made or not isinstance(names[n], str) for n in given)
+    operands = node.all_input_nodes
+    of_tensors = any(n in tensors for n in operands) and all(
+        n in tensors or not isinstance(names[n], str) for n in operands
+    )
     is_known = of_tensors or node.target is torch.ops.aten.scalar_tensor.default
     if not is_known or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return None
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: made.get(n, names[n]))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: tensors.get(n, names[n]))
     with plain_execution(), torch.no_grad():
         result: torch.Tensor = node.target(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))  # type: ignore[operator]
     return result
@@ -130,7 +132,7 @@ _LIMIT_BYTES = 1024
 
 
 def _outputs(joint: JointGraph) -> list[Any]:
-    """What the graph returns: without what is decided of numbers, and the gradients of numbers, which come last."""
+    """The graph's results, without decisions on numbers, and without gradients of numbers, which come last."""
     outputs, signature = joint.outputs(), joint.signature
     decided = {decision.output for decision in signature.decisions if not decision.is_tensor}
     count = len(outputs) - sum(1 for info in signature.inputs if info.number is not None)

@@ -1,4 +1,4 @@
-"""Guards for a plain object among the arguments: it has the attributes and items that it had, and no others."""
+"""Guards for a plain object among the arguments: its attributes and items are those of the capture, and no others."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def apart_guards(
     reached: Mapping[type, frozenset[int]],
     bind: Bind,
 ) -> Iterator[str]:
-    """Containers that were two are two still; none is one that the function also reaches by itself (`reached`: their
-    ids, by class). `names`: the variables of the containers, by number.
+    """Guards that distinct containers are distinct still, and that none is a container which the function also reaches
+    by itself (`reached`: their ids, by class). `names`: the variables of the containers, by number.
     """
     is_written = any(type(write.target) is OfArgument for write in writes)
     of_class: dict[type, list[str]] = {}
     for number, (container, _) in enumerate(call.containers):
         of_class.setdefault(type(container), []).append(names[number])
-    for cls, found in of_class.items():
-        if len(found) > 1 and (cls not in (list, dict) or is_written):
-            yield f"len({{{', '.join(f'id({name})' for name in found)}}}) == {len(found)}"
+    for cls, variables in of_class.items():
+        if len(variables) > 1 and (cls not in (list, dict) or is_written):
+            yield f"len({{{', '.join(f'id({name})' for name in variables)}}}) == {len(variables)}"
         if reached.get(cls):
-            known = bind("reached", reached[cls])
-            yield from (f"id({name}) not in {known}" for name in found)
+            ids = bind("reached", reached[cls])
+            yield from (f"id({name}) not in {ids}" for name in variables)
 
 
 def arrays_apart_guards(call: FlatCall, leaves: Sequence[str], reached: Sequence[str], bind: Bind) -> Iterator[str]:
-    """The arrays among the arguments share memory with no other input. `leaves`: the variables of the arguments;
-    `reached`: those of inputs that are none.
+    """Guards that arrays among the arguments share memory with no other input. `leaves`: the variables of the
+    arguments; `reached`: the variables of other inputs.
     """
     arrays = call.arrays()
     if arrays:
@@ -56,7 +56,7 @@ def arrays_apart_guards(call: FlatCall, leaves: Sequence[str], reached: Sequence
 
 def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
     """(a line, "") or ("", a condition) in order: the variable `name` holds an object with the layout of `tree`, and
-    its values are in the variables `children`. The class has been looked at.
+    its values are in the variables `children`. The class was tested before.
     """
     if tree.kind == "array":
         yield "", f"{name}.flags.writeable"

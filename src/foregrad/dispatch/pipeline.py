@@ -45,10 +45,10 @@ from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad,
 from ..runtime.donated import overwriting, owned_among
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
-from .compilers import Made, call_compiler
+from .compilers import CompiledGraph, call_compiler
 from .numbers import check_numbers
 from .refusals import warn_user
-from .told import tell_graph, tell_partition
+from .reporting import log_graph, log_partition
 
 if TYPE_CHECKING:
     from ..cache.keeper import Keeper
@@ -62,7 +62,7 @@ Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Product:
-    """What the pipeline made of one call."""
+    """The pipeline's result for one call: capture and compiled halves."""
 
     captured: Captured
     compiled: Compiled
@@ -81,7 +81,7 @@ class Pipeline:
     bw_compiler: Compiler
     inference_compiler: Compiler
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
-    # A table, or what gives it: called for each capture, because a table may depend on settings.
+    # A table, or a function that gives it, called for each capture: a table may depend on settings.
     decompositions: Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
     lifted: Sequence[Source] = ()  # tensors that become inputs ahead of the arguments, used or not
     keep_inference_input_mutations: bool = False
@@ -90,7 +90,7 @@ class Pipeline:
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
     keeper: Keeper | None = None  # the cache on disk
     regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
-    may_fail: bool = False  # a compiler's failure is dealt with as `on_unsupported` says; else it is the caller's
+    may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
@@ -115,13 +115,13 @@ class Pipeline:
             joint = captured.joint
             if config.check:
                 joint.check()
-        tell_graph(joint)
+        log_graph(joint)
         if buckets := bucket_sizes():
             joint = with_stages(joint, buckets)
-        # What runs now, what runs in the backward, and what is kept in between.
+        # Forward and backward, and the residuals between them.
         with phase("partition"):
             parts = self.split(joint, lambda: _guards(call, captured))
-        tell_partition(parts)
+        log_partition(parts)
         partitioned: Partitioned = parts
         if config.check and not joint.signature.is_inference:
             partitioned.check()
@@ -138,7 +138,7 @@ class Pipeline:
     def split(self, joint: JointGraph, about: Callable[[], Any] = dict) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward.
 
-        `about`: what else the joint graph holds for, for the key of a cache.
+        `about`: further conditions of the joint graph, for the key of a cache.
         """
         if self.keeper is None:
             (forward, backward), _ = self._halves(joint)
@@ -147,7 +147,7 @@ class Pipeline:
         return Parts(joint, forward, backward)
 
     def _halves(self, joint: JointGraph) -> tuple[tuple[fx.GraphModule, fx.GraphModule], bool]:
-        """Forward and backward, and whether the backend's passes did not fail."""
+        """Forward and backward, and whether the backend's passes succeeded."""
         signature = joint.signature
         if signature.is_inference or joint.backward_error is not None:
             forward = _forward_only(joint)
@@ -174,8 +174,8 @@ class Pipeline:
         *,
         may_retry: bool = True,
     ) -> Compiled:
-        """The halves compiled; backward lazily, and so its derivatives where it is `resumable`. `may_retry`: a failure
-        is raised where sizes are symbolic, for another capture with plain ones.
+        """The halves compiled; the backward lazily, and its derivatives too if it is `resumable`. `may_retry`: with
+        symbolic sizes a failure is raised, for another capture with plain sizes.
         """
         joint = partitioned.joint
         inference = joint.signature.is_inference
@@ -186,22 +186,22 @@ class Pipeline:
         always = config is not None and config.check
         failures = self._failures_of(config)
         role = roles.inference() if inference else roles.forward()
-        made = self.compiled_graph(
+        forward = self.compiled_graph(
             compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry
         )
-        if made.output_strides is not None:
-            _lay_out_saved(partitioned, made.output_strides)
+        if forward.output_strides is not None:
+            _lay_out_saved(partitioned, forward.output_strides)
 
         lock = make_lock()
-        found: list[Boxed] = []
+        backwards: list[Boxed] = []
 
         def make_backward(values: list[Any] | None = None) -> Boxed:
-            if not found and joint.signature.stages:
-                found.append(self._in_stages(backward, joint, failures, always))
-            if not found:
+            if not backwards and joint.signature.stages:
+                backwards.append(self._in_stages(backward, joint, failures, always))
+            if not backwards:
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
-                found.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
-            return found[0]
+                backwards.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
+            return backwards[0]
 
         @functools.cache
         def make_partial_backward(mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> Partial:
@@ -219,13 +219,13 @@ class Pipeline:
             assert resumable is not None
             assert config is not None
             derived = self.derive(partitioned, resumable, case, config, at_hand)
-            # The check of the arguments is long written: what was found out about sizes since is checked by itself.
+            # The check of the arguments was written before: later conditions on sizes are checked by themselves.
             conditions = joint.symbols.guards(checked) if joint.symbols is not None else ()
             return dataclasses.replace(derived, conditions=tuple(conditions))
 
         return Compiled(
             partitioned,
-            made.run,
+            forward.run,
             _one_at_a_time(make_backward, lock),
             _one_at_a_time(make_partial_backward, lock),
             disable_autocast=engine.is_any_autocast_enabled(),
@@ -238,28 +238,28 @@ class Pipeline:
     def _compile_late(
         self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, failures: Failures | None, always: bool
     ) -> Boxed:
-        """Compile a backward, when the check of the arguments is written: it can't take conditions on sizes any more.
+        """Compile a backward after the check of the arguments was written, which takes no further conditions on sizes.
 
-        A compiler that makes some of a symbolic size is not used for this graph; our own makes none.
+        A compiler that adds conditions on a symbolic size is not used for this graph; our own adds none.
         """
-        compiler, known = self.bw_compiler, joint.num_guards()
+        compiler, num_guards = self.bw_compiler, joint.num_guards()
         with compiling(joint.name, "the backward"):
-            made = self.compiled_graph(compiler, module, joint, role, failures, always=always)
-        compiled = made.run
+            graph = self.compiled_graph(compiler, module, joint, role, failures, always=always)
+        compiled = graph.run
         if compiler is eager_compiler:
             return compiled
-        if made.writes_into:
+        if graph.writes_into:
             careful = dataclasses.replace(role, donated=())
             make_careful = functools.cache(
                 lambda: self.compiled_graph(compiler, module, joint, careful, failures, always=always).run
             )
-            compiled = overwriting(compiled, made.writes_into, _one_at_a_time(make_careful, make_lock()))
+            compiled = overwriting(compiled, graph.writes_into, _one_at_a_time(make_careful, make_lock()))
 
         @functools.cache
         def in_operators() -> Boxed:
             return call_compiler(eager_compiler, module, joint, role).run
 
-        if joint.num_guards() > known:
+        if joint.num_guards() > num_guards:
             return in_operators()
         return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
 
@@ -287,8 +287,8 @@ class Pipeline:
         *,
         always: bool,
         may_retry: bool = False,
-    ) -> Made:
-        def compile_as(role: GraphRole) -> Made:
+    ) -> CompiledGraph:
+        def compile_as(role: GraphRole) -> CompiledGraph:
             return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
         role = dataclasses.replace(role, regions=self.regions)
@@ -320,9 +320,9 @@ class Pipeline:
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
     def _kept_by_derived(self, derivative: Derivative) -> set[str]:
-        """What the next derivative may read: results, and all inputs where the partition does not save as eager does.
+        """Values that the next derivative may read: results, and all inputs unless the partition saves as eager does.
 
-        They are in memory anyway, parameters or what the function differentiated had saved.
+        The inputs are in memory anyway: parameters, or residuals of the differentiated function.
         """
         kept = set(derivative.resumable.read_again) | results_read(derivative.joint)
         inputs = derivative.joint.placeholders()[: len(derivative.feeds)]
@@ -361,19 +361,19 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
     """The joint graph without tangents and gradients."""
     graph = fx.Graph()
     count = joint.signature.num_forward_outputs
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     needed = reachable([n for n in joint.outputs()[:count] if n is not None], joint)
     for node in joint.graph.nodes:
         if node.op == "output":
-            graph.output([made[n] for n in joint.outputs()[:count]])
+            graph.output([copies[n] for n in joint.outputs()[:count]])
         elif node in needed or (node.op == "placeholder" and not node.name.startswith("tangents_")):
-            made[node] = graph.node_copy(node, made.__getitem__)
-            made[node].meta = node.meta
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = node.meta
     return make_graph_module(joint.module, graph, "Forward")
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
-    """The nodes that outputs need, and all that draw random numbers, the backward's where an output is of it."""
+    """The nodes that `outputs` need, with all random nodes, the backward's included if an output is the backward's."""
     halves = {node.meta.get("partitioner_tag") for node in outputs}
     random = [
         n
@@ -403,15 +403,15 @@ def is_of_capture(error: BaseException) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Roles:
-    """What each half is told about itself."""
+    """The role of each half, as its compiler is told."""
 
     signature: Signature
     saved: Sequence[fx.Node] = ()
 
     def forward(self) -> GraphRole:
         role, first = self.inference(), len(self.signature.graph_outputs)
-        # Of an input that is saved it is the very input that is kept, whatever the graph returns; unless an alias of it
-        # is saved as well, which may be a copy in another layout.
+        # An input that is saved is kept itself, whatever the graph returns for it; unless an alias of it is saved too,
+        # which may be a copy in another layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
         inputs = [first + i for i, node in enumerate(self.saved) if node.op == "placeholder" and node not in aliased]
         return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
@@ -422,7 +422,7 @@ class _Roles:
         return GraphRole("inference", tuple(static), tuple(visible), updates=self._updates())
 
     def _updates(self) -> tuple[tuple[int, int], ...]:
-        """Inputs that nobody sees being written before the call is over."""
+        """Writes to inputs that nobody can see before the call is over."""
         signature = self.signature
         if signature.may_stop or signature.attaches_late:
             return ()
@@ -442,7 +442,7 @@ class _Roles:
 
 
 def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] | None]) -> None:
-    """Tell the backward graph of the strides that the forward's compiler chose for what is saved."""
+    """Give the backward's placeholders the strides that the forward's compiler chose for residuals."""
     saved = partitioned.saved_nodes
     by_name = {node.name: node for node in partitioned.backward.graph.nodes if node.op == "placeholder"}
     for node, stride in zip(saved, strides[len(strides) - len(saved) :], strict=True):
@@ -461,7 +461,7 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
 
 
 def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int) -> Boxed:
-    """A backward for tangents that may be batched or dual: kernels know only plain memory, operators all of it."""
+    """A backward for tangents that may be batched or dual: kernels take plain memory only, operators all of them."""
     transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
 
     def backward(values: list[Any]) -> list[Any]:

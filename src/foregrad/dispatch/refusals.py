@@ -1,8 +1,8 @@
-"""Calls that can't be compiled: they run the user's function, which is said once, and are known again at little cost.
+"""Calls that can't be compiled: they run the user's function, with one warning, and are recognized at little cost.
 
-A refusal is remembered by the kind of the call: the types of its arguments, what tensors among them are like, plain
+A refusal is remembered by the kind of the call: the types of its arguments, the metadata of tensors among them, plain
 values that may choose what the function does, and the modes in force. A call of that kind is not captured again. After
-some kinds no other is tried either, so the time spent on captures that come to nothing is bounded.
+some kinds no other kind is tried either, so the time spent on failed captures is bounded.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ class Once:
     """Gives the one warning of a function and its forms."""
 
     def __init__(self) -> None:
-        self.said = False
+        self.has_warned = False
 
     def warn(self, message: str) -> None:
-        """Warn at the line of the user's program that is being run, unless that was done."""
-        if not self.said:
-            self.said = True
+        """Warn at the line of the user's program that is being run, once."""
+        if not self.has_warned:
+            self.has_warned = True
             warn_user(message)
 
 
 @dataclasses.dataclass
 class _Growing:
     container: Any
-    length: int  # when it was looked at last
+    length: int  # at the last look
 
 
 class Refusals:
-    """The calls of one function that run eagerly. `mode` is "eager", or "raise" where there are to be none."""
+    """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
 
     def __init__(self, function: Callable[..., Any], name: str, mode: str, once: Once | None = None) -> None:
         self.function = function
         self.name = name
         self.mode = mode
         self.by_kind: dict[Any, EagerCalls] = {}
-        self.always: EagerCalls | None = None  # what every call that fits no graph is counted as
+        self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
         self.once = once or Once()
         self._growing: dict[int, _Growing] = {}  # by the id of an entry
@@ -76,17 +76,17 @@ class Refusals:
         return bool(self.entries)
 
     def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerCalls | None:
-        """Where a call is of a kind that was refused, what such calls are counted as, with this one; else None."""
-        found = self.always
-        if found is None:
-            found = self.by_kind.get(self.kind(args, kwargs))
-            if found is None or self._has_grown(found):
+        """The count of calls of the same refused kind, with this one added; None if the kind was not refused."""
+        entry = self.always
+        if entry is None:
+            entry = self.by_kind.get(self.kind(args, kwargs))
+            if entry is None or self._has_grown(entry):
                 return None
-        found.count += 1
-        return found
+        entry.count += 1
+        return entry
 
     def _has_grown(self, entry: EagerCalls) -> bool:
-        """Whether a container that grew in such calls has as many items as at the last one: they are tried again."""
+        """Whether a container that grew in such calls has stopped growing, so that they are tried again."""
         growing = self._growing.get(id(entry))
         if growing is None:
             return False
@@ -98,7 +98,7 @@ class Refusals:
         return is_full
 
     def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> EagerCalls:
-        """A call is refused for `error`: it runs eagerly, and so do others of its kind. `tell` is to say so."""
+        """Record that a call is refused for `error`: it runs eagerly, and so do others of its kind. `tell` warns."""
         entry = self.count_only(reason_of(self.function, self.name, error))
         container = getattr(error, "container", None)
         if container is not None and self._tries < _MOST_TRIES:
@@ -110,7 +110,7 @@ class Refusals:
         return entry
 
     def tell(self, entry: EagerCalls) -> None:
-        """Say once that calls run eagerly, and what one took, where that was measured."""
+        """Warn once that calls run eagerly, with the time of one if it was measured."""
         _log.info("%s", entry)
         took = entry.seconds_per_call
         each = "" if took is None else f", {took * 1e3:.3g} ms each"
@@ -121,8 +121,8 @@ class Refusals:
         )
 
     def count_only(self, reason: str) -> EagerCalls:
-        """One more call runs eagerly for this reason, which was said elsewhere."""
-        entry = next((known for known in self.entries if known.reason == reason), None)
+        """Count one more call that runs eagerly for a reason that was reported elsewhere."""
+        entry = next((entry for entry in self.entries if entry.reason == reason), None)
         if entry is None:
             entry = EagerCalls(reason)
             self.entries.append(entry)
@@ -130,7 +130,7 @@ class Refusals:
         return entry
 
     def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What calls are told apart by that are refused."""
+        """The kind of a call: refused calls of equal kinds are treated alike."""
         module = self._module
         modes = torch.is_grad_enabled(), getattr(module, "training", None), torch.is_inference_mode_enabled()
         return modes, tuple(map(_kind_of, args)), tuple((key, _kind_of(value)) for key, value in kwargs.items())
@@ -146,7 +146,7 @@ def _kind_of(value: Any) -> Any:
 
 
 def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> str:
-    """What is wrong, for people: the message, and the user's line where the message has none."""
+    """The reason for people: the error's message, with the user's line if the message has none."""
     text = str(error).strip() or type(error).__name__
     if not isinstance(error, ForegradError):
         said = f"{type(error).__name__}: {text.splitlines()[0]}"
@@ -176,16 +176,16 @@ def _shortened(text: str) -> str:
 
 def _line_of(error: BaseException) -> str:
     """The innermost line of the user's program, of no library, that an exception went through."""
-    found, trace = None, error.__traceback__
+    innermost, trace = None, error.__traceback__
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
-            found = trace
+            innermost = trace
         trace = trace.tb_next
-    if found is None:
+    if innermost is None:
         return ""
-    code = found.tb_frame.f_code
-    source = linecache.getline(code.co_filename, found.tb_lineno).strip()
-    return f"{code.co_filename}:{found.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
+    code = innermost.tb_frame.f_code
+    source = linecache.getline(code.co_filename, innermost.tb_lineno).strip()
+    return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
 
 
 def _definition(function: Any) -> str:
@@ -197,7 +197,7 @@ def _definition(function: Any) -> str:
 
 
 def warn_user(message: str) -> None:
-    """A warning at the line of the user's program that is being run."""
+    """Give a `ForegradWarning` at the line of the user's program that is being run."""
     frame: Any = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith((_FOREGRAD, "<foregrad", _TORCH)):

@@ -1,4 +1,4 @@
-"""Sizes that vary from call to call: which ones become symbolic, and the check that a graph is right for them."""
+"""Sizes that vary from call to call: the choice of those that become symbolic, and the check of marked dimensions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
     """
     rank = tensor.dim()
     if not -rank <= dim < rank:
-        raise IndexError(f"dimension {dim} of a tensor that has {rank}")
+        raise IndexError(f"mark_dynamic: dimension {dim} of a tensor with {rank} dimensions")
     dim %= rank
     size = tensor.shape[dim]
     if (min is not None and size < min) or (max is not None and size > max):
@@ -56,22 +56,22 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
 
 
 def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
-    """The dimensions that `mark_dynamic` was told of."""
+    """The dimensions of a tensor that were passed to `mark_dynamic`, with their limits."""
     marks: Mapping[int, Limits] = getattr(tensor, _MARK, {})
     return marks
 
 
 class SizesSeen:
-    """Sizes and numbers among the arguments of one function's captures: what differed between two is symbolic.
+    """Sizes and numbers among the arguments of one function's captures: one that differed between two is symbolic.
 
-    `dynamic` is None (as said), True (every size from the beginning) or False (none but those marked). `open_sizes`
-    are known to differ: dimensions by the path of their tensor; an integer's path has none.
+    `dynamic` is None (as above), True (every size from the beginning) or False (only marked sizes). `open_sizes` are
+    symbolic from the beginning: dimensions by the path of their tensor; an integer's path has none.
     """
 
     def __init__(self, dynamic: bool | None, open_sizes: Mapping[str, frozenset[int]] | None = None) -> None:
         self.dynamic = dynamic
         self.open = open_sizes or {}
-        self.varied: frozenset[str] = frozenset()  # lines at which numbers are read that were others before
+        self.varied: frozenset[str] = frozenset()  # lines that read numbers whose values have varied
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
@@ -79,19 +79,19 @@ class SizesSeen:
         self.constants: set[str] = set()
 
     def make_constant(self, paths: Iterable[str]) -> None:
-        """These numbers are parts of the program: from now on every value gets a graph of its own."""
+        """Treat these numbers as parts of the program: from now on every value gets a graph of its own."""
         self.constants.update(paths)
 
     def close(self) -> None:
-        """The function can't be captured with sizes of its own left open: each gets a graph of its own."""
+        """Note that the function can't be captured with sizes of its own left open: each gets a graph of its own."""
         self._closed = True
 
     def give_up(self) -> None:
-        """The function can't be captured with symbols: from now on every size gets a graph of its own."""
+        """Note that the function can't be captured with symbols: from now on every size gets a graph of its own."""
         self._hopeless = True
 
     def observe(self, call: FlatCall, specializations: Sequence[Specialization] = ()) -> FlatCall:
-        """The call with the dimensions, and the lines where numbers are read, that are to be symbolic."""
+        """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on it."""
         if self._hopeless:
             return call
         if self.dynamic is not False and (self.varied or any(s.decides for s in specializations)):
@@ -101,7 +101,7 @@ class SizesSeen:
         numbers = self._numbers(call)
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
-        found: dict[int, dict[int, Limits]] = {}
+        limits_by_leaf: dict[int, dict[int, Limits]] = {}
         wrapper_of = {first + i: (spec, i) for first, spec in call.tree.wrappers() for i in range(spec.count)}
         for index, leaf in enumerate(call.leaves):
             if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
@@ -119,12 +119,12 @@ class SizesSeen:
                     dims[dim] = (None, None)
             dims |= marked_dims(leaf)
             if dims and call.first_of[index] == index:
-                found[index] = dims
-        return dataclasses.replace(call, dynamic=found) if found else call
+                limits_by_leaf[index] = dims
+        return dataclasses.replace(call, dynamic=limits_by_leaf) if limits_by_leaf else call
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
-        """The leaves that are integers or floats and were others before; the integers 0 and 1 are never symbolic."""
-        found, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers, which others replace
+        """The leaves that are integers or floats whose values have varied; the integers 0 and 1 are never symbolic."""
+        leaves, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers may be replaced as a whole
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
             if type(leaf) not in (int, float) or path in self.constants:
                 continue
@@ -135,12 +135,12 @@ class SizesSeen:
             if math.isfinite(leaf) if type(leaf) is float else may_vary(leaf):
                 seen.add(repr(leaf))
                 if len(seen) > 1 or is_open:
-                    found.add(index)
-        return frozenset(found)
+                    leaves.add(index)
+        return frozenset(leaves)
 
 
 def numbers_read(specializations: Sequence[Specialization]) -> frozenset[str]:
-    """The lines at which a graph there is read a number from a tensor: as there is to be another, it differs."""
+    """The lines at which the graphs so far read a number from a tensor. Another graph is needed since it varies."""
     return frozenset(
         decision.where
         for s in specializations
@@ -150,17 +150,17 @@ def numbers_read(specializations: Sequence[Specialization]) -> frozenset[str]:
 
 
 def sizes_found(specializations: Sequence[Specialization]) -> dict[str, frozenset[int]]:
-    """The sizes that depend on values, as the graphs there are found them: by line."""
-    found: dict[str, set[int]] = {}
+    """The sizes that depend on values, as the graphs so far computed them: by line."""
+    sizes_by_line: dict[str, set[int]] = {}
     for s in specializations:
         for decision in s.product.captured.joint.signature.decisions:
             if not decision.is_tensor and type(decision.value) is int:
-                found.setdefault(decision.where, set()).add(decision.value)
-    return {where: frozenset(values) for where, values in found.items()}
+                sizes_by_line.setdefault(decision.where, set()).add(decision.value)
+    return {where: frozenset(values) for where, values in sizes_by_line.items()}
 
 
 def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
-    """Raise for a marked dimension that the program only works for one size of."""
+    """Raise `UnsupportedError` for a marked dimension if the program works only for one size of it."""
     for info in joint.signature.symbols:
         argument = joint.signature.inputs[info.input].argument
         if argument is None or info.dim is None or info.dim not in marked_dims(call.leaves[argument]):

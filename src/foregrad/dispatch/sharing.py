@@ -1,4 +1,4 @@
-"""Which inputs of a graph share memory, where some of that is written: a call must have the same relations."""
+"""Inputs of a graph that share memory, if some of it is written: a call must have the same relations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Sharing", "sharing_of"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharing:
-    """`memories`: for each input the number of the memory that it lies in, None for one that is a whole memory.
+    """`memories`: for each input the number of its storage, None for an input that is a whole storage.
 
-    `counters`: pairs of inputs in one memory, and whether a write to one counts as a write to the other. `roots`:
-    inputs that must be views of nothing.
+    `counters`: pairs of inputs in one storage, and whether they share a version counter. `roots`: inputs that must be
+    no views.
     """
 
     memories: tuple[int | None, ...]
@@ -27,7 +27,7 @@ class Sharing:
 
 
 def sharing_of(signature: Signature, tensors: Sequence[torch.Tensor | None]) -> Sharing | None:
-    """The relations of the tensors that were captured; None where no two share memory."""
+    """The relations of the tensors of a capture; None if no two share memory."""
     numbers: dict[int, int] = {}
     memories: list[int | None] = []
     members: dict[int, list[int]] = {}

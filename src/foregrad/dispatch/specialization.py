@@ -35,11 +35,11 @@ class Specialization:
         self.decides = bool(product.captured.joint.signature.decisions)
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
-        """Why the graph is not right for a call with these arguments, made now."""
+        """The reason why the graph is not right for a call with these arguments, made now."""
         return self.guards.first_difference(args, kwargs) or decided(self.product.captured.joint.signature.decisions)
 
     def makes_the_same_of_it(self, other: Specialization) -> bool:
-        """Whether another capture came to the same graph, and to the same outputs that are no tensors."""
+        """Whether another capture has an equal graph, and equal outputs that are no tensors."""
         one, two = self.product.captured.joint, other.product.captured.joint
         numbers = [
             [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.outputs]
@@ -48,12 +48,12 @@ class Specialization:
         return numbers[0] == numbers[1] and str(one) == str(two)
 
     def leave_unrepeated(self, name: str) -> None:
-        """Stop looking at what the function changes on every run, where two runs gave one and the same graph."""
+        """Stop watching state that the function changes on every run, if two runs gave equal graphs; warns once."""
         changed = self.watch.drop_changed()
         if changed:
             warn_user(
-                f"`{name}` changes {'; '.join(changed)}. That happened while it was captured; compiled calls do not "
-                "repeat it, and do not look at it. Move it out of the compiled function."
+                f"`{name}` changes {'; '.join(changed)}. The change was made while it was captured; compiled calls do "
+                "not repeat it, and do not check it. Move it out of the compiled function."
             )
 
     def source(self) -> str:

@@ -1,4 +1,4 @@
-"""From one call to its specialization: capture, partition, compile, render; with symbolic sizes where that works."""
+"""From one call to its specialization: capture, partition, compile, render; with symbolic sizes if that works."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from ..tracing.values.draws import DrawsDiffer
 from .guards import CallGuards
 from .numbers import ConstantNumbers, fixed_numbers
 from .pipeline import Pipeline, Product
+from .reporting import log_guards
 from .shapes import SizesSeen, check_marked
 from .specialization import Specialization
 from .stateful import check_draws
-from .told import tell_guards
 
 __all__ = ["Specializer"]
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes` are those that its calls came with."""
+    """Makes the specializations of one function. `sizes` are the sizes of its calls so far."""
 
     def __init__(
         self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
 
-    def specialize(self, call: FlatCall, made: Sequence[Specialization]) -> Specialization:
-        """Capture, partition, compile and render for this call. `made`: the graphs that there are."""
+    def specialize(self, call: FlatCall, specializations: Sequence[Specialization]) -> Specialization:
+        """Capture, partition, compile and render for this call. `specializations`: the graphs so far."""
         with compiling(self.name):
-            call = self.sizes.observe(call, made)
+            call = self.sizes.observe(call, specializations)
             call, product = self._build(call)
             with phase("guards"):
                 return self._rendered(call, product)
 
     def _rendered(self, call: FlatCall, product: Product) -> Specialization:
-        """The code around the graphs, which decides whether they are right for a call."""
+        """The specialization: graphs with the code around them, which tests whether they are right for a call."""
         check_draws(self.name, call, self.sizes.constants)
         captured = product.captured
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
         while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "found", "differs"])
+            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "difference", "differs"])
             guards = CallGuards(call, captured, names, native=self.config.native)
             lines = guards.lines()
-            known = captured.joint.num_guards()
+            num_guards = captured.joint.num_guards()
             eagerly = "return eagerly(*args, **kwargs)"
-            given = guards.symbols, eagerly, guards.wrappers, guards.containers
-            run = render_run(product.compiled, guards.inputs, names, "return MISS", *given)
-            if captured.joint.num_guards() == known:  # nothing more was found out about symbolic sizes
+            variables = guards.symbols, eagerly, guards.wrappers, guards.containers
+            run = render_run(product.compiled, guards.inputs, names, "return MISS", *variables)
+            if captured.joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
                 break
         body = "\n".join("    " + line for line in (*lines, *run.lines))
         source = f"def call(args, kwargs):\n{body}\n"
@@ -61,11 +61,11 @@ class Specializer:
         if captured.joint.signature.checks:
             globals_["eagerly"] = self.function
         function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
-        tell_guards(self.name, source)
+        log_guards(self.name, source)
         return Specialization(function, run.node, product.without_tensors(), guards.watch, guards.list)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
-        """What the pipeline makes of a call: with symbolic sizes and numbers where that works, else without."""
+        """The pipeline's product for a call: with symbolic sizes and numbers if that works, else without."""
         while call.numbers:
             try:
                 product = self.pipeline.build(call, self.name, self.config)
@@ -74,8 +74,8 @@ class Specializer:
                 if product.captured.joint.error is None:
                     return call, product
                 constants = call.numbers
-            except ConstantNumbers as found:
-                constants = found.leaves
+            except ConstantNumbers as error:
+                constants = error.leaves
             except DrawsDiffer:
                 raise
             except Exception:  # whatever is wrong apart from symbols, the next try raises
@@ -84,16 +84,16 @@ class Specializer:
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
         static = dataclasses.replace(closed, dynamic={}, varied=frozenset())
-        # What is tried, and what is known to be hopeless where only a later try works.
+        # Each try, and what to note as hopeless if only a later try works.
         tries: list[tuple[FlatCall, Callable[[], None]]] = []
         if call.may_open_sizes:
             tries.append((call, self.sizes.close))
         if call.dynamic or call.varied:
             tries.append((closed, self.sizes.give_up))  # some operator takes plain numbers only
         for tried, _ in tries:
-            made = self._try_symbols(tried)
-            if made is not None:
-                product = made
+            attempt = self._try_symbols(tried)
+            if attempt is not None:
+                product = attempt
                 break
         else:
             tried, product = static, self.pipeline.build(static, self.name, self.config)
@@ -105,7 +105,7 @@ class Specializer:
         return tried, product
 
     def _try_symbols(self, call: FlatCall) -> Product | None:
-        """What the pipeline makes of a call with symbolic sizes, or None where that does not work."""
+        """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
             product = self.pipeline.build(call, self.name, self.config)
         except Exception:  # whatever is wrong apart from symbols, the next try raises

@@ -1,4 +1,4 @@
-"""The state of the thread and of the library that a capture was made under, as conditions of a guard."""
+"""The state of the thread and of the library during a capture, as conditions of a guard."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["state_conditions"]
 def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tensors: bool) -> list[str]:
     """Conditions that hold while the state is as it is now.
 
-    One C++ object sees to grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and
-    reduced precision, the number of threads. Whether new memory is filled matters only to deterministic algorithms,
-    and which attention kernels there are to choose from only to a graph that one may have been chosen for.
+    One C++ object tests grad mode, autocast of every device, deterministic algorithms, the default dtype, tf32 and
+    reduced precision, the number of threads. Filling of new memory matters only to deterministic algorithms, and the
+    choice of attention kernels only to a graph for which one may have been chosen.
 
-    `tensors`: a tensor that autograd knows is checked too. Its dispatch keys are those of the thread, so there
-    are none of autograd in inference mode, and others in functorch transforms.
+    `tensors`: a tensor that autograd records is checked too. Its dispatch keys are those of the thread, so autograd's
+    are missing in inference mode, and others are present in functorch transforms.
     """
     conditions = [f"{bind('global_state', torch_guards.GlobalStateGuard())}.check()"]
     if not tensors or torch_guards.is_inference():

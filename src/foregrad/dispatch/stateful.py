@@ -1,4 +1,4 @@
-"""Calls of a function whose state varies like an argument: read the state, draw, and call what takes these as one."""
+"""Calls of a function whose state is an argument: read the state, draw, and call the form that takes both."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ __all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_vari
 def state_that_varies(
     function: Any, name: str, specializations: Sequence[Specialization], fixed: Collection[tuple[int, Any]] = ()
 ) -> tuple[StatePlace, ...]:
-    """The places in Python's state where the graphs there are find, or leave, another number, array or container than
-    the one that they were captured for, and that are no arguments yet: counters, and what is set from outside between
-    calls, as a temperature that is annealed, the weight of a loss, the state of an environment.
-    `fixed`: those that can't be arguments.
+    """The places in Python's state that vary and are no arguments yet: their number, array or container differs from
+    the capture's, or the graphs so far change it. Examples are counters, and values that are set from outside between
+    calls: an annealed temperature, the weight of a loss, the state of an environment. `fixed`: places that can't be
+    arguments.
     """
-    found: dict[tuple[int, Any], StatePlace] = {}
+    places: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:
         for write in specialization.product.captured.joint.signature.python_writes:
             place = place_of(write) if write.counts else None
             if place is not None:
-                found.setdefault(place.identity, place)
+                places.setdefault(place.identity, place)
     set_outside = {place.identity: place for s in specializations for place in _values_that_differ(s)}
     if set_outside:
-        held = {id(holder.target) for holder in UserState([(function, name)]).holders}  # what a capture puts back
-        found = {key: place for key, place in set_outside.items() if id(place.target) in held} | found
-    known = {*fixed, *(place.identity for place in lifted_places(function))}
-    return tuple(place for identity, place in found.items() if identity not in known)
+        held = {id(holder.target) for holder in UserState([(function, name)]).holders}  # a capture restores these
+        places = {key: place for key, place in set_outside.items() if id(place.target) in held} | places
+    excluded = {*fixed, *(place.identity for place in lifted_places(function))}
+    return tuple(place for identity, place in places.items() if identity not in excluded)
 
 
 def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
@@ -69,7 +69,7 @@ def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
-    """The places of containers that a graph adds to, whatever is in them."""
+    """The places of containers that a graph adds to without reading them."""
     writes = specialization.product.captured.joint.signature.python_writes
     return {
         (id(write.target), "cell_contents" if write.kind == "cell" else write.key)
@@ -79,7 +79,9 @@ def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
 
 
 def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
-    """Raise where the program needs to know a float that it draws: no graph would be right twice."""
+    """Raise `UnsupportedSideEffectError` if the program needs the value of a float that it draws: no graph would be
+    right twice.
+    """
     places = call.function.places if isinstance(call.function, Lifted) else ()
     for place, value in zip(places, call.leaves, strict=False):
         if isinstance(place, Draw) and place.path in constants and type(value) is float:
@@ -92,14 +94,14 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
 def render_stateful(
     name: str, lifted: Lifted, inner: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """A function of (args, kwargs) that calls `inner` with the state ahead of them. It gives `MISS` for calls that draw
-    other numbers, or none, or need to know those in an array.
+    """A function of (args, kwargs) that calls `inner` with the state ahead of them. The result is `MISS` for calls
+    whose draws differ, or that need the numbers in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
     globals_: dict[str, Any] = {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
 
-    def bind(wanted: str, value: Any) -> str:
-        bound = names.fresh(wanted)
+    def bind(hint: str, value: Any) -> str:
+        bound = names.fresh(hint)
         globals_[bound] = value
         return bound
 
@@ -144,8 +146,8 @@ def render_stateful(
 
 
 class DrawLines:
-    """`lines` so far, in order; `arrays` are the variables of the arrays that were drawn. `states`: how many of the
-    arguments are none of the user's.
+    """`lines` that draw, in order; `arrays` are the variables of drawn arrays. `states`: the number of leading
+    arguments that hold state, not the user's values.
     """
 
     def __init__(self, bind: Callable[[str, Any], str], states: int) -> None:
@@ -156,7 +158,7 @@ class DrawLines:
         self._steps: list[tuple[Step, str]] = []
 
     def place(self, place: Draw | Converted) -> str:
-        """The lines of one place; what stands for it among the state."""
+        """Add the lines of one place; the expression for it among the state."""
         if isinstance(place, Converted):
             return f"{self.bind('from_numpy', torch.from_numpy)}({self._spelled(place.value)})"
         name = f"drawn_{len(self._values)}"
@@ -168,8 +170,8 @@ class DrawLines:
         return "None" if place.is_array else name
 
     def _call(self, function: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-        given = [*map(self._spelled, args), *(f"{key}={self._spelled(value)}" for key, value in kwargs)]
-        return f"{function}({', '.join(given)})"
+        arguments = [*map(self._spelled, args), *(f"{key}={self._spelled(value)}" for key, value in kwargs)]
+        return f"{function}({', '.join(arguments)})"
 
     def _spelled(self, value: Any) -> str:
         if isinstance(value, DrawnValue):
@@ -192,8 +194,8 @@ class DrawLines:
         return literal(value) or self.bind("constant", value)
 
     def _step(self, step: Step) -> str:
-        for known, name in self._steps:
-            if known.is_same(step):
+        for earlier, name in self._steps:
+            if earlier.is_same(step):
                 return name
         if isinstance(step.function, str):
             call = self._call(f"{self._spelled(step.args[0])}.{step.function}", step.args[1:], step.kwargs)

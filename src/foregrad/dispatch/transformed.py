@@ -1,10 +1,9 @@
 """Calls of a compiled function under torch.func transforms or with dual numbers.
 
-The function is captured once as it looks from where it is called, without the levels, to know everything it reads
-and what it does besides computing; the guards in front are the same as for an ordinary call. All tensors that it
-reads, closed-over ones too, then go as values to a `Layered` function, which takes the levels off. What writes to
-tensors or to Python's state, and what draws random numbers where they would have to be drawn again, runs uncompiled:
-a level may run the function more than once.
+The function is captured once without the levels, for the tensors that it reads and its side effects; the guards in
+front are those of an ordinary call. All tensors that it reads, closed-over ones too, then go as values to a `Layered`
+function, which takes the levels off. Functions that write to tensors or to Python's state, or would have to draw random
+numbers again, run uncompiled: a level may run the function more than once.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Transformed:
         self.compile_flat = compile_flat
         self.config = config
         self.name = name
-        self.layered: list[Layered] = []  # what was compiled, for people
+        self.layered: list[Layered] = []  # the compiled functions, for people
         self._calls: tuple[Callable[..., Any], ...] = ()
         self.refusals = Refusals(function, name, config.on_unsupported)
         self._failures = 0
@@ -65,21 +64,21 @@ class Transformed:
         if self.refusals and (eager := self.refusals.covers(args, kwargs)):
             return eager.call(self.function, args, kwargs)
         if len(self._calls) + self._failures < self.config.recompile_limit:
-            with held, self._turn.taken() as is_ours:
-                made = self._make(args, kwargs) if is_ours else None
-            if not is_ours:
+            with held, self._turn.taken() as has_turn:
+                new_call = self._make(args, kwargs) if has_turn else None
+            if not has_turn:
                 return self.function(*args, **kwargs)
-            if made is not None:
-                result = made(args, kwargs)
+            if new_call is not None:
+                result = new_call(args, kwargs)
                 if result is not MISS:
-                    self._calls = (made, *self._calls)
+                    self._calls = (new_call, *self._calls)
                     return result
             self._failures += 1
         return self.function(*args, **kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """A guarded call for arguments like these; None where the function can't be captured, of which eager says why
-        unless it is here that it is said.
+        """A guarded call for arguments like these; None if the function can't be captured. Then either a refusal was
+        reported, or the eager call raises the error.
         """
         from ..tracing.capture import capture_call  # late, as in the pipeline
         from ..tracing.options import Options
@@ -99,7 +98,7 @@ class Transformed:
             else:
                 self._refuse(args, kwargs, error)
             return None
-        except Exception:  # the user's or ours: eager says what is wrong
+        except Exception:  # the user's or ours: eager raises it
             return None
         if captured.joint.signature.python_writes:
             return None
@@ -116,13 +115,13 @@ class Transformed:
         return compile_source(source, "call", {**guards.list.globals, through: run}, label=f"transforms of {self.name}")
 
     def _check_writes(self, signature: Signature) -> None:
-        """Raise for what each call leaves behind in Python's state, which the first call alone may do unheard."""
+        """Raise for writes to Python's state; the first capture alone may write without an error."""
         written = [*dict.fromkeys(write.path for write in signature.python_writes)]
         self._writes += bool(written)
         if written and self._writes > _MOST_WRITES:
             raise UnsupportedSideEffectError(
                 f"`{self.name}` writes {', '.join(written)}, and is called under a torch.func transform or with dual "
-                "numbers, where what is compiled may run more than once. Return what it writes."
+                "numbers, where a compiled function may run more than once. Return what it writes."
             )
 
     def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
@@ -171,7 +170,7 @@ class _OfValues:
 
 
 class _Instead(TorchFunctionMode):
-    """Torch functions get other tensors in place of those with these ids."""
+    """Torch functions get substitutes for the tensors with these ids."""
 
     def __init__(self, instead: dict[int, torch.Tensor]) -> None:
         super().__init__()
@@ -190,7 +189,7 @@ class _Instead(TorchFunctionMode):
         return value
 
 
-_MOST_WRITES = 1  # captures in a row that write and are not spoken of: a flag is set, a cache filled
+_MOST_WRITES = 1  # captures in a row that may write without an error: a flag is set, a cache filled
 
 
 def _can_be_read_again(info: InputInfo) -> bool:

@@ -1,16 +1,16 @@
-"""`Watch`: whether what a function read besides its arguments is still what it was, in two calls into C++.
+"""`Watch`: whether values that a function read besides its arguments are unchanged, in two calls into C++.
 
 Places that are seldom written to (the tables of modules, the globals of a library) are checked by the version that
-CPython keeps of each dict; a place that was written to is looked at again, item by item, and when nothing that
-matters has changed, is from its second time on checked by its items. So the cost is some ten nanoseconds for each
-place, whatever is in it, and a change is never missed: every doubt ends in the slow look. A dict whose version does
-not tell of every write (see `versions_tell`) is checked by its items from the start.
+CPython keeps of each dict. A place that was written to is compared again, item by item; if no item that matters has
+changed, it is checked by its items from the second time on. So a place costs some ten nanoseconds, whatever its size,
+and a change is never missed: every doubt ends in the slow comparison. A dict whose version does not tell of every write
+(see `versions_tell`) is checked by its items from the start.
 
 The parameters and buffers of modules are kept as a tuple, read again when one of the tables they are in was written
 to; their metadata, which can change without any table being written to, is checked on every call.
 
-A watch holds on to none of the user's objects but those tables and tensors, and lets go of these when one of the
-objects it knows by identity is gone: nothing can bring that back.
+A watch holds on to none of the user's objects but those tables and tensors, and lets go of these when an object that
+is guarded by identity is gone: no call can pass its guard again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .explain import Difference
 __all__ = ["Watch"]
 
 Check = Callable[[tuple[Any, ...]], bool]
-_FEW = 6  # places, up to which their versions are looked at from Python
+_FEW = 6  # places; up to this number their versions are compared in Python
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
 _alive: weakref.WeakSet[Watch] = weakref.WeakSet()
 
@@ -49,9 +49,10 @@ def _never(objects: tuple[Any, ...]) -> bool:
 
 
 class Watch:
-    """Over the places of `reads`, the hooks of `modules`, and `tensors`: (table, key, name) of parameters and buffers.
+    """A watch over the places of `reads`, the hooks of `modules`, and `tensors`: (table, key, name) of parameters and
+    buffers.
 
-    `now` is (check, what to hand it, the tensors); when `check` says no, `refresh()` says whether that matters.
+    `now` is (check, its argument, the tensors). If the check fails, `refresh()` tells whether the change matters.
     """
 
     def __init__(
@@ -66,20 +67,20 @@ class Watch:
         _alive.add(self)
         self.native = native
         self.now: tuple[Check, tuple[Any, ...], tuple[torch.Tensor, ...]]
-        self.dead, self._gone = False, ""  # whether something that matters is no more, and what
+        self.dead, self._gone = False, ""  # whether an object that matters is gone, and its name
         self.tables = list(tensors)
         self.hook_tables: list[dict[int, Any]] = []
         self.places = list(reads.places.values())
-        # A table in which nothing is looked at may be another one.
+        # A table of which no item is guarded may be replaced.
         self.shapes = [
             (reference, cls, table if id(table) in reads.places else None)
             for reference, cls, table in reads.shapes.values()
         ]
         self.modules = list(reads.modules.values())
-        found = tensors_in(self.places)
-        self.compared = found if reads.compares_identity else _at_several(found)
+        tensors_found = tensors_in(self.places)
+        self.compared = tensors_found if reads.compares_identity else _at_several(tensors_found)
         # The first index of each tensor in the list, by its id.
-        self.found: dict[int, int] = {}
+        self.first_index: dict[int, int] = {}
         self.one_another = self._one_another()
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
@@ -129,7 +130,7 @@ class Watch:
         self._refs += [weakref.ref(root, functools.partial(gone, "")) for root in roots]
 
     def kill(self) -> None:
-        """Let go of everything: something the graph was made for is no more."""
+        """Let go of everything: an object that the graph was made for is gone."""
         self.dead = True
         self.now = (_never, (), ())
         self.tables, self.places, self.hook_tables, self.shapes, self.compared = [], [], [], [], []
@@ -138,7 +139,7 @@ class Watch:
     # ---------------------------------------------------------------- checking
 
     def hooks_unchanged(self) -> bool:
-        """Asked when a hook was registered anywhere since the last time."""
+        """Whether the watched hooks are unchanged; asked after any hook was registered anywhere."""
         counter = RemovableHandle.next_id
         if any(self.hook_tables):
             return False
@@ -146,7 +147,7 @@ class Watch:
         return True
 
     def refresh(self) -> bool:
-        """Look at every place; when nothing that matters differs, remember the state as it is now."""
+        """Compare every place; if no difference matters, take the present state as the expected one."""
         if self.dead or self.difference() is not None:
             return False
         for place, mark in zip(self.places, self._marks, strict=True):
@@ -168,17 +169,17 @@ class Watch:
             self.forget()
 
     def difference(self) -> Difference | None:
-        """Something that differs."""
+        """The first difference from the capture, or None."""
         if self.dead:
             return _of_state(self._gone or "an object the function reached", "alive", "gone")
         for place in self.places:
-            found = place.difference()
-            if found is not None:
-                return _of_state(*found)
+            difference = place.difference()
+            if difference is not None:
+                return _of_state(*difference)
         for reference, cls, table in (*self.shapes, *self.modules):
             value = reference()
             if value is None:
-                continue  # nothing that is looked at leads there any more, or it would be noticed
+                continue  # no watched place leads there any more, else its change would be noticed
             if type(value) is not cls:
                 return _of_state(f"the class of a {cls.__name__}", cls.__name__, type(value).__name__)
             if table is not None and table_of(value) is not table:
@@ -191,32 +192,35 @@ class Watch:
         return None
 
     def drop_changed(self) -> list[str]:
-        """Stop watching whatever differs now; what that is, for people."""
+        """Stop watching places that differ now; their descriptions, for people."""
         dropped = []
         for place in [] if self.dead else self.places:
-            while (found := place.difference()) is not None:
-                dropped.append(f"{found[0]} (from {found[1]} to {found[2]})")
+            while (difference := place.difference()) is not None:
+                dropped.append(f"{difference[0]} (from {difference[1]} to {difference[2]})")
                 place.drop_changed()
         self._rebuild(self.tensors())
         return dropped
 
     def _one_another(self) -> list[int]:
-        """Of the tensors that may be compared by which they are: where in the list each stands first."""
-        self.found.clear()
-        return [self.found.setdefault(id(place.look(key)), number) for number, (place, key) in enumerate(self.compared)]
+        """For each tensor that may be compared by identity, its first position in the list."""
+        self.first_index.clear()
+        return [
+            self.first_index.setdefault(id(place.look(key)), number)
+            for number, (place, key) in enumerate(self.compared)
+        ]
 
     def tensors(self) -> tuple[Any, ...]:
         return tuple(table.get(key) for table, key, _ in self.tables)
 
     def _rebuild(self, tensors: tuple[Any, ...]) -> None:
-        """Make the check anew, for what is there now."""
+        """Make the check anew, for the present values."""
         if self.dead:
             return
         self._marks = [*map(_mark, self.places)]
         self.now = (*self._check(), tensors)
 
     def _check(self) -> tuple[Check, tuple[Any, ...]]:
-        """The check of all places and shapes, and what to hand it."""
+        """The check of all places and shapes, and its argument."""
         checks, rest, modules, shapes = [], self.places, self.modules, self.shapes
         unwritten = [place for place in rest if _by_version(place)]
         counted = make_version_check([place.holder for place in unwritten], modules) if self.native else None
@@ -243,7 +247,7 @@ class Watch:
         return _all_of(checks), (*(place.holder for place in rest), *(reference for reference, _, _ in alive))
 
     def _check_of(self, tensors: tuple[Any, ...]) -> Check:
-        """Whether a tuple of tensors has the metadata of these."""
+        """A check that a tuple of tensors has the metadata of `tensors`."""
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             return _never
         shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
@@ -268,7 +272,7 @@ def _of_state(name: str, before: str, now: str) -> Difference:
 
 
 def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:
-    """Where tensors were found."""
+    """The places and keys at which the function found tensors."""
     return [
         (place, key)
         for place in places
@@ -296,17 +300,17 @@ def _all_of(checks: list[Check]) -> Check:
 
 def _version_check(dicts: list[dict[Any, Any]]) -> Check:
     tests = " and ".join(f"version(dict_{i}) == {dict_version(table)}" for i, table in enumerate(dicts))
-    known = {"version": dict_version, **{f"dict_{i}": table for i, table in enumerate(dicts)}}
-    return compile_source(f"def check(_):\n    return {tests}\n", "check", known, label="watch")
+    globals_ = {"version": dict_version, **{f"dict_{i}": table for i, table in enumerate(dicts)}}
+    return compile_source(f"def check(_):\n    return {tests}\n", "check", globals_, label="watch")
 
 
 def _cell_check(places: list[ReadSite]) -> Check:
-    """By the addresses of what is in closure cells: a generated function has thousands, and a tree takes long."""
-    cells, read, found = [place.holder for place in places], operator.attrgetter("cell_contents"), []
+    """A check by the addresses of objects in closure cells: a generated function has thousands; a tree is slow."""
+    cells, read, contents = [place.holder for place in places], operator.attrgetter("cell_contents"), []
     for place in places:
-        found.append(place.look("cell_contents"))
-        place.items["cell_contents"].pin(found[-1])
-    addresses = [*map(id, found)]
+        contents.append(place.look("cell_contents"))
+        place.items["cell_contents"].pin(contents[-1])
+    addresses = [*map(id, contents)]
 
     def check(_: Any) -> bool:
         try:
@@ -318,7 +322,7 @@ def _cell_check(places: list[ReadSite]) -> Check:
 
 
 def _shape_check(shapes: list[tuple[Any, type, Any]]) -> Check:
-    """Objects have kept their class and, where that is looked at, their `__dict__`."""
+    """A check that objects have kept their class and, if it is watched, their `__dict__`."""
 
     def check(_: Any) -> bool:
         for reference, cls, table in shapes:
@@ -330,15 +334,15 @@ def _shape_check(shapes: list[tuple[Any, type, Any]]) -> Check:
     return check
 
 
-def _at_several(found: list[tuple[ReadSite, Any]]) -> list[tuple[ReadSite, Any]]:
-    """Where tensors were found that are also found elsewhere: one input of the graph stands for all these places."""
-    tensors = [place.look(key) for place, key in found]
+def _at_several(sites: list[tuple[ReadSite, Any]]) -> list[tuple[ReadSite, Any]]:
+    """The places whose tensor is found at several places: one input of the graph stands for all of them."""
+    tensors = [place.look(key) for place, key in sites]
     counts = collections.Counter(map(id, tensors))
-    return [place for place, tensor in zip(found, tensors, strict=True) if counts[id(tensor)] > 1]
+    return [place for place, tensor in zip(sites, tensors, strict=True) if counts[id(tensor)] > 1]
 
 
 def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:
-    """By one call into C++, and where that can't tell by looking at the places from Python."""
+    """A check by one call into C++; places that it can't check are compared in Python."""
     tree = Tree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
     for index, (reference, cls, table) in enumerate(modules, len(places)):
         tree.shape(index, reference(), cls, table)
@@ -349,7 +353,7 @@ def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) ->
         fast = _and_in_order(fast, ordered)
     if not slow:
         return fast
-    # Some of these have an answer that is quicker than the slow look, when nothing differs.
+    # For some of these a quicker test can show that nothing differs.
     quick = [_quick_look(place) for place in slow]
     looks = [(place, look) for place, look in zip(slow, quick, strict=True) if look is not None]
     others = [place for place, look in zip(slow, quick, strict=True) if look is None]
@@ -366,18 +370,18 @@ def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) ->
 
 
 def _and_in_order(check: Check, ordered: list[tuple[dict[Any, Any], list[Any]]]) -> Check:
-    if all(type(key) is str for _, keys in ordered for key in keys):  # equal ones of other types there are none
+    if all(type(key) is str for _, keys in ordered for key in keys):  # no key of another type equals a str
         return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
     expected = [(table, tuple(keys)) for table, keys in ordered]
     return lambda objects: check(objects) and all(same_keys(tuple(table), keys) for table, keys in expected)
 
 
 def _quick_look(place: ReadSite) -> Callable[[], bool] | None:
-    """What says that a place is as it was, or that it may be not; None where nothing is quicker than to look."""
+    """A quick test that a place is unchanged; False if it may have changed. None if no test beats the comparison."""
     holder = place.holder
     if place.kind == "set" and type(holder) is set and all(e.kind == "equal" for e in place.items.values()):
-        items = tuple(holder)  # as they are as long as nothing is written
-        if all(type(item) is str for item in items):  # which are as good as one another where they are equal
+        items = tuple(holder)  # unchanged as long as nothing is written
+        if all(type(item) is str for item in items):  # equal strings are interchangeable
             return lambda: tuple(holder) == items
         return lambda: len(holder) == len(items) and all(map(operator.is_, holder, items))
     if type(holder) is threading.local and all(e.kind == "absent" for e in place.items.values()) and not place.absent:
@@ -385,7 +389,7 @@ def _quick_look(place: ReadSite) -> Callable[[], bool] | None:
     if place.kind == "asked" and is_cached_function(holder):
         return functools.partial(place.ask, holder)
     if place.kind == "dict" and place.keys is not None and isinstance(holder, collections.OrderedDict):
-        version, keys = dict_version(holder), place.keys  # a version says all but the order
+        version, keys = dict_version(holder), place.keys  # a version tells of every write but one of order
         return lambda: dict_version(holder) == version and tuple(_KEYS(holder)) == keys
     return None
 
@@ -394,7 +398,7 @@ _KEYS = collections.OrderedDict.keys
 
 
 def _has_none(holder: threading.local, names: frozenset[str]) -> bool:
-    """Whether this thread has none of these attributes there."""
+    """Whether this thread has none of these attributes in `holder`."""
     return names.isdisjoint(vars(holder))
 
 
@@ -405,14 +409,14 @@ def _by_version(place: ReadSite) -> bool:
 
 
 def _is_full_cell(place: ReadSite) -> bool:
-    """Whether a place is a closure cell of which the object, or plain value, in it matters."""
+    """Whether a place is a closure cell whose content matters."""
     if type(place.holder) is not CellType or place.absent or place.keys is not None or place.copy is not None:
         return False
     return [*place.items] == ["cell_contents"] and place.items["cell_contents"].kind in ("same", "equal")
 
 
 def _by_items_in_order(place: ReadSite) -> bool:
-    """Whether the tree looks at the items of a dict, and does not see in which order they are."""
+    """Whether the tree checks the items of a dict, which leaves out their order."""
     return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
 
 
@@ -446,7 +450,7 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
             item = tree.attribute(node, holder, key)
         if expected.kind == "tensor":
             tree.type_is(item, expected.value)
-            tree.is_(item, now)  # another one is read again, and what holds of its kind asked again
+            tree.is_(item, now)  # another object fails here and is compared in Python
         elif expected.kind == "type":
             tree.type_is(item, expected.value)
         elif expected.kind == "equal" and _is_simple(now):
@@ -462,7 +466,7 @@ def _has_holes(place: ReadSite) -> bool:
 
 
 def _is_simple(value: Any) -> bool:
-    """Whether being of one type and equal is being the same."""
+    """Whether equal values of this type are interchangeable."""
     if type(value) is float:
         return value not in (0.0, value + 1.0)  # not zero, which has two signs, nor NaN or infinite
     return value is None or type(value) in (int, bool, str, bytes, torch.dtype, torch.device)

@@ -143,7 +143,7 @@ def _base(output: Handle, signature: Signature) -> str:
 
 def _guards(specialization: Specialization) -> Iterable[Guard]:
     signature = specialization.product.captured.joint.signature
-    said = [*specialization.guards.said()]
+    said = [*specialization.guards.descriptions()]
     reached = {str(info.slot) for info in signature.inputs if info.argument is None}
     for name, fact, expected in said:
         if name not in reached and fact in ("", "dtype", "shape", "device", "requires_grad", "stride()"):

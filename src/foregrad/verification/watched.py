@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ..config import Config
-from ..dispatch.compilers import Made
+from ..dispatch.compilers import CompiledGraph
 from ..dispatch.pipeline import Pipeline, Product
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
@@ -119,7 +119,7 @@ class WatchedPipeline(Pipeline):
         role: GraphRole,
         *args: Any,
         **how: Any,
-    ) -> Made:
+    ) -> CompiledGraph:
         begin = time.perf_counter()
         made = super().compiled_graph(compiler, module, joint, role, *args, **how)
         seconds = time.perf_counter() - begin
