@@ -1,1 +1,1 @@
-"""The cache on disk: what was worked out for a graph, kept for the next process under a key of all it depends on."""
+"""The cache on disk: results for a graph, kept for other processes under a key of everything they depend on."""

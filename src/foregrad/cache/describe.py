@@ -1,8 +1,8 @@
-"""Values as text that is the same in every process, and other for other values: what keys are made of.
+"""Descriptions of values for keys: equal in every process for equal values, different for different ones.
 
 A function of the user's is described by its source: bytecode, constants, defaults, closure and the globals it names,
-functions among these in the same way. What can't be described so that equal descriptions mean equal behaviour, such as
-an object of the user's, makes the key, and with it the entry, impossible: `UndescribedError`.
+functions among these likewise. Equal descriptions must mean equal behaviour. A value without such a description, as an
+object of the user's, makes the key, and with it the entry, impossible: `UndescribedError`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_na
 
 
 class UndescribedError(Exception):
-    """A value that no key can be made of; says which."""
+    """A value without a description; the message names it."""
 
 
 def digest(*parts: Any) -> str:
-    """64 hexadecimal digits for parts of JSON."""
+    """The SHA-256 of JSON values, as 64 hexadecimal digits."""
     text = json.dumps(parts, separators=(",", ":"), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe(value: Any, *, lenient: bool = False) -> Any:
-    """A value as JSON. `lenient`: an object that can't be described is described by its class."""
+    """A value as JSON. Raises `UndescribedError`, or, if `lenient`, describes an unknown object by its class."""
     return _Describer(lenient).value(value, 0)
 
 
@@ -52,7 +52,7 @@ class _Describer:
     def __init__(self, lenient: bool) -> None:
         self.lenient = lenient
         self.calls: dict[int, int] = {}
-        self.functions: dict[int, int] = {}  # those that are being described, or were, by number
+        self.functions: dict[int, int] = {}  # numbers of functions that were described, or are now, by id
 
     def value(self, value: Any, depth: int) -> Any:
         cls = type(value)
@@ -83,10 +83,10 @@ class _Describer:
         if dataclasses.is_dataclass(value):
             self._check_known(cls)
             fields = dataclasses.fields(value)
-            found = {f.name: self.value(getattr(value, f.name), depth + 1) for f in fields}
-            if isinstance(value, ViewStep):  # `call` is an address, to be compared with those of other steps
-                found["call"] = self.calls.setdefault(value.call, len(self.calls))
-            return [_name(cls), found]
+            described = {f.name: self.value(getattr(value, f.name), depth + 1) for f in fields}
+            if isinstance(value, ViewStep):  # `call` is an address, compared with those of other steps only
+                described["call"] = self.calls.setdefault(value.call, len(self.calls))
+            return [_name(cls), described]
         return self._called(value, depth + 1)
 
     # ---------------------------------------------------------------- what is called
@@ -112,9 +112,9 @@ class _Describer:
     def _function(self, function: types.FunctionType, depth: int) -> Any:
         if function.__module__.partition(".")[0] in _PACKAGES and "<locals>" not in function.__qualname__:
             return ["called", function.__module__, function.__qualname__]
-        known = self.functions.get(id(function))
-        if known is not None:
-            return ["function", known]
+        number = self.functions.get(id(function))
+        if number is not None:
+            return ["function", number]
         self.functions[id(function)] = len(self.functions)
         code = function.__code__
         cells = {}
@@ -157,11 +157,11 @@ class _Describer:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
+    names = set(code.co_names)
     for item in code.co_consts:
         if isinstance(item, types.CodeType):
-            found |= _names_in(item)
-    return found
+            names |= _names_in(item)
+    return names
 
 
 def _name(cls: type) -> str:

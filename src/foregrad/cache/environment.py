@@ -1,4 +1,4 @@
-"""What results depend on that is the same for the whole process: versions, sources, the processor."""
+"""The environment that results depend on: versions, sources, the processor, the settings in force."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_NO_MATTER = ("PrinterOptions.", "warnAlways", "recursion limit", "numpy.sete
 
 @functools.cache
 def process() -> dict[str, Any]:
-    """Versions, and the sources of foregrad, which may be changed under one version."""
+    """Versions, and a digest of foregrad's sources, which may change under one version."""
     package = sys.modules[__name__.partition(".")[0]]
     return {
         "foregrad": str(getattr(package, "__version__", "")),
@@ -33,8 +33,8 @@ def process() -> dict[str, Any]:
 
 
 def _digest_of(folder: str) -> str:
-    """A digest of the Python files under a folder, by their names and contents."""
-    found = hashlib.sha256()
+    """A digest of the names and contents of the Python files under a folder."""
+    sha256 = hashlib.sha256()
     for place, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -42,21 +42,21 @@ def _digest_of(folder: str) -> str:
                 path = os.path.join(place, name)
                 with open(path, "rb") as file:
                     content = file.read()
-                found.update(f"{os.path.relpath(path, folder)}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()
+                sha256.update(f"{os.path.relpath(path, folder)}\0{len(content)}\0".encode() + content)
+    return sha256.hexdigest()
 
 
 def devices(used: Iterable[torch.device]) -> list[Any]:
-    """The accelerators that a graph is for, by their names: kernels and plans differ from one to another."""
-    found = []
+    """The devices of a graph, accelerators with their names: kernels and plans differ from one to another."""
+    described = []
     for device in sorted(set(used), key=str):
         name = ""
         if device.type == "cuda":
             name = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-        found.append([str(device), name])
-    return found
+        described.append([str(device), name])
+    return described
 
 
 def settings_that_matter() -> dict[str, Any]:
-    """The settings of the thread and of PyTorch that what is captured, split and compiled depends on."""
+    """The settings of the thread and of PyTorch that captures, partitions and compilations depend on."""
     return {name: value for name, value in settings().items() if not name.startswith(_OF_NO_MATTER)}

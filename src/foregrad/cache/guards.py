@@ -1,4 +1,4 @@
-"""What a capture holds for, as JSON: arguments, what was read and asked besides, conditions on sizes, settings."""
+"""The guards of a capture as JSON: on arguments, on state that was read, on sizes, on settings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["described_guards", "described_sizes"]
 
 
 def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]:
-    """The guards of a captured call, as far as they are the same in another process.
+    """The guards of a captured call that mean something in another process.
 
-    What was read is guarded by far more than the function's own state: all globals that some code names, an identifier
-    of this session in some library among them. What these did to the graph is in the graph.
+    Guards also cover all globals that some code names, an identifier of this session in some library among them. These
+    are left out: their influence on the graph is in the graph.
     """
     leaves = [
         [path, first, _leaf(leaf, is_open=index in call.numbers)]
@@ -39,7 +39,7 @@ def _leaf(leaf: Any, *, is_open: bool) -> Any:
     if isinstance(leaf, torch.Tensor):
         return None
     if is_open and type(leaf) is int:
-        return ["any", "int"]  # a symbol, of which all that was found out is in the key
+        return ["any", "int"]  # a symbol, whose conditions are in the key
     return describe(leaf, lenient=True)
 
 
@@ -56,9 +56,9 @@ def _state(place: Any) -> Any:
 
 
 def described_sizes(joint: JointGraph, *, at_capture: bool) -> Any:
-    """The symbols of a graph's sizes and all that is known of them; None without any.
+    """The symbols of a graph's sizes with their conditions; None without symbols.
 
-    `at_capture`: what they were then too.
+    `at_capture`: also their values at capture.
     """
     if joint.symbols is None:
         return None

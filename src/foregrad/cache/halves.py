@@ -1,7 +1,7 @@
-"""Forward and backward of a joint graph as data, to be read again beside the same joint graph in another process.
+"""Forward and backward of a joint graph as data, to be read beside an equal joint graph in another process.
 
-What the halves share with the joint graph is not kept twice: constants are named, symbols of sizes are the joint
-graph's own, and where a node comes from (its line, module, operator) is that of the node it is `like`.
+Nothing of the joint graph is kept twice: constants are named, symbols of sizes are the joint graph's own, and the
+origin of a node (its line, module, operator) is that of the node it is `like`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ __all__ = ["constants_of", "data_of", "flags_of", "halves_from", "halves_to", "s
 _BUDGET = "memory_budget"  # of a forward's `meta`, see `partitioners.budget`
 _KNOWN = {_BUDGET, PREPARED}
 _MORE = {"has_backward_hook": bool, "saved_tensor_with_no_vc_check": bool, "updated": bool}
-_OWN = ("val", "spec", "tensor_meta")  # of a node itself, whatever it is like
+_OWN = ("val", "spec", "tensor_meta")  # entries of a node that are never taken from the node it is like
 
 
 def constants_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors in a graph, by the names of the attributes that they are."""
-    found = {}
+    """The constant tensors of a graph, by attribute name. Raises `UndescribedError` for constants of another type."""
+    constants = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
             name = str(node.target)
             value = getattr(module, name) if "." not in name else None
             if type(value) is not torch.Tensor:
                 raise UndescribedError(f"the attribute {name} of a graph")
-            found[name] = value
-    return found
+            constants[name] = value
+    return constants
 
 
 def symbols_of(joint: JointGraph) -> dict[str, Any]:
     """The symbols of a joint graph's sizes and numbers, by their names."""
     table = joint.symbols
-    found = set() if table is None else {*table.bound, *table.computed}
+    symbols = set() if table is None else {*table.bound, *table.computed}
     numbers = (node.meta.get("val") for node in joint.graph.nodes if spec_of(node) is None)
-    found |= {symbol for n in numbers if is_symbolic(n) for symbol in raw_expression(n).free_symbols}
-    return {str(symbol): symbol for symbol in found}
+    symbols |= {symbol for n in numbers if is_symbolic(n) for symbol in raw_expression(n).free_symbols}
+    return {str(symbol): symbol for symbol in symbols}
 
 
 def _table_of(joint: JointGraph) -> SymbolTable | None:
-    """The table of the graph's symbols. A graph whose only symbols are of floats that it reads has none by itself."""
+    """The table of the graph's symbols, made here for a graph whose only symbols are floats that it reads."""
     numbers = (node.meta.get("val") for node in joint.graph.nodes if spec_of(node) is None)
     own = (SymbolTable(n.node.shape_env) for n in numbers if is_symbolic(n))
     return joint.symbols or next(own, None)
@@ -75,13 +75,13 @@ def _namer(constants: Mapping[str, torch.Tensor]) -> Callable[[Any], str]:
 def data_of(module: fx.GraphModule, details: Callable[[fx.Node], dict[str, Any]]) -> dict[str, Any]:
     """One graph as data, with its tables, for a key."""
     writer = Writer(symbolic_floats=True)
-    flags_of(_output(module))  # of which the data has the results alone
+    flags_of(_output(module))  # raises for descriptors, which the data would leave out
     graph = graph_to(module, writer, _namer(constants_of(module)), details)
     return graph | {"tables": writer.tables()}
 
 
 def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, Any]:
-    """The halves as data. `UndescribedError` or `ArtifactError` for what can't be data."""
+    """The halves as data. Raises `UndescribedError` or `ArtifactError` for halves that can't be data."""
     writer, constants = Writer(symbolic_floats=True), constants_of(joint.module)
     writer.first_sequence_nr = first_sequence_nr(joint.module)
     like = _Likes(joint)
@@ -92,7 +92,7 @@ def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, 
         _check(half)
         for name, value in constants_of(half).items():
             if constants.get(name) is not value:
-                raise UndescribedError("a constant that a pass made, or called otherwise")
+                raise UndescribedError("a constant that a pass made or renamed")
         graph = graph_to(half, writer, _namer(constants), like.details)
         graphs.append(graph | {"returns": "tuple" if isinstance(_results(half), tuple) else "list"})
     outcome = halves[0].meta.get(_BUDGET)
@@ -101,7 +101,7 @@ def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, 
 
 
 def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.GraphModule]:
-    """The halves that `halves_to` made data of, for the same joint graph. Whatever else is found raises."""
+    """The halves from the data of `halves_to`, for an equal joint graph. Raises for any other data."""
     reader = Reader(data["tables"], _table_of(joint), symbols_of(joint), symbolic_floats=True)
     constants = constants_of(joint.module)
     origins, first = {node.name: node for node in joint.graph.nodes}, first_sequence_nr(joint.module)
@@ -110,7 +110,7 @@ def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.G
         half = graph_from(entry, reader, constants, joint.fake_mode, name, attributes=lambda key, _: key)
         for node, item in zip(half.graph.nodes, entry["nodes"], strict=True):
             _restore(node, item, origins, first)
-        if entry["returns"] == "tuple":  # compilers' own keys go by the text of a graph
+        if entry["returns"] == "tuple":  # compilers' own keys contain the text of a graph
             _output(half).args = (tuple(_results(half)),)
         half.meta |= {PREPARED: True} if checked(data["prepared"], bool) else {}
         halves.append(half)
@@ -121,8 +121,8 @@ def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.G
 
 
 def _output(module: fx.GraphModule) -> fx.Node:
-    found: fx.Node = next(iter(reversed(module.graph.nodes)))
-    return found
+    output: fx.Node = next(iter(reversed(module.graph.nodes)))
+    return output
 
 
 def _results(module: fx.GraphModule) -> Any:
@@ -130,7 +130,7 @@ def _results(module: fx.GraphModule) -> Any:
 
 
 def _check(half: fx.GraphModule) -> None:
-    """Raise for values that a graph's data does not tell of."""
+    """Raise `UndescribedError` for values that a graph's data leaves out."""
     for node in half.graph.nodes:
         if node.op not in ("placeholder", "call_function") or spec_of(node) is not None:
             continue
@@ -140,7 +140,7 @@ def _check(half: fx.GraphModule) -> None:
 
 
 class _Likes:
-    """For each node of a half, the node of the joint graph that says where it comes from."""
+    """For each node of a half, a node of the joint graph with the same origin."""
 
     def __init__(self, joint: JointGraph) -> None:
         self.by_name = {node.name: node for node in joint.graph.nodes}
@@ -149,29 +149,29 @@ class _Likes:
             self.by_trace.setdefault(node.meta.get("stack_trace"), node.name)
 
     def details(self, node: fx.Node) -> dict[str, Any]:
-        found = flags_of(node)
+        details = flags_of(node)
         trace = node.meta.get("stack_trace")
         same = self.by_name.get(node.name)
         if same is not None and same.meta.get("stack_trace") == trace:
-            found["like"] = node.name
+            details["like"] = node.name
         elif trace in self.by_trace:
-            found["like"] = self.by_trace[trace]
-        return found
+            details["like"] = self.by_trace[trace]
+        return details
 
 
 def flags_of(node: fx.Node) -> dict[str, Any]:
-    """What partitioners and reports read of a node besides what every graph's data has."""
+    """Metadata that partitioners and reports read of a node, besides that in every graph's data."""
     if dict.get(node.meta, "desc") is not None:
         raise UndescribedError("descriptors on a node")
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for key, cls in _MORE.items():
         value = dict.get(node.meta, key)
         if type(value) is cls:
-            found[key] = value
+            flags[key] = value
     names = dict.get(node.meta, "checkpoint_names")
     if names:
-        found["checkpoint_names"] = [checked(name, str) for name in names]
-    return found
+        flags["checkpoint_names"] = [checked(name, str) for name in names]
+    return flags
 
 
 _OF_ENTRY = ("partitioner_tag", "autograd_backward", "seq_nr", "is_gradient_acc", "ac_graph_id", "recompute")

@@ -1,18 +1,17 @@
-"""`Keeper`: what a pipeline keeps of its work, and under which keys.
+"""`Keeper`: the results that a pipeline keeps on disk, and their keys.
 
 * The halves of a joint graph, after a backend's passes and the partition. The key is the joint graph as data, its
-  signature, its guards, the options of `compile` (functions and policies by their source), the backend's word on what
-  its results depend on, settings, versions and devices. The stages are functions of these alone, so what is read is
-  what they would have made.
-* For a compiler that keeps compiled graphs itself: what it found out about symbolic sizes while it compiled a graph.
-  The tag in that entry is a part of the compiler's own key, so that the compiler finds a graph only together with the
-  conditions that the graph holds under.
+  signature, its guards, the options of `compile` (functions and policies by their source), the backend's own key,
+  settings, versions and devices. The stages are functions of these alone, so an entry is equal to their result.
+* For a compiler that keeps compiled graphs itself: the conditions on symbolic sizes that it added while it compiled a
+  graph. The tag in that entry is a part of the compiler's own key, so the compiler finds a graph only together with
+  the conditions that the graph holds under.
 
-Neither depends on the sizes at capture but through conditions that these fulfil. So one graph may have several entries,
-of which the first is taken whose conditions hold for the sizes at hand. (A policy or a budget goes by the sizes
-themselves, which are in the key then.)
+Both depend on the sizes at capture only through conditions on them. So one graph may have several entries; the first
+whose conditions hold for the sizes at hand is taken. (A policy or a budget depends on the sizes themselves, which are
+in the key then.)
 
-Nothing here fails a call: what can't be described, written or read is made as if there were no cache.
+Nothing here fails a call: a result that can't be described, written or read is made as if there were no cache.
 """
 
 from __future__ import annotations
@@ -48,20 +47,20 @@ log = logging.getLogger("foregrad")
 T = TypeVar("T")
 Halves = tuple[fx.GraphModule, fx.GraphModule]  # of a function without gradients, the second is empty
 _NAMES = ("Forward", "Backward")
-_VARIANTS = 8  # entries of one graph, for sizes under different conditions; past it the last one is replaced
+_VARIANTS = 8  # entries of one graph, for different conditions on sizes; past it the last one is replaced
 
 
 def store_of(config: Config) -> Store:
-    """The cache on disk that the settings mean."""
+    """The cache on disk that the settings name."""
     return Store(config.cache_dir or default_folder(), config.cache_limit << 20)
 
 
 @dataclasses.dataclass(frozen=True)
 class Keeper:
-    """The cache as one pipeline sees it.
+    """The cache of one pipeline.
 
-    `options`: gives what else decides about its stages, as JSON; asked for each graph, since a backend's settings may
-    change. `reads_origins`: whether a stage reads where nodes come from (lines, modules), as policies may.
+    `options`: gives the options of its stages as JSON; called for each graph, since a backend's settings may change.
+    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may.
     """
 
     store: Store
@@ -71,24 +70,24 @@ class Keeper:
     # ---------------------------------------------------------------- halves
 
     def halves(self, joint: JointGraph, about: Callable[[], Any], make: Callable[[], tuple[Halves, bool]]) -> Halves:
-        """What `make` gives, or gave in an earlier process. `about`: the guards of the capture, as JSON.
+        """The halves from the cache, else from `make`, which also tells whether they are to be kept.
 
-        `make` says besides whether what it gives is worth keeping.
+        `about`: gives the guards of the capture, as JSON.
         """
         try:
             key = self._key("halves", joint, joint.module, [_signature(joint), about()])
         except Exception as why:
             log.debug("the halves of %s are not kept: %s", joint.name, why)
             return make()[0]
-        known = _num_known(joint)
-        found, place = self._read(key, joint, lambda content: halves_from(content["halves"], joint, _NAMES))
-        if found is not None:
-            forward, backward = found
+        first = _num_known(joint)
+        kept, place = self._read(key, joint, lambda content: halves_from(content["halves"], joint, _NAMES))
+        if kept is not None:
+            forward, backward = kept
             return forward, backward
         halves, is_to_keep = make()
         if is_to_keep:
             self._write(
-                place, joint, known, _about(joint, "halves", halves), lambda: {"halves": halves_to(halves, joint)}
+                place, joint, first, _about(joint, "halves", halves), lambda: {"halves": halves_to(halves, joint)}
             )
         return halves
 
@@ -97,7 +96,7 @@ class Keeper:
     def compiled(
         self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, compile_as: Callable[[GraphRole], T]
     ) -> T:
-        """What `compile_as` makes of a graph, told in its role whether it may keep that, or have it from earlier."""
+        """The result of `compile_as` for a graph. By the `tag` in the role a compiler keeps its result, or finds it."""
         if joint.symbols is None:
             return compile_as(role)
         try:
@@ -105,20 +104,20 @@ class Keeper:
         except Exception as why:
             log.debug("the %s graph of %s is not kept: %s", role.phase, joint.name, why)
             return compile_as(role)
-        known = _num_known(joint)
+        first = _num_known(joint)
         tag, place = self._read(key, joint, lambda content: checked(content["tag"], str))
         if tag is not None:
             try:
-                with joint.symbols.closed():  # what the compiler keeps under the tag is right wherever the entry is
+                with joint.symbols.closed():  # the tag's graph holds under the entry's conditions and adds none
                     return compile_as(dataclasses.replace(role, tag=tag))
             except Exception as error:
                 if not ClosedSizesError.is_behind(error):
                     raise
                 log.debug("the compiler has lost the %s graph of %s: %s", role.phase, joint.name, error)
         tag = os.urandom(16).hex()
-        made = compile_as(dataclasses.replace(role, tag=tag))
-        self._write(place, joint, known, _about(joint, f"sizes of the {role.phase}", (module,)), lambda: {"tag": tag})
-        return made
+        graph = compile_as(dataclasses.replace(role, tag=tag))
+        self._write(place, joint, first, _about(joint, f"sizes of the {role.phase}", (module,)), lambda: {"tag": tag})
+        return graph
 
     # ---------------------------------------------------------------- both
 
@@ -127,11 +126,11 @@ class Keeper:
         used = {spec.device for node in module.graph.nodes for spec in _specs(spec_of(node))}
         constants = {name: _digest_of(value) for name, value in constants_of(module).items()}
         circumstances = [process(), describe(settings_that_matter(), lenient=True), devices(used)]
-        sizes = described_sizes(joint, at_capture=self.reads_origins)  # which budgets and policies go by
+        sizes = described_sizes(joint, at_capture=self.reads_origins)  # budgets and policies depend on them
         return digest(kind, circumstances, self.options(), graph, constants, sizes, more)
 
     def _read(self, key: str, joint: JointGraph, restore: Callable[[Any], T]) -> tuple[T | None, str]:
-        """What `restore` makes of the entry whose conditions on sizes hold, None without one, and where to write."""
+        """(the restored entry whose conditions on sizes hold, or None; the place for a new entry)."""
         places = [key] if joint.symbols is None else [key, *(digest(key, number) for number in range(1, _VARIANTS))]
         free = None
         for place in places:
@@ -141,23 +140,23 @@ class Keeper:
                     conditions = _conditions_from(content["conditions"], joint)
                     if not all(joint.symbols.at_capture(condition) for condition in conditions):
                         continue
-                    found = restore(content)
+                    restored = restore(content)
                     for condition in conditions:
                         joint.symbols.assume(condition)
-                except Exception as error:  # whatever is wrong with it, it can be made again
+                except Exception as error:  # whatever the fault, the entry can be made again
                     log.warning("an entry of the cache can't be used, and is made again: %s", error)
                 else:
                     log.debug("from the cache: %s", place)
-                    return found, place
+                    return restored, place
             free = free or place
         return None, free or places[-1]
 
     def _write(
-        self, place: str, joint: JointGraph, known: int, about: dict[str, Any], content: Callable[[], dict[str, Any]]
+        self, place: str, joint: JointGraph, first: int, about: dict[str, Any], content: Callable[[], dict[str, Any]]
     ) -> None:
-        """Keep `content` with what was found out about sizes after the first `known`."""
+        """Keep `content` with the conditions on sizes from number `first` on."""
         try:
-            complete = content() | {"conditions": _conditions(joint, known)}
+            complete = content() | {"conditions": _conditions(joint, first)}
         except Exception as why:
             log.debug("the %s of %s are not kept: %s", about["what"], joint.name, why)
         else:
@@ -168,9 +167,9 @@ def _num_known(joint: JointGraph) -> int:
     return 0 if joint.symbols is None else joint.symbols.num_found()
 
 
-def _conditions(joint: JointGraph, known: int) -> list[Any]:
-    """What was found out about sizes after the first `known`."""
-    return [] if joint.symbols is None else [expression_to(guard, floats=True) for guard in joint.symbols.guards(known)]
+def _conditions(joint: JointGraph, first: int) -> list[Any]:
+    """The conditions on sizes from number `first` on."""
+    return [] if joint.symbols is None else [expression_to(guard, floats=True) for guard in joint.symbols.guards(first)]
 
 
 def _conditions_from(data: Any, joint: JointGraph) -> list[Any]:
@@ -184,13 +183,13 @@ def _signature(joint: JointGraph) -> Any:
 
 
 def _origins(node: fx.Node) -> dict[str, Any]:
-    """All that a policy may ask a node about where it comes from."""
-    found = flags_of(node)
+    """The origin of a node, as a policy may read it."""
+    origins = flags_of(node)
     for key in ("stack_trace", "nn_module_stack", "custom"):
         value = node.meta.get(key)
         if value:
-            found[key] = describe(dict(value) if isinstance(value, Mapping) else value, lenient=True)
-    return found
+            origins[key] = describe(dict(value) if isinstance(value, Mapping) else value, lenient=True)
+    return origins
 
 
 def _specs(spec: Any) -> Sequence[TensorSpec]:
@@ -210,6 +209,7 @@ def _digest_of(tensor: torch.Tensor) -> str:
 
 def _about(joint: JointGraph, what: str, modules: Sequence[fx.GraphModule]) -> dict[str, Any]:
     """For `foregrad cache ls`."""
-    known = process()
+    environment = process()
     nodes = [len(module.graph.nodes) for module in modules]
-    return {"name": joint.name, "what": what, "nodes": nodes, "foregrad": known["foregrad"], "torch": known["torch"][0]}
+    versions = {"foregrad": environment["foregrad"], "torch": environment["torch"][0]}
+    return {"name": joint.name, "what": what, "nodes": nodes, **versions}

@@ -4,11 +4,11 @@
     <zlib: JSON {"key": ..., "about": {...}, "content": ...}>
 
 A file is written beside its place and renamed into it, so processes may read and write at once: the last one wins, and
-all of them wrote the same. What was torn by a crash, damaged or renamed is told by the checksum and by the key inside,
-and is no entry. Only a folder and files of this user's, which nobody else may write to, are read. Reading executes
-nothing. The file's time of change says when it was used last; past the limit of bytes the oldest go.
+all of them write equal entries. The checksum, and the key inside, tell of a file that was torn by a crash, damaged or
+renamed; such a file is no entry. Only a folder and files of this user's, which nobody else may write to, are read.
+Reading executes nothing. The file's modification time is the time of last use; past the limit of bytes the oldest go.
 
-Whatever the disk refuses is a miss: the cache never fails a call.
+An error of the disk is a miss: the cache never fails a call.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _ENDING = ".entry"
 _WRITING = ".writing-"
 _NAME = re.compile(rf"[0-9a-f]{{{_DIGITS}}}{re.escape(_ENDING)}")
 _MOST_JSON = 512 << 20
-_ABANDONED_S = 3600.0  # after which a file that is being written is one whose writer was killed
-_ROOM = 0.9  # of the limit is kept when it is passed, so that not every write looks for what to remove
+_ABANDONED_S = 3600.0  # seconds after which the writer of an unfinished file was killed
+_ROOM = 0.9  # fraction of the limit that is kept when it is passed, so that not every write removes files
 
 
 def default_folder() -> str:
-    """Where the cache is unless the setting `cache_dir` says otherwise."""
+    """The folder of the cache if the setting `cache_dir` names none."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(home, "foregrad", "compiled")
 
@@ -54,12 +54,12 @@ def _say_once(message: str) -> None:
 
 
 class _RefusedError(Exception):
-    """A folder or file that is not to be trusted, or a file that is no entry; says why."""
+    """A folder or file that can't be trusted, or a file that is no entry; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry as `ls` and `verify` see it. `fault`: why it can't be used, None for a good one."""
+    """An entry as `ls` and `verify` show it. `fault`: the reason why it can't be used, None for a good one."""
 
     key: str
     path: str
@@ -82,7 +82,7 @@ class Store:
     # ---------------------------------------------------------------- reading
 
     def read(self, key: str) -> Any:
-        """What was written under `key`; None where there is nothing that may be used."""
+        """The content written under `key`; None if there is no usable entry."""
         path = self.path(key)
         try:
             self._check_folder()
@@ -100,12 +100,12 @@ class Store:
         return content
 
     def entries(self) -> list[Entry]:
-        """All there are, the one used last first, each looked at as reading would."""
+        """All entries, the one used last first, each checked as for reading."""
         try:
             self._check_folder()
         except FileNotFoundError:
             return []
-        found = []
+        entries = []
         for name in sorted(os.listdir(self.folder)):
             path, key = os.path.join(self.folder, name), name.removesuffix(_ENDING)
             if _NAME.fullmatch(name) is None:
@@ -118,11 +118,11 @@ class Store:
                 continue  # removed meanwhile
             except (_RefusedError, OSError) as why:
                 fault = str(why)
-            found.append(Entry(key, path, status.st_size, status.st_mtime, about, fault))
-        return sorted(found, key=lambda entry: (-entry.used, entry.key))
+            entries.append(Entry(key, path, status.st_size, status.st_mtime, about, fault))
+        return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
     def refused(self) -> str | None:
-        """Why nothing in the folder is read, None where it is."""
+        """The reason why nothing in the folder is read; None if it is read."""
         try:
             self._check_folder()
         except FileNotFoundError:
@@ -140,7 +140,7 @@ class Store:
     # ---------------------------------------------------------------- writing
 
     def write(self, key: str, about: dict[str, Any], content: Any) -> None:
-        """Keep `content`, which is JSON's, under `key`. `about` is for people."""
+        """Keep `content`, a JSON value, under `key`. `about` is for people."""
         text = json.dumps({"key": key, "about": about, "content": content}, separators=(",", ":"), allow_nan=False)
         body = zlib.compress(text.encode(), 1)
         digest = hashlib.sha256(body).hexdigest().encode()
@@ -166,7 +166,7 @@ class Store:
             raise
 
     def _make_room(self) -> None:
-        """Remove what was not used for longest, while all is more than the limit, and what killed writers left."""
+        """Remove the entries used longest ago while the size is over the limit, and files of killed writers."""
         files, total = [], 0
         for item, status in self._files():
             if item.name.startswith(_WRITING):
@@ -184,7 +184,7 @@ class Store:
             total -= size
 
     def clear(self) -> int:
-        """Remove every entry; how many there were."""
+        """Remove every entry; returns their number."""
         count = 0
         with contextlib.suppress(FileNotFoundError):
             self._check_folder()
@@ -223,9 +223,9 @@ def _check_private(status: os.stat_result, what: str) -> None:
 
 
 def _content(path: str) -> bytes:
-    """The bytes of an entry's file, if it is a plain one of this user's."""
+    """The bytes of an entry's file, if it is a plain file of this user's."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-    for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"):  # a pipe would be waited for
+    for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"):  # a pipe would block
         flags |= getattr(os, name, 0)
     try:
         handle = os.open(path, flags)
@@ -242,7 +242,7 @@ def _content(path: str) -> bytes:
 
 
 def _parsed(content: bytes, key: str) -> dict[str, Any]:
-    """The JSON of an entry, once its checksum and its key are found right."""
+    """The JSON of an entry, after its checksum and its key were checked."""
     head = len(_MAGIC) + _DIGITS + 1
     if not content.startswith(_MAGIC) or len(content) <= head or content[head - 1 : head] != b"\n":
         raise _RefusedError(f"{key[:16]}... is no entry of this version, or is cut off")
@@ -251,9 +251,9 @@ def _parsed(content: bytes, key: str) -> dict[str, Any]:
         raise _RefusedError(f"{key[:16]}... is damaged: its checksum is not that of its content")
     try:
         unpacker = zlib.decompressobj()
-        found = json.loads(unpacker.decompress(body, _MOST_JSON))
+        entry = json.loads(unpacker.decompress(body, _MOST_JSON))
     except (ValueError, zlib.error, RecursionError) as error:
         raise _RefusedError(f"{key[:16]}... holds no JSON ({error})") from None
-    if type(found) is not dict or found.keys() != {"key", "about", "content"} or found["key"] != key:
+    if type(entry) is not dict or entry.keys() != {"key", "about", "content"} or entry["key"] != key:
         raise _RefusedError(f"{key[:16]}... is the entry of another key")
-    return found
+    return entry

@@ -1,1 +1,1 @@
-"""Graphs and plain values as data, and back: what artifacts and the cache on disk are made of."""
+"""Graphs and plain values as data, and back, for artifacts and for the cache on disk."""

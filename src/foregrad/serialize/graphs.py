@@ -27,7 +27,7 @@ from .values import Reader, Writer, checked
 __all__ = ["first_sequence_nr", "graph_from", "graph_to"]
 
 _OPS = ("placeholder", "get_attr", "call_function", "output")
-# What passes and printing read of a node, besides its layout and line.
+# Metadata that passes and printing read of a node, besides its layout and line.
 _FLAGS = {"partitioner_tag": str, "autograd_backward": bool, "seq_nr": int, "is_gradient_acc": bool, "ac_graph_id": int}
 _FLAGS |= {"runs_once": bool}
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
@@ -41,9 +41,9 @@ def graph_to(
     constant: Callable[[Any], str],
     details: Callable[[fx.Node], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The graph as data; `constant` takes a tensor of the module's and gives the name that it is kept under.
+    """The graph as data; `constant` gives the name under which a tensor of the module is kept.
 
-    `details`: what else to note of a node, in place of the line that it comes from.
+    `details`: gives further data of a node, in place of its line. Raises `ArtifactError` if a graph can't be data.
     """
     nodes = list(module.graph.nodes)
     writer.nodes = {node: number for number, node in enumerate(nodes)}
@@ -53,7 +53,7 @@ def graph_to(
 
 
 def first_sequence_nr(module: fx.GraphModule) -> int:
-    """What the numbers that autograd counts, anew in each process, begin with in a graph."""
+    """The least sequence number of autograd's in a graph: autograd counts anew in each process."""
     numbers = (dict.get(node.meta, "seq_nr") for node in module.graph.nodes)
     return min((number for number in numbers if type(number) is int), default=0)
 
@@ -148,8 +148,8 @@ def graph_from(
     *,
     attributes: Callable[[str, int], str] = lambda key, number: f"_tensor_constant{number}",
 ) -> fx.GraphModule:
-    """The graph that `graph_to` made data of. `attributes`: what the module's attribute of a constant is called, from
-    the constant's name and number.
+    """The graph from the data of `graph_to`. `attributes`: names the module's attribute for a constant, from the
+    constant's name and number.
     """
     nodes = checked(data["nodes"], list)
     if not 0 < len(nodes) <= _MOST_NODES:
@@ -193,7 +193,7 @@ def _node_from(
         tensor = constants[key]
         spec = dict.get(meta, "spec")
         if not isinstance(spec, TensorSpec) or (tensor.shape, tensor.dtype) != (torch.Size(spec.shape), spec.dtype):
-            raise ArtifactError(f"the constant {key[:80]!r} is not as the graph says")
+            raise ArtifactError(f"the constant {key[:80]!r} has another layout than the graph says")
         attribute = attributes(key, len(root._buffers))
         if attribute not in root._buffers:
             root.register_buffer(attribute, tensor, persistent=False)

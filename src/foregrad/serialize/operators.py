@@ -1,7 +1,7 @@
-"""Which functions an artifact may name: operators of ATen and prims, custom operators, arithmetic on sizes.
+"""Functions that an artifact may name: operators of ATen and prims, custom operators, arithmetic on sizes.
 
-A name is looked up among the operators that are registered in this process and in a fixed table of functions. It is
-never imported, and nothing runs by being named.
+A name is looked up among the operators that are registered in this process and in a fixed table of functions. Nothing
+is imported or run by being named.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..tracing.values.math_functions import NUMBER_FUNCTIONS
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
-# Operators that read files or print, whatever they are given, and the one that calls functions of this process.
+# Operators that read files or print, whatever their arguments, and the one that calls functions of this process.
 _FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print", "foregrad::call"}
 
-# What takes the same views where an operator believes any strides: it looks whether they stay inside of the memory.
+# For an operator that takes a view with any strides, one that first checks that the view is inside the memory.
 _CHECKED = {
     "aten::_reshape_alias": torch.ops.aten.as_strided.default,
     "aten::_reshape_alias_copy": torch.ops.aten.as_strided_copy.default,
@@ -46,7 +46,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
         if hasattr(torch, name)
     },
 }
-# What captures put into graphs in the place of operators, and behind them.
+# Functions that captures put into graphs in place of operators, and after them.
 _OWN: dict[str, Callable[..., Any]] = {
     "foregrad.mkldnn_rnn_layer": mkldnn_rnn_layer_for_training,
     **{f"foregrad.{check.__name__}": check for check in VALUE_CHECKS.values()},
@@ -57,7 +57,7 @@ _NAMES = {id(function): name for name, function in _FUNCTIONS.items()}
 
 
 def name_of_operator(target: Any) -> str | None:
-    """The name of a function that an artifact may hold; None for any other."""
+    """The name of a function that an artifact may hold; None for any other function."""
     if isinstance(target, OpOverload):
         name = target.name()
         return name if _may_be_named(name) and operator_called(name) is target else None
@@ -65,7 +65,7 @@ def name_of_operator(target: Any) -> str | None:
 
 
 def operator_named(name: Any) -> Any:
-    """The function that `name_of_operator` gave this name; `ArtifactError` for a name that means none."""
+    """The function with this name, see `name_of_operator`. Raises `ArtifactError` for any other name."""
     if type(name) is not str:
         raise ArtifactError("the name of an operator is no text")
     function = _FUNCTIONS.get(name)
@@ -73,8 +73,8 @@ def operator_named(name: Any) -> Any:
         return function
     if not _may_be_named(name):
         raise ArtifactError(f"it calls {name[:200]!r}, which is no operator that an artifact may name")
-    found = _CHECKED.get(name) or operator_called(name)
-    if found is None:
+    operator = _CHECKED.get(name) or operator_called(name)
+    if operator is None:
         space = name.partition("::")[0]
         builtin = space in ("aten", "prims")
         remedy = (
@@ -83,16 +83,16 @@ def operator_named(name: Any) -> Any:
             else f"import the library that registers the operators of `{space}` before loading"
         )
         raise ArtifactError(f"it calls the operator {name}, which is not registered here: {remedy}")
-    return found
+    return operator
 
 
 def is_check(function: Any) -> bool:
-    """Whether it may be called for what it raises alone."""
+    """Whether the function may be called as a check, for the error that it raises."""
     return isinstance(function, OpOverload) or function in VALUE_CHECKS.values()
 
 
 def is_view(function: Any) -> bool:
-    """Whether it takes a view of its first argument, and writes to none."""
+    """Whether the function takes a view of its first argument, and writes to none."""
     if not isinstance(function, OpOverload):
         return function is take_data
     return not function._schema.is_mutable and any(r.alias_info is not None for r in function._schema.returns)

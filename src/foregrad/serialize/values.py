@@ -1,8 +1,8 @@
-"""Plain values as JSON and back: what graphs' arguments and signatures are made of.
+"""Plain values as JSON and back, for the arguments of graphs and for signatures.
 
-JSON's own values stand for themselves (a list is a list). Everything else is an object with one key that says what it
-is: `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"operator": 3}`. Operators, layouts of tensors and lines of source
-are kept once each, in tables, and named by their position there.
+JSON's own values stand for themselves (a list is a list). Any other value is an object whose single key is its kind:
+`{"tuple": [...]}`, `{"dtype": "float32"}`, `{"operator": 3}`. Operators, layouts of tensors and lines of source are
+kept once each, in tables, and named by their position there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def described(value: Any) -> str:
 
 
 class Writer:
-    """Makes data of values. `tables()` has what the data refers to by position."""
+    """Makes data of values. `tables()` has the operators, layouts and lines that the data refers to by position."""
 
     def __init__(self, *, symbolic_floats: bool = False) -> None:
         self.symbolic_floats = symbolic_floats
@@ -89,10 +89,10 @@ class Writer:
         if type(number) is int:
             return number
         if is_symbolic(number):
-            found = self.expression(raw_expression(number))
+            expression = self.expression(raw_expression(number))
             if self.symbolic_floats and not isinstance(number, torch.SymInt):
-                return {"float" if isinstance(number, torch.SymFloat) else "bool": found}
-            return found
+                return {"float" if isinstance(number, torch.SymFloat) else "bool": expression}
+            return expression
         raise ArtifactError(f"an artifact can't hold {described(number)} as a size")
 
     def expression(self, expression: Any) -> Any:
@@ -117,7 +117,7 @@ class Writer:
         return self.layouts[key]
 
     def layouts_of(self, spec: Any) -> Any:
-        """The layouts of an operator's results: several, some of them no tensors."""
+        """The layouts of an operator's results; one or several, and null for a result that is no tensor."""
         if isinstance(spec, TensorSpec):
             return self.layout(spec)
         if isinstance(spec, (tuple, list)):
@@ -177,7 +177,7 @@ _WRITE: dict[type, Callable[[Writer, Any], Any]] = {
 
 
 class Reader:
-    """Makes values of data. Anything that a `Writer` does not write is an `ArtifactError`."""
+    """Makes values of data. Raises `ArtifactError` for data that no `Writer` writes."""
 
     def __init__(
         self,
@@ -199,12 +199,12 @@ class Reader:
         return self.operators[index(position, self.operators)]
 
     def _operator(self, data: Any) -> Any:
-        """A function by name, or an operator that writes, run on copies of what it writes to."""
+        """A function by name, or an operator that writes to its arguments, run on copies of these."""
         if type(data) is not dict:
             return operator_named(data)
         inner = operator_named(data["on_copies" if "on_copies" in data else "in_memory"])
         if not isinstance(inner, OpOverload):
-            raise ArtifactError("what is to run on copies is no operator")
+            raise ArtifactError("a function to run on copies that is no operator")
         count = len(inner._schema.arguments)
         if "on_copies" in data:
             return CallOnCopies(inner, tuple(index(i, range(count)) for i in checked(data["writes"], list)))
@@ -277,7 +277,7 @@ class Reader:
 
 
 def checked(value: Any, cls: Any) -> Any:
-    """`value`, if it is of exactly this type."""
+    """`value`, if it is of exactly this type; else raises `ArtifactError`."""
     if type(value) is not cls:
         raise ArtifactError(f"{cls.__name__} expected, there is {str(value)[:80]!r}")
     return value
@@ -302,18 +302,18 @@ def _device(text: Any) -> torch.device:
 
 
 def _named(module: Any, text: Any, cls: Any) -> Any:
-    found = getattr(module, checked(text, str), None)
-    if not isinstance(found, cls):
+    value = getattr(module, checked(text, str), None)
+    if not isinstance(value, cls):
         raise ArtifactError(f"{text[:40]!r} is no {cls.__name__}")
-    return found
+    return value
 
 
 def _read_dict(reader: Reader, content: Any) -> dict[Any, Any]:
-    found = {}
+    items = {}
     for pair in checked(content, list):
         key, item = checked(pair, list)
-        found[reader.value(key)] = reader.value(item)
-    return found
+        items[reader.value(key)] = reader.value(item)
+    return items
 
 
 def _read_float(_: Reader, content: Any) -> float:
