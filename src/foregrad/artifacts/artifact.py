@@ -1,4 +1,4 @@
-"""`Artifact`: captured functions as data. `export` makes one, `save` writes its file, `load` gives what runs it."""
+"""`Artifact`: captured functions as data. `export` makes one, `save` writes its file, `load` gives a module of it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["Artifact", "export", "load"]
 class Artifact:
     """A function or module as graphs: forward, backward and derivatives, for one or more kinds of calls.
 
-    `specializations` are those kinds, each with its `joint`, `forward` and `backward` graphs, which print as Python.
-    `entries` are the tensors that it holds.
+    `specializations`: one for each kind of call, with its `joint`, `forward` and `backward` graphs, which print as
+    Python. `entries`: the tensors that the artifact holds.
 
     Examples:
         >>> import torch, foregrad
@@ -66,33 +66,33 @@ class Artifact:
     ) -> Specialization:
         """Capture the function once more, for other calls: in evaluation mode, without gradients, of other lengths.
 
-        The arguments are those of `export`. Only what `export` returned can do so, not what was loaded.
+        The arguments are those of `export`. Raises `ArtifactError` for an artifact that was loaded.
         """
         if self._exporter is None:
             raise ArtifactError(
                 f"the artifact `{self.name}` was loaded: only the program that exported it can capture more"
             )
-        made = self._exporter.specialize(args, kwargs, dynamic_shapes, derivatives, name)
+        specialization = self._exporter.specialize(args, kwargs, dynamic_shapes, derivatives, name)
         taken = {specialization.name for specialization in self.specializations}
-        if made.name in taken:
-            number = next(i for i in range(2, len(taken) + 3) if f"{made.name} ({i})" not in taken)
-            made = Specialization(
-                f"{made.name} ({number})",
-                made.program,
-                made.call,
-                made.context,
-                made.training,
-                made.facts,
-                made.sharing,
+        if specialization.name in taken:
+            number = next(i for i in range(2, len(taken) + 3) if f"{specialization.name} ({i})" not in taken)
+            specialization = Specialization(
+                f"{specialization.name} ({number})",
+                specialization.program,
+                specialization.call,
+                specialization.context,
+                specialization.training,
+                specialization.facts,
+                specialization.sharing,
             )
-        self.specializations.append(made)
+        self.specializations.append(specialization)
         self.entries = list(self._exporter.entries.values())
-        return made
+        return specialization
 
     # ---------------------------------------------------------------- running
 
     def module(self, *, backend: Any = "eager", **settings: Any) -> LoadedModule:
-        """A module that runs it, over tensors of its own.
+        """A module that runs the artifact, over tensors of its own.
 
         `backend` and `settings` (`partition`, `memory_budget`) are those of `foregrad.compile`.
         """
@@ -109,7 +109,7 @@ class Artifact:
     def exported_program(self, number: int = 0) -> Any:
         """The forward of a specialization as a `torch.export.ExportedProgram`, over copies of its tensors.
 
-        Raises `ArtifactError` for what such a program can't say.
+        Raises `ArtifactError` if such a program can't express the specialization.
         """
         from .exported import exported_program
 
@@ -118,10 +118,10 @@ class Artifact:
     # ---------------------------------------------------------------- files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, which is there as a whole or not at all. The same content gives the same bytes.
+        """Write the artifact to a file, as a whole or not at all. Equal contents give equal bytes.
 
-        Where `path` is a link, the file that it leads to is written. `ArtifactError` where that is no file: a folder, a
-        device, a pipe.
+        If `path` is a link, the file that it leads to is written. Raises `ArtifactError` if that is no file but a
+        folder, a device or a pipe.
         """
         write_file(os.fspath(path), self._write)
 
@@ -176,7 +176,7 @@ def _summary(specialization: Specialization) -> dict[str, Any]:
 
 
 def _copies(entries: Sequence[StateEntry]) -> list[StateEntry]:
-    """The entries over memory of their own, shared among them as it was."""
+    """The entries over copies of their memory, which share as the originals do."""
     data, layouts, content = dump_tensors(entries)
     return read_tensors(data, layouts, content)
 
@@ -209,12 +209,12 @@ def export(
         dynamic_shapes: which sizes may vary: True for all, or a dict by argument name (or a sequence, as `args`) of
             dicts or sequences of dimensions: None (static), True, a `torch.export.Dim`, or (least, greatest).
         derivatives: how often the artifact can be differentiated: 0 for the forward alone, 2 for `create_graph=True`.
-        closed_over: what tensors become that a function closes over: "constants" are saved with it (and train, where
-            they require grad), "inputs" are given to each call by name.
+        closed_over: the treatment of tensors that a function closes over: "constants" are saved with it (and train, if
+            they require grad), "inputs" are passed to each call by name.
         decompositions: operators to replace, `{operator: function}`.
 
-    Raises `AttributeAssignedError` where it assigns tensors to attributes of modules that are no buffers,
-    `ArtifactError` for what no file can hold, and what `foregrad.capture` raises.
+    Raises `AttributeAssignedError` if the function assigns tensors to attributes of modules that are no buffers,
+    `ArtifactError` if no file can hold the function, and the errors of `foregrad.capture`.
 
     Examples:
         >>> import torch, foregrad
@@ -223,9 +223,10 @@ def export(
         torch.Size([1, 2])
     """
     exporter = Exporter(fn_or_module, closed_over=closed_over, decompositions=decompositions)
-    made = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
+    specialization = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
     versions = {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
-    return Artifact(exporter.name, [made], list(exporter.entries.values()), versions=versions, exporter=exporter)
+    entries = list(exporter.entries.values())
+    return Artifact(exporter.name, [specialization], entries, versions=versions, exporter=exporter)
 
 
 def _version() -> str:
@@ -269,16 +270,16 @@ def _artifact(contents: Contents) -> Artifact:
 
     def again(number: int) -> Specialization:
         with refusing("the artifact"):
-            found = specialization_from(programs[number], constants)
-            for info in found.signature.inputs:
+            specialization = specialization_from(programs[number], constants)
+            for info in specialization.signature.inputs:
                 source = info.source
                 if info.argument is None and not _is_source(source, state):
-                    raise ArtifactError(f"there is nothing that {info.slot} could be")
-            return found
+                    raise ArtifactError(f"it holds no tensor for {info.slot}")
+            return specialization
 
-    found = [again(number) for number in range(len(programs))]
+    specializations = [again(number) for number in range(len(programs))]
     versions = {key: checked(manifest[key], str) for key in ("foregrad", "torch")}
-    return Artifact(checked(manifest["name"], str), found, entries, versions=versions, again=again)
+    return Artifact(checked(manifest["name"], str), specializations, entries, versions=versions, again=again)
 
 
 def _is_source(source: Any, state: set[str]) -> bool:

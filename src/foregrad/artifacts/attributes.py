@@ -1,8 +1,8 @@
-"""Tensors that code assigns to attributes of modules, where an exported graph could not repeat it.
+"""Tensors that code assigns to attributes of modules, which an exported graph could not repeat.
 
-`check_attribute_assignment(module)` compares what the modules under `module` and their classes hold before and after,
-through lists, tuples, dicts, sets and plain objects. Registered buffers and parameters may be assigned. What was
-assigned is put back, and reported by path: `self.encoder.cache["keys"][0]`.
+`check_attribute_assignment(module)` compares the attributes of modules under `module` and of their classes before and
+after, through lists, tuples, dicts, sets and plain objects. Registered buffers and parameters may be assigned. Other
+attributes are restored, and reported by path: `self.encoder.cache["keys"][0]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..graph.spelling import attribute, is_name, key_text
 
 __all__ = ["assigned_attributes", "check_attribute_assignment"]
 
-# What `torch.nn.Module` keeps for itself: tables of registered state, hooks, the mode.
+# Attributes that `torch.nn.Module` keeps for itself: tables of registered state, hooks, the mode.
 _STANDARD = frozenset(vars(torch.nn.Module())) | {"_initialize_hook", "_load_hook"}
 _DEEPEST = 16
 _ABSENT = object()
@@ -29,18 +29,18 @@ _LEAVES = (torch.Tensor, torch.nn.Module, type, types.ModuleType, types.Function
 
 @dataclasses.dataclass(slots=True)
 class _Kept:
-    """A container and what was in it."""
+    """A container and its earlier contents."""
 
     container: Any
-    items: Any  # a dict or list of what `_kept` gave; the elements, for a set
+    items: Any  # a dict or list of results of `_kept`; the elements, for a set
 
 
 @contextlib.contextmanager
 def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
-    """Context: raise `AttributeAssignedError` at its end where tensors were assigned to attributes of `module`, or of
+    """Context: raise `AttributeAssignedError` at its end if tensors were assigned to attributes of `module`, or of
     modules in it, that are no registered buffers. Gives a list, which then holds their paths.
 
-    What the attributes held before is put back either way. Where the code in it raises, that error is passed on.
+    The attributes are restored in any case. An error of the code inside is passed on.
 
     Examples:
         >>> import torch, foregrad
@@ -56,49 +56,49 @@ def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
         ...     print("refused")
         refused
     """
-    with assigned_attributes(module, puts_back=True) as found:
-        yield found
+    with assigned_attributes(module, puts_back=True) as paths:
+        yield paths
 
 
 @contextlib.contextmanager
 def assigned_attributes(module: torch.nn.Module, *, puts_back: bool) -> Iterator[list[str]]:
-    """The same. Without `puts_back`, what was assigned besides tensors stays where no tensor was and no error came."""
+    """`check_attribute_assignment`. Without `puts_back` attributes are restored only after a tensor or an error."""
     owners = _owners(module)
     before = [(owner, _kept(_table(owner), set(), 0)) for _, owner in owners]
-    found: list[str] = []
+    paths: list[str] = []
     is_over = False
     try:
-        yield found
+        yield paths
         is_over = True
     finally:
-        known = {id(owner): kept for owner, kept in before}
+        kept_by_id = {id(owner): kept for owner, kept in before}
         for path, owner in _owners(module):
-            kept = known.get(id(owner))
+            kept = kept_by_id.get(id(owner))
             for name, value in _table(owner).items():
                 old = kept.items.get(name, _ABSENT) if kept is not None else _ABSENT
-                _compare(_attribute(path, name), old, value, found, set(), 0)
-        if puts_back or found or not is_over:
+                _compare(_attribute(path, name), old, value, paths, set(), 0)
+        if puts_back or paths or not is_over:
             for owner, kept in before:
                 _put_back(owner, kept)
-    if found:
-        several = len(found) > 1
+    if paths:
+        several = len(paths) > 1
         raise AttributeAssignedError(
-            f"the tensor attribute{'s' if several else ''} {', '.join(found)} {'were' if several else 'was'} assigned "
+            f"the tensor attribute{'s' if several else ''} {', '.join(paths)} {'were' if several else 'was'} assigned "
             "while the module ran. A graph can't repeat that: register them as buffers (`register_buffer`) and write "
             "to these, or return the new values."
         )
 
 
 def _owners(root: torch.nn.Module) -> list[tuple[str, Any]]:
-    """The modules and the classes of theirs that are not PyTorch's, each with its path."""
-    found: dict[int, tuple[str, Any]] = {}
+    """The modules, and their classes that are not PyTorch's, each with its path."""
+    owners: dict[int, tuple[str, Any]] = {}
     for name, module in root.named_modules():
         path = f"self.{name}" if name else "self"
-        found[id(module)] = (path, module)
+        owners[id(module)] = (path, module)
         for cls in type(module).__mro__[:-1]:
             if cls.__module__.partition(".")[0] != "torch":
-                found.setdefault(id(cls), (f"type({path})", cls))
-    return list(found.values())
+                owners.setdefault(id(cls), (f"type({path})", cls))
+    return list(owners.values())
 
 
 def _table(owner: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _attribute(owner: str, name: Any) -> str:
 
 
 def _contents(value: Any) -> Any:
-    """What is in a container, as a dict, list or set; None for what is none."""
+    """The contents of a container, as a dict, list or set; None for a value that is none."""
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, (list, tuple)):
@@ -138,10 +138,10 @@ def _kept(value: Any, seen: set[int], depth: int) -> Any:
     return _Kept(value, contents)
 
 
-def _compare(path: str, old: Any, new: Any, found: list[str], seen: set[int], depth: int) -> None:
+def _compare(path: str, old: Any, new: Any, paths: list[str], seen: set[int], depth: int) -> None:
     if isinstance(new, torch.Tensor):
         if new is not old:
-            found.append(path)
+            paths.append(path)
         return
     contents = _contents(new)
     if contents is None or id(new) in seen or depth > _DEEPEST:
@@ -149,20 +149,20 @@ def _compare(path: str, old: Any, new: Any, found: list[str], seen: set[int], de
     seen.add(id(new))
     before = old.items if isinstance(old, _Kept) else None
     if isinstance(contents, dict):
-        known = before if isinstance(before, dict) else {}
+        earlier_items = before if isinstance(before, dict) else {}
         is_object = not isinstance(new, dict)
         for key, item in contents.items():
             text = _attribute(path, key) if is_object else f"{path}[{key_text(key)}]"
-            _compare(text, known.get(key, _ABSENT), item, found, seen, depth + 1)
+            _compare(text, earlier_items.get(key, _ABSENT), item, paths, seen, depth + 1)
     elif isinstance(contents, list):
         items = before if isinstance(before, list) else []
         for position, item in enumerate(contents):
             earlier = items[position] if position < len(items) else _ABSENT
-            _compare(f"{path}[{position}]", earlier, item, found, seen, depth + 1)
+            _compare(f"{path}[{position}]", earlier, item, paths, seen, depth + 1)
     else:
-        known_ids = {id(item) for item in before} if isinstance(before, set) else set()
-        if any(isinstance(item, torch.Tensor) and id(item) not in known_ids for item in contents):
-            found.append(path)
+        earlier_ids = {id(item) for item in before} if isinstance(before, set) else set()
+        if any(isinstance(item, torch.Tensor) and id(item) not in earlier_ids for item in contents):
+            paths.append(path)
 
 
 # ---------------------------------------------------------------------------------------------------- putting back
@@ -179,7 +179,7 @@ def _put_back(owner: Any, kept: _Kept) -> None:
 
 
 def _restored(kept: Any) -> Any:
-    """What was kept, its containers holding again what they held."""
+    """The value that was kept, with the earlier contents in its containers."""
     if not isinstance(kept, _Kept):
         return kept
     container, items = kept.container, kept.items

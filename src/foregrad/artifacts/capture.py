@@ -54,7 +54,7 @@ class Exporter:
     def __init__(self, function: Any, *, closed_over: str, decompositions: Any) -> None:
         if closed_over not in ("constants", "inputs"):
             raise ValueError(f'closed_over is "constants" or "inputs", not {closed_over!r}')
-        if _is_exported_program(function):  # whose graph is called as a module
+        if _is_exported_program(function):  # its graph is called as a module
             function = function.module()
         self.module = function if isinstance(function, torch.nn.Module) else None
         self.function = function.forward if self.module is not None else function
@@ -67,19 +67,19 @@ class Exporter:
             self._note_module(self.module)
 
     def _note_module(self, module: torch.nn.Module) -> None:
-        """All parameters and buffers, used or not: the `state_dict` is to be whole."""
+        """Add all parameters and buffers, used or not: the `state_dict` must be whole."""
         aliases: dict[int, list[str]] = {}
         temporary = {
             f"{prefix}.{name}" if prefix else name
             for prefix, part in module.named_modules()
             for name in part._non_persistent_buffers_set
         }
-        found: list[tuple[str, str, torch.Tensor]] = [
+        tensors: list[tuple[str, str, torch.Tensor]] = [
             *((name, "parameter", p) for name, p in module.named_parameters(remove_duplicate=False)),
             *((name, "buffer", b) for name, b in module.named_buffers(remove_duplicate=False)),
         ]
-        for name, kind, tensor in found:
-            if is_wrapper(tensor):  # what is used of the tensors in it is noted then
+        for name, kind, tensor in tensors:
+            if is_wrapper(tensor):  # tensors in it are added when they are used
                 continue
             aliases.setdefault(id(tensor), []).append(name)
             if len(aliases[id(tensor)]) == 1:
@@ -105,7 +105,7 @@ class Exporter:
     def specialize(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, derivatives: int, name: str
     ) -> Specialization:
-        """The function captured for calls like this one."""
+        """The function captured for calls with arguments like these. Raises as `export` does."""
         if type(derivatives) is not int or derivatives < 0:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
         call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
@@ -116,19 +116,20 @@ class Exporter:
             context = context_now()
             try:
                 captured = self._capture(call, higher=derivatives > 1)
-            except CheckFailed as found:
-                raise found.error from None
+            except CheckFailed as failure:
+                raise failure.error from None
             _check_effects(captured.joint, self.name)
             _check_dynamic(call, captured.joint, self.name)
             program, sources = self._program(captured, derivatives, call)
-            # What was found out about sizes while differentiating, too, is in the table by now.
+            # The table has all conditions on sizes now, those of the derivatives included.
         facts = self._facts(captured, sources)
         training = None if self.module is None else self.module.training
-        made = Specialization(
+        specialization = Specialization(
             name or self._name(training, grad=grad), program, self._spec(call), context, training, facts
         )
-        written = made.written()
-        return dataclasses.replace(made, sharing=sharing_of(made.signature, captured.tensors) if written else None)
+        has_writes = bool(specialization.written())
+        sharing = sharing_of(specialization.signature, captured.tensors) if has_writes else None
+        return dataclasses.replace(specialization, sharing=sharing)
 
     def _name(self, training: bool | None, *, grad: bool) -> str:
         mode = [] if training is None else ["train" if training else "eval"]
@@ -149,7 +150,7 @@ class Exporter:
 
     def _strictly(self) -> contextlib.AbstractContextManager[Any]:
         assert self.module is not None
-        return assigned_attributes(self.module, puts_back=False)  # the capture sees to what else is written
+        return assigned_attributes(self.module, puts_back=False)  # the capture handles all other writes
 
     def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
         joint = captured.joint
@@ -183,7 +184,7 @@ class Exporter:
         patterns = [(VARIABLE,) * count]
         if count > 1:
             patterns += [tuple(VARIABLE if i == j else ABSENT for j in range(count)) for i in range(count)]
-        made = []
+        programs = []
         for pattern in patterns:
             self.left -= 1
             if self.left < 0:
@@ -193,35 +194,35 @@ class Exporter:
             further = self._derived(inner, derivative.resumable, orders - 1) if orders > 1 else ()
             _check_gradients(inner.joint.signature, self.name, derivative.gradients)
             gradients = tuple(ref for ref in derivative.gradients if not isinstance(ref, WrappedRef))
-            made.append(DerivedProgram(pattern, derivative.feeds, gradients, Program(inner, further)))
-        return tuple(made)
+            programs.append(DerivedProgram(pattern, derivative.feeds, gradients, Program(inner, further)))
+        return tuple(programs)
 
     def _source(self, info: InputInfo, tensor: torch.Tensor | None) -> Any:
-        """Where a loaded artifact finds a tensor that the function reached by itself."""
+        """The source of a tensor in a loaded artifact, which the function reached by itself."""
         if isinstance(info.source, (BaseOf, MemoryOf)):
             return info.source
         if isinstance(info.source, PartOf) and tensor is not None:
             return Stored(self._part(info, tensor))
         if not isinstance(info.source, Source) or tensor is None:
-            raise ArtifactError(f"`{self.name}` reaches {info.slot} in a way that an artifact can't go")
-        known = self.names.get(id(tensor))
-        if known is not None:
-            return Stored(known)
-        wanted = str(info.slot).partition(" ")[2] or str(info.slot)
+            raise ArtifactError(f"`{self.name}` reaches {info.slot} in a way that an artifact can't repeat")
+        name = self.names.get(id(tensor))
+        if name is not None:
+            return Stored(name)
+        base_name = str(info.slot).partition(" ")[2] or str(info.slot)
         if self.closed_over == "inputs" and not isinstance(info.slot, (Param, Buffer)):
-            return Named(wanted)
+            return Named(base_name)
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
         if not isinstance(info.slot, (Param, Buffer)):
             kind = "tensor"
         name = next(
             candidate
-            for candidate in itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
+            for candidate in itertools.chain([base_name], (f"{base_name}_{i}" for i in itertools.count(1)))
             if candidate not in self.entries
         )
         return Stored(self._add(name, kind, tensor))
 
     def _part(self, info: InputInfo, tensor: torch.Tensor) -> str:
-        """The name of a plain tensor in a wrapper subclass, which the artifact holds instead of that."""
+        """The name of a plain tensor in a wrapper subclass: the artifact holds the tensor, not the wrapper."""
         name = str(info.slot).partition(" ")[2] or str(info.slot)
         if name not in self.entries:
             kind = "tensor" if not isinstance(info.slot, (Param, Buffer)) else "buffer"
@@ -229,7 +230,7 @@ class Exporter:
         return name
 
     def _facts(self, captured: Captured, sources: list[Any]) -> tuple[tuple[int, str, str | None, Any], ...]:
-        """What the function asked its arguments. What it asked its own tensors is a part of it."""
+        """Facts that the function read of its arguments. Facts about its own tensors are part of the program."""
         facts = []
         for number, question, attribute, value in captured.facts:
             if number >= len(sources) or isinstance(sources[number], Stored):  # a wrapper's plain tensors are stored
@@ -239,7 +240,7 @@ class Exporter:
                 if type(value) is object or repr(value) == "ABSENT" or not _is_plain(value):
                     continue
                 raise ArtifactError(f"`{self.name}` reads the attribute {attribute} of {slot}: pass it as an argument")
-            if question == ATTRIBUTES and not value:  # as for those that it lacks one by one
+            if question == ATTRIBUTES and not value:  # a tensor without attributes answers alike
                 continue
             if question not in QUESTIONS or type(value) not in (bool, int):
                 raise ArtifactError(f"`{self.name}` asks {question.format(slot)}, which an artifact can't ask again")
@@ -263,7 +264,7 @@ class Exporter:
 
 
 def _check_effects(joint: JointGraph, name: str) -> None:
-    """Raise for what a call leaves behind in Python or in PyTorch's settings: an artifact has none of these objects."""
+    """Raise for writes to Python's state or to PyTorch's settings: an artifact has none of these objects."""
     signature = joint.signature
     written = [*dict.fromkeys(write.path for write in signature.python_writes)]
     if written:
@@ -281,18 +282,18 @@ def _check_effects(joint: JointGraph, name: str) -> None:
 
 
 def _check_wrappers(captured: Captured, name: str) -> None:
-    """Raise for wrapper subclasses that a call of an artifact would have to take apart, or to make."""
-    signature, found = captured.joint.signature, captured.wrappers
+    """Raise `UnsupportedError` for wrapper subclasses that a call of an artifact would have to take apart or make."""
+    signature, wrappers = captured.joint.signature, captured.wrappers
     is_returned = signature.returns_wrappers or any(isinstance(o, WrapperOutput) for o in signature.outputs)
     is_changed = bool(signature.passed_wrappers)
     is_changed |= any(effect.input >= len(signature.inputs) for effect in signature.log)
-    if is_returned or is_changed or (found is not None and found.arguments):
+    if is_returned or is_changed or (wrappers is not None and wrappers.arguments):
         raise UnsupportedError(
             f"`{name}` takes, returns or writes wrapper subclasses of tensors, of which an artifact can't hold the "
             "classes: it can read them where its modules have them. Export a function of the tensors inside them."
         )
     _check_gradients(signature, name)
-    for wrapper in found.reached if found is not None else ():
+    for wrapper in wrappers.reached if wrappers is not None else ():
         if wrapper.spec.is_apart:
             raise UnsupportedError(
                 f"`{name}` reads {wrapper.source.slot}, a {wrapper.spec.cls.__qualname__} that requires grad and whose "
@@ -301,10 +302,10 @@ def _check_wrappers(captured: Captured, name: str) -> None:
             )
 
 
-def _check_gradients(signature: Signature, name: str, given: Sequence[GradientRef | None] = ()) -> None:
-    """Raise for gradients that an artifact would have to make wrapper subclasses of."""
+def _check_gradients(signature: Signature, name: str, refs: Sequence[GradientRef | None] = ()) -> None:
+    """Raise `UnsupportedError` for gradients that are wrapper subclasses, which an artifact would have to make."""
     specs = [one.spec for one in signature.in_backward.wrapped]
-    for spec in (*specs, *(ref.spec for ref in given if isinstance(ref, WrappedRef))):
+    for spec in (*specs, *(ref.spec for ref in refs if isinstance(ref, WrappedRef))):
         raise UnsupportedError(
             f"`{name}` gives a plain input a {spec.cls.__qualname__} as its gradient, of which an artifact can't "
             "hold the class. Detach that input, or the wrappers that meet it."
@@ -312,7 +313,7 @@ def _check_gradients(signature: Signature, name: str, given: Sequence[GradientRe
 
 
 def _is_exported_program(value: Any) -> bool:
-    """Whether it is one of torch.export's, which is slow to import."""
+    """Whether the value is a program of torch.export's, without importing that: it is slow."""
     library = sys.modules.get("torch.export")
     return library is not None and isinstance(value, library.ExportedProgram)
 
@@ -343,29 +344,29 @@ def dynamic_dims(function: Callable[..., Any], call: FlatCall, dynamic_shapes: A
             raise ValueError(
                 f"dynamic_shapes names {', '.join(sorted(map(str, unknown)))}, which the call does not have"
             )
-        given = {**bound.arguments, **kwargs}
-        pairs = [(given[name], entry) for name, entry in dynamic_shapes.items()]
+        values = {**bound.arguments, **kwargs}
+        pairs = [(values[name], entry) for name, entry in dynamic_shapes.items()]
     else:
         if len(dynamic_shapes) > len(args):
             raise ValueError(f"dynamic_shapes has {len(dynamic_shapes)} entries, the call {len(args)} arguments")
         pairs = list(zip(args, dynamic_shapes, strict=False))
-    found: dict[int, dict[int, Limits]] = {}
+    limits_by_leaf: dict[int, dict[int, Limits]] = {}
     for value, entry in pairs:
-        _match(value, entry, call, found)
-    return found
+        _match(value, entry, call, limits_by_leaf)
+    return limits_by_leaf
 
 
-def _match(value: Any, entry: Any, call: FlatCall, found: dict[int, dict[int, Limits]]) -> None:
+def _match(value: Any, entry: Any, call: FlatCall, limits_by_leaf: dict[int, dict[int, Limits]]) -> None:
     if entry is None:
         return
     if type(value) is not int:  # a container: one entry for each part
         leaves, _ = flatten(value)
         if isinstance(value, Mapping) and isinstance(entry, Mapping):
             for key, part in entry.items():
-                _match(value[key], part, call, found)
+                _match(value[key], part, call, limits_by_leaf)
         elif isinstance(value, (list, tuple)) and isinstance(entry, (list, tuple)):
             for item, part in zip(value, entry, strict=True):
-                _match(item, part, call, found)
+                _match(item, part, call, limits_by_leaf)
         else:
             raise ValueError(f"dynamic_shapes has {entry!r} for a container of {len(leaves)} values")
         return
@@ -387,7 +388,7 @@ def _match(value: Any, entry: Any, call: FlatCall, found: dict[int, dict[int, Li
         least, most = limits
         if (least is not None and size < least) or (most is not None and size > most):
             raise ValueError(f"dimension {dim} of {path} is {size}, which is not between {least} and {most}")
-        found.setdefault(value, {})[dim % leaf.dim()] = limits
+        limits_by_leaf.setdefault(value, {})[dim % leaf.dim()] = limits
 
 
 def _limits(wish: Any, path: str) -> Limits | None:
@@ -412,6 +413,7 @@ def _check_dynamic(call: FlatCall, joint: JointGraph, name: str) -> None:
         value = joint.symbols.value_of(info.symbol)
         if value is not None and argument is not None:
             raise UnsupportedError(
-                f"dimension {info.dim} of {call.paths[argument]} is to be dynamic, but `{name}` only works for size "
-                f"{value}: it uses the size as a plain number (in range, an index, int()) or compares it."
+                f"dimension {info.dim} of {call.paths[argument]} is marked as dynamic, but `{name}` only works for "
+                f"size {value}: it uses the size as a plain number (in range, an index, int()) or compares it. Compute "
+                "with the size, or leave the dimension static."
             )

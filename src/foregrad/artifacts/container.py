@@ -5,7 +5,7 @@
     tensors.safetensors    weights and constants, not compressed
 
 The zip's comment ends the file: `foregrad ` and the SHA-256 of everything before those 64 digits. A file that differs
-in one bit is refused before anything in it is looked at. Members have fixed names, and none is unpacked to disk.
+in one bit is refused before anything in it is read. Members have fixed names, and none is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 _SEAL = b"foregrad "
 _DIGITS = 64
 _MOST_JSON = 128 << 20  # bytes of JSON in one file
-_MOST_RATIO = 200  # of JSON to what it is compressed to; ours comes to 5 to 30
+_MOST_RATIO = 200  # of JSON's size to its compressed size; ours is 5 to 30
 _MOST_MEMBERS = 1024
 _DEEPEST_JSON = 512
-_MOST_PARSED = 16 << 20  # bytes of what is parsed of JSON, and of that for each byte that it is compressed to
-_MOST_PARSED_RATIO = 400  # ours comes to 10 to 130
+_MOST_PARSED = 16 << 20  # bytes of the objects that JSON is parsed to
+_MOST_PARSED_RATIO = 400  # of these bytes to the compressed size; ours is 10 to 130
 _BYTES_OF = {b"{": 240, b"[": 72, b",": 48}  # of an object, a list, an item, at most
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -45,7 +45,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)
 
 
 class Contents:
-    """The members of an artifact's file: JSON read when asked for, tensors only when asked for."""
+    """The members of an artifact's file, each read on demand."""
 
     def __init__(self, archive: zipfile.ZipFile, path: str) -> None:
         self._archive, self._path = archive, path
@@ -65,21 +65,21 @@ class Contents:
                 f"({str(self.manifest.get('foregrad'))[:40]})"
             )
         self._listed: Mapping[str, Any] = self.manifest["members"]
-        wanted = [*(f"programs/{number}.json" for number in range(len(names) - 2)), TENSORS]
-        if names[1:] != list(self._listed) or names[1:] != wanted:
+        expected = [*(f"programs/{number}.json" for number in range(len(names) - 2)), TENSORS]
+        if names[1:] != list(self._listed) or names[1:] != expected:
             raise ArtifactError(f"its members are not those that its manifest lists: {', '.join(names[1:])[:200]}")
         for info in infos[1:]:
             if info.file_size != self._listed[info.filename]["bytes"]:
                 raise ArtifactError(f"{info.filename} has {info.file_size} bytes, its manifest says another number")
 
     def json(self, name: str) -> Any:
-        """A member that is JSON."""
+        """The value of a JSON member. Raises `ArtifactError` if it is missing, damaged or too large."""
         if name not in self._listed:
             raise ArtifactError(f"it has no {name}")
         return self._json(name, self._listed[name]["sha256"])
 
     def tensors(self) -> bytes:
-        """The member that holds tensors, as it is."""
+        """The bytes of the member that holds tensors."""
         info = self._archive.getinfo(TENSORS)
         size = os.path.getsize(self._path) if self._path else info.compress_size
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.file_size > size:
@@ -96,7 +96,7 @@ class Contents:
         with self._archive.open(info) as file:
             content = file.read(allowed + 1)
         if len(content) != info.file_size:
-            raise ArtifactError(f"{name} has other than the {info.file_size} bytes that it claims")
+            raise ArtifactError(f"{name} does not have the {info.file_size} bytes that it claims")
         self._left -= len(content)
         if digest is not None:
             _compare(content, digest, name)
@@ -105,7 +105,7 @@ class Contents:
 
 
 def _check_json(content: bytes, name: str, most: int) -> None:
-    """Raise where parsed JSON would take more bytes than `most`, or is nested more deeply than any of ours."""
+    """Raise `ArtifactError` if parsed JSON would take more than `most` bytes, or is nested too deeply."""
     structure = _STRING.sub(b"", content)
     if len(content) + sum(size * structure.count(what) for what, size in _BYTES_OF.items()) > most:
         raise ArtifactError(f"{name} holds more values than it may have")
@@ -120,10 +120,10 @@ def _no_constant(text: str) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    items = dict(pairs)
+    if len(items) != len(pairs):
         raise ArtifactError("an object with a key twice")
-    return found
+    return items
 
 
 def _compare(content: bytes, digest: Any, name: str) -> None:
@@ -133,7 +133,7 @@ def _compare(content: bytes, digest: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Context: whatever goes wrong with data from a file is an `ArtifactError` that names the file."""
+    """Context: any error with data from a file becomes an `ArtifactError` that names the file."""
     try:
         yield
     except ArtifactError as error:
@@ -151,7 +151,7 @@ def refusing(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Contents]:
-    """Context: the contents of the artifact's file at `path`; `ArtifactError` for whatever is wrong with it."""
+    """Context: the contents of the artifact's file at `path`. Raises `ArtifactError` for any fault of the file."""
     with refusing(path):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ArtifactError("it is no file")
@@ -161,7 +161,7 @@ def opened(path: str) -> Iterator[Contents]:
 
 @contextlib.contextmanager
 def reading(file: IO[bytes], path: str = "") -> Iterator[Contents]:
-    """Context: the contents of an artifact's file, once its checksum is found right."""
+    """Context: the contents of an artifact's file, after its checksum was checked."""
     _check_seal(file)
     with zipfile.ZipFile(file) as archive:
         yield Contents(archive, path)
@@ -195,14 +195,14 @@ def _check_seal(file: IO[bytes]) -> None:
 
 
 class _Archive(zipfile.ZipFile):
-    """Has its end written by `close` alone: where an error or an interrupt leaves it half written, nothing follows."""
+    """A zip file whose end only `close` writes, so a file that an error or an interrupt cuts off stays cut off."""
 
     def __del__(self) -> None:
         pass
 
 
 def pack(file: IO[bytes], manifest: dict[str, Any], programs: list[Any], tensors: bytes) -> None:
-    """Write an artifact: the same bytes for the same content."""
+    """Write an artifact; equal contents give equal bytes."""
     members = {f"programs/{number}.json": _dumped(program) for number, program in enumerate(programs)}
     members[TENSORS] = tensors
     listed = {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in members.items()}
@@ -232,7 +232,7 @@ def _dumped(value: Any, *, sort: bool = True) -> bytes:
 
 
 def write_file(path: str, write: Callable[[IO[bytes]], None]) -> None:
-    """A file at `path`, or where a link there leads, there as a whole or as it was before."""
+    """Write a file at `path`, or at the end of a link there; after an error the old file is unchanged."""
     path = os.path.realpath(path)
     before = os.stat(path).st_mode if os.path.exists(path) else None
     if before is not None and not stat.S_ISREG(before):

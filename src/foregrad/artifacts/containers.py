@@ -1,4 +1,4 @@
-"""Containers of arguments and results as data. A loaded artifact knows no class of the user's: stand-ins are made.
+"""Containers of arguments and results as data. A loaded artifact has no classes of the user's, so it makes stand-ins.
 
 A named tuple becomes one of the same name and fields, a dataclass an object with the same attributes, a registered
 kind of dict (the outputs of Hugging Face's models) a dict whose items are attributes too.
@@ -37,7 +37,7 @@ class AttributeDict(collections.OrderedDict[str, Any]):
 
 
 class Record:
-    """What stands for an object of a dataclass."""
+    """Stand-in for an object of a dataclass."""
 
     _fields: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def tree_to(tree: Tree, writer: Writer, what: str) -> Any:
-    """The structure of a container as data; `what` says whose, for errors."""
+    """The structure of a container as data; `what` names it in errors. Raises `ArtifactError` for other classes."""
     if tree.kind == "leaf":
         return None
     cls: type = tree.type
@@ -67,7 +67,7 @@ def tree_to(tree: Tree, writer: Writer, what: str) -> Any:
     elif tree.kind in ("namedtuple", "dataclass"):
         data |= {"name": cls.__name__, "fields": list(tree.context)}
         if not all(map(is_name, (data["name"], *data["fields"]))):
-            raise ArtifactError(f"an artifact can't hold {what}: {cls!r} has fields that are no names")
+            raise ArtifactError(f"an artifact can't hold {what}: {cls!r} has fields that are no Python names")
     elif cls is getattr(torch.return_types, cls.__name__, None):
         data |= {"kind": "structseq", "name": cls.__name__}
     elif tree.kind == "registered":
@@ -84,7 +84,7 @@ def tree_to(tree: Tree, writer: Writer, what: str) -> Any:
 
 
 def tree_from(data: Any, reader: Reader, depth: int = 0) -> Tree:
-    """The structure that `tree_to` made data of."""
+    """The structure from the data of `tree_to`."""
     if data is None:
         return LEAF
     if depth > _DEEPEST:
@@ -97,14 +97,14 @@ def tree_from(data: Any, reader: Reader, depth: int = 0) -> Tree:
         cls = AttributeDict if kind == "mapping" else collections.OrderedDict if data["ordered"] else dict
         context = tuple(reader.value(key) for key in checked(data["keys"], list))
         if len(set(context)) != len(children) or (kind == "mapping" and not all(type(k) is str for k in context)):
-            raise ArtifactError("a dict with other keys than values")
+            raise ArtifactError("a dict whose keys and values differ in number")
         kind = "dict"
     elif kind in ("namedtuple", "dataclass"):
         context = tuple(checked(name, str) for name in checked(data["fields"], list))
         name = checked(data["name"], str)
         good = all(is_name(n) and not n.startswith("_") for n in context) and is_name(name)
         if not good or len(set(context)) != len(context) or len(context) != len(children):
-            raise ArtifactError("a container with fields that are no names")
+            raise ArtifactError("a container with fields that are no Python names")
         cls = (_named_tuple if kind == "namedtuple" else _record)(name, context)
     elif kind == "structseq":
         cls = getattr(torch.return_types, checked(data["name"], str), None)
@@ -116,7 +116,7 @@ def tree_from(data: Any, reader: Reader, depth: int = 0) -> Tree:
 
 
 def fields_of(value: Any) -> tuple[str, ...] | None:
-    """The fields of a dataclass's object, or of what stands for one."""
+    """The fields of a dataclass's object, or of a `Record`."""
     if isinstance(value, Record):
         return value._fields
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""What is in an artifact's file, for people: read without its tensors."""
+"""The contents of an artifact's file, for people: read without its tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TensorContents:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpecializationContents:
-    """One specialization: sections of lines, and a graph as Python where it was asked for."""
+    """One specialization: sections of lines, and a graph as Python if it was asked for."""
 
     name: str
     sections: tuple[tuple[str, list[str]], ...]
@@ -53,7 +53,7 @@ class ArtifactContents:
 
 
 def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> ArtifactContents:
-    """The contents of the artifact at `path`. `ArtifactError` where it is none, or damaged."""
+    """The contents of the artifact at `path`. Raises `ArtifactError` if it is no artifact, or damaged."""
     with opened(os.fspath(path)) as contents:
         return _describe(contents, graph)
 
@@ -67,18 +67,18 @@ def _describe(contents: Contents, graph: str | None) -> ArtifactContents:
         name, kind = checked(item["name"], str), checked(item["kind"], str)
         aliases = tuple(checked(alias, str) for alias in item.get("aliases", ()))
         tensors.append(TensorContents(name, kind, repr(spec), item.get("requires_grad", False), aliases))
-        if kind == "constant":  # only its layout is looked at
+        if kind == "constant":  # only its layout is read
             constants[name] = _without_memory(spec)
-    found = []
+    specializations = []
     for number in range(len(manifest["specializations"])):
         specialization = specialization_from(contents.json(f"programs/{number}.json"), constants)
-        found.append(
+        specializations.append(
             SpecializationContents(specialization.name, _sections(specialization), _graph(specialization, graph))
         )
     size = checked(manifest["members"][TENSORS]["bytes"], int)
     names = (checked(manifest[key], str) for key in ("name", "foregrad", "torch"))
     name, foregrad, version = names
-    return ArtifactContents(name, manifest["version"], foregrad, version, tensors, size, found)
+    return ArtifactContents(name, manifest["version"], foregrad, version, tensors, size, specializations)
 
 
 def _without_memory(spec: TensorSpec) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Settings of the thread and of the library that decide what a captured graph means: it holds under these alone."""
+"""Settings of the thread and of the library that a captured graph depends on, and under which alone it holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 def context_now() -> dict[str, Any]:
     """The settings in force, by name."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": is_inference(),
         "default dtype": torch.get_default_dtype(),
@@ -25,12 +25,12 @@ def context_now() -> dict[str, Any]:
     }
     for device in _DEVICES:
         on = torch.is_autocast_enabled(device)
-        found[f"autocast of {device}"] = torch.get_autocast_dtype(device) if on else False
-    return found
+        settings[f"autocast of {device}"] = torch.get_autocast_dtype(device) if on else False
+    return settings
 
 
 def state_to_refuse() -> str | None:
-    """What no artifact can be called under."""
+    """The mode in force under which no artifact can be called, in words; None if there is none."""
     if engine.transforms_active():
         return "a transform of torch.func (vmap, grad, jvp) is active"
     if engine.forward_ad._current_level >= 0:

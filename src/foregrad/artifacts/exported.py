@@ -1,8 +1,8 @@
-"""The forward of an artifact as a `torch.export.ExportedProgram`, for compilers and runtimes that take those.
+"""The forward of an artifact as a `torch.export.ExportedProgram`, for compilers and runtimes that take such programs.
 
 PyTorch makes it: a module that holds the artifact's tensors under their names and runs its forward graph is exported
-once more, by `torch.export.export`. What that graph alone does not say (a view by its steps, a write to a buffer) the
-module does after it, in the order of the program.
+once more, by `torch.export.export`. Effects outside the graph (a view by its steps, a write to a buffer) follow in the
+module, in the order of the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["exported_program"]
 
 
 def exported_program(artifact: Any, specialization: Specialization, entries: list[StateEntry]) -> Any:
-    """The forward of one specialization. Raises `ArtifactError` for what an exported program can't say."""
+    """The forward of one specialization. Raises `ArtifactError` if an exported program can't express it."""
     reason = _refusal(specialization)
     if reason is not None:
         raise ArtifactError(f"the forward of `{artifact.name}` is no exported program: {reason}")
@@ -48,7 +48,7 @@ def exported_program(artifact: Any, specialization: Specialization, entries: lis
 
 
 def _refusal(specialization: Specialization) -> str | None:
-    """Why a specialization can't be one."""
+    """The reason why a specialization can't be an exported program, or None."""
     signature = specialization.signature
     for info in signature.inputs:
         if info.argument is None and not isinstance(info.source, Stored):
@@ -107,16 +107,16 @@ def _value(info: OutputInfo, inputs: list[Any], results: list[Any]) -> Any:
 
 
 def _inputs(specialization: Specialization) -> list[Any]:
-    """For each leaf of a call, its layout where it is a tensor, and else the leaf."""
+    """For each leaf of a call, its layout if it is a tensor, else the leaf."""
     specs: dict[int, TensorSpec] = {}
     for info in specialization.signature.inputs:
         if info.argument is not None:
             specs[info.argument] = info.spec
-    found: list[Any] = []
+    items: list[Any] = []
     for number, leaf in enumerate(specialization.call.leaves):
         position = number if leaf.same_as is None else leaf.same_as
-        found.append(specs.get(position, leaf) if leaf.is_tensor or leaf.same_as is not None else leaf)
-    return found
+        items.append(specs.get(position, leaf) if leaf.is_tensor or leaf.same_as is not None else leaf)
+    return items
 
 
 def _example(item: Any) -> Any:
@@ -124,18 +124,18 @@ def _example(item: Any) -> Any:
         sizes, strides = ([size_hint(n) for n in numbers] for numbers in (item.shape, item.stride))
         return torch.empty_strided(sizes, strides, dtype=item.dtype, device=item.device).zero_()
     if item.is_tensor:
-        raise ArtifactError(f"its argument {item.path} is read by nothing, and its layout is not known")
+        raise ArtifactError(f"its argument {item.path} is never read, so its layout is unknown")
     return item.value
 
 
 def _dims(item: Any, specialization: Specialization) -> Any:
-    """Which dimensions of an argument may vary, and how far."""
+    """The dimensions of an argument that may vary, with their limits."""
     if not isinstance(item, TensorSpec):
         return None
-    table, found = specialization.joint.symbols, {}
+    table, dims = specialization.joint.symbols, {}
     for dim, size in enumerate(item.shape):
         if isinstance(size, torch.SymInt):
             symbol = symbol_of(size)
             low, high = (None, None) if symbol is None else table.limits(symbol)
-            found[dim] = torch.export.Dim.DYNAMIC(min=low, max=high)
-    return found or None
+            dims[dim] = torch.export.Dim.DYNAMIC(min=low, max=high)
+    return dims or None

@@ -1,4 +1,4 @@
-"""Questions that a program asked its arguments, besides their values, and that an artifact asks again at each call."""
+"""Questions about arguments, besides their values, that a program asked and that an artifact asks at each call."""
 
 from __future__ import annotations
 

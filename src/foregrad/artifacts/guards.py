@@ -1,7 +1,7 @@
 """The guards of a specialization, as the list of `dispatch.guard_list`.
 
-Nothing of a file's text becomes part of the source: names are made fresh, texts and numbers are literals, anything else
-is bound.
+No text of a file becomes part of the source: names are made fresh, texts and numbers are literals, anything else is
+bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["StoredGuards"]
 
 
 class StoredGuards(GuardMaker):
-    """The guards for calls of `module`; `find` has, for the name of each tensor that is held, its table and key.
+    """The guards for calls of `module`; `find` has, for the name of each tensor of the module, its table and key.
 
     After the guards `inputs[i]` names the variable of input i, `symbols` has that of each symbolic size.
     """
@@ -47,10 +47,10 @@ class StoredGuards(GuardMaker):
         self.symbols = self.sizes()
         self._relations()
         for number, question, _, value in self.specialization.facts:
-            found = f"{self.bind('ask', QUESTIONS[question])}({self.inputs[number]})"
-            self.require(f"{found} == {value!r}", question.format(self.slots[number]), value, found)
+            answer = f"{self.bind('ask', QUESTIONS[question])}({self.inputs[number]})"
+            self.require(f"{answer} == {value!r}", question.format(self.slots[number]), value, answer)
 
-    # ---------------------------------------------------------------- what the call is made under
+    # ---------------------------------------------------------------- modes and settings
 
     def _state(self) -> None:
         context = dict(self.specialization.context)
@@ -67,7 +67,7 @@ class StoredGuards(GuardMaker):
     # ---------------------------------------------------------------- arguments
 
     def kind_test(self, name: str, tree: Tree) -> str:
-        """A class of the user's is not known here: its fields tell, and a mapping stands for a dict."""
+        """The test of a container's kind. The user's class is unknown here: its fields count, a mapping is a dict."""
         if tree.kind == "namedtuple":
             return f"getattr({name}, '_fields', None) == {self.bind('fields', tree.context)}"
         if tree.kind == "dataclass":
@@ -107,14 +107,14 @@ class StoredGuards(GuardMaker):
                 self.let(f"{name} = {self.inputs[view]}._base")
                 self.require(f"{name} is not None", f"{self.slots[view]}._base", Words("a tensor"), name)
                 self._tensor(number, info)
-        given, tensor = {info.argument for info in infos}, self.bind("Tensor", torch.Tensor)
+        arguments, tensor = {info.argument for info in infos}, self.bind("Tensor", torch.Tensor)
         for number, leaf in enumerate(self.specialization.call.leaves):
-            if leaf.is_tensor and leaf.same_as is None and number not in given:
+            if leaf.is_tensor and leaf.same_as is None and number not in arguments:
                 name = self.leaves[number]
                 self.require(f"isinstance({name}, {tensor})", leaf.path, Words("a tensor"), name)
 
     def _tensor(self, number: int, info: InputInfo) -> None:
-        """All metadata of a tensor: one line where only the answer counts."""
+        """Add a guard on all metadata of a tensor, with a part for each."""
         name, spec = self.inputs[number], info.spec
         shape, stride = (tuple(None if is_symbolic(n) else n for n in ns) for ns in (spec.shape, spec.stride))
         facts = {
@@ -130,19 +130,19 @@ class StoredGuards(GuardMaker):
         tests += [self._is(f"{name}.{fact}", value) for fact, value in facts.items()]
         self.compare(" and ".join(tests), ((self.slots[number], facts),), f"({name},)")
 
-    def _is(self, found: str, value: Any) -> str:
-        """The test that metadata is this, where it is not symbolic."""
+    def _is(self, read: str, value: Any) -> str:
+        """The test that metadata `read` equals `value`; symbolic sizes, None, are left out."""
         if type(value) is bool:
-            return f"{found} is {value}"
+            return f"{read} is {value}"
         if type(value) is not tuple:
-            return f"{found} == {self.bind('value', value)}"
+            return f"{read} == {self.bind('value', value)}"
         if None not in value:
-            return f"{found} == {value!r}"
-        parts = [f"len({found}) == {len(value)}"]
-        return " and ".join([*parts, *(f"{found}[{i}] == {n!r}" for i, n in enumerate(value) if n is not None)])
+            return f"{read} == {value!r}"
+        parts = [f"len({read}) == {len(value)}"]
+        return " and ".join([*parts, *(f"{read}[{i}] == {n!r}" for i, n in enumerate(value) if n is not None)])
 
     def _relations(self) -> None:
-        """Offsets that the graph depends on, tensors that are one, memory that is shared and written."""
+        """Add guards on offsets that the graph depends on, on equal tensors, on memory that is shared and written."""
         infos, inputs, sharing = self.signature.inputs, self.inputs, self.specialization.sharing
         written = self.specialization.written()
         self.history(sharing, self.signature.detached.union(written))
@@ -161,7 +161,7 @@ class StoredGuards(GuardMaker):
 
 
 def _apart(written: tuple[torch.Tensor, ...], all_: tuple[torch.Tensor, ...]) -> bool:
-    """Whether what is written to shares memory with nothing else. Tensors without elements have no memory."""
+    """Whether written tensors share memory with no other tensor. Tensors without elements have no memory."""
     keys = [storage_key(tensor) for tensor in all_ if tensor.numel()]
     targets = {storage_key(tensor) for tensor in written if tensor.numel()}
     return sum(k in targets for k in keys) == len(targets)

@@ -1,4 +1,4 @@
-"""`LoadedModule`: an artifact as a module. It has the parameters and buffers, and no Python of the model's.
+"""`LoadedModule`: an artifact as a module, with the parameters and buffers, and without the model's Python.
 
 Each specialization is compiled when it is first called: its guards and its graphs become one function, as for
 `foregrad.compile`. Copies share the graphs, not the tensors.
@@ -78,7 +78,7 @@ class LoadedModule(torch.nn.Module):
                     owner._non_persistent_buffers_set.add(key)
 
     def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
-        """The module that holds what is called so, made where it is not there yet."""
+        """(the module that holds the tensor called `name`, made if missing; the tensor's own name in it)."""
         *path, key = name.split(".")
         owner: torch.nn.Module = self
         for part in path:
@@ -90,17 +90,17 @@ class LoadedModule(torch.nn.Module):
 
     def _places(self) -> dict[str, tuple[dict[str, Any], str]]:
         """For each name, the table that the tensor is in and its key there."""
-        found = {}
+        place_by_name = {}
         for entry in self.artifact.entries:
             if entry.kind != "constant":
                 owner, key = self._owner(entry.name)
-                found[entry.name] = (owner._parameters if key in owner._parameters else owner._buffers, key)
-        return found
+                place_by_name[entry.name] = (owner._parameters if key in owner._parameters else owner._buffers, key)
+        return place_by_name
 
     # ---------------------------------------------------------------- calling
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the specialization that the arguments are for; `ArtifactCallError` where there is none."""
+        """Call the specialization whose guards the arguments pass. Raises `ArtifactCallError` if there is none."""
         runtime = self._runtime
         for call in runtime.calls:
             result = call(args, kwargs)
@@ -117,10 +117,10 @@ class LoadedModule(torch.nn.Module):
 
         `settings`: `partition` and `memory_budget` of `foregrad.compile`.
         """
-        made = LoadedModule.__new__(LoadedModule)
-        made.__dict__.update(self.__dict__)
-        made.__dict__ |= {"backend": backend, "_settings": settings, "_runtime": _Runtime()}
-        return made
+        module = LoadedModule.__new__(LoadedModule)
+        module.__dict__.update(self.__dict__)
+        module.__dict__ |= {"backend": backend, "_settings": settings, "_runtime": _Runtime()}
+        return module
 
     def _foregrad_compile(self, backend: Any, settings: Mapping[str, Any]) -> LoadedModule:
         return self.with_backend(backend, **settings)
@@ -133,14 +133,14 @@ class LoadedModule(torch.nn.Module):
         return {**self.__dict__, "_runtime": _Runtime()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModule:
-        made = memo[id(self)] = LoadedModule.__new__(LoadedModule)
+        module = memo[id(self)] = LoadedModule.__new__(LoadedModule)
         shared = ("artifact", "backend", "_settings")
         for name, value in self.__dict__.items():
             if name == "_runtime":
-                made.__dict__[name] = _Runtime()
+                module.__dict__[name] = _Runtime()
             else:
-                made.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
-        return made
+                module.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+        return module
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -156,7 +156,7 @@ class _Runtime:
 
     def __init__(self) -> None:
         self.calls: tuple[Callable[..., Any], ...] = ()
-        self.made: dict[int, Callable[..., Any]] = {}
+        self.functions: dict[int, Callable[..., Any]] = {}
         self.guards: dict[int, StoredGuards] = {}
         self.lock = make_lock()
 
@@ -164,28 +164,28 @@ class _Runtime:
         return _Runtime, ()
 
     def find(self, module: LoadedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the specialization that was not made yet and fits; or raise, naming what differs from each."""
+        """Compile and run the first specialization that fits. Raises `ArtifactCallError` with all differences."""
         reasons = []
         for number, specialization in enumerate(module.artifact.specializations):
             with held, taken(self.lock):
                 if number not in self.guards:
-                    names = Names(["args", "kwargs", "MISS", "found", "differs"])
+                    names = Names(["args", "kwargs", "MISS", "difference", "differs"])
                     self.guards[number] = StoredGuards(specialization, module, names, module._places())
             reason = self.guards[number].list.first_difference(args, kwargs)
             if reason is not None:
                 reasons.append(f"{specialization.name}: {reason.name} must be {reason.before}; there is {reason.now}")
                 continue
             with held, taken(self.lock):
-                if number not in self.made:
-                    self.made[number] = _compiled(module, number)
-                    self.calls = (*self.calls, self.made[number])
-            result = self.made[number](args, kwargs)
+                if number not in self.functions:
+                    self.functions[number] = _compiled(module, number)
+                    self.calls = (*self.calls, self.functions[number])
+            result = self.functions[number](args, kwargs)
             if result is not MISS:
                 return result
             places = "; ".join(dict.fromkeys(d.where for d in specialization.signature.decisions))
             reasons.append(
-                f"{specialization.name}: a value that is read at {places} must be what it was at export (the "
-                "program is for any value where it computes with it as a tensor, without .item() or `if`)"
+                f"{specialization.name}: a value that is read at {places} must be the value at export (a program that "
+                "computes with it as a tensor, without .item() or `if`, is for any value)"
             )
         name = module.artifact.name
         raise ArtifactCallError(
@@ -203,16 +203,16 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
     with torch.set_grad_enabled(bool(specialization.context["grad mode"])):
         compiled = _Builder(pipeline, specialization).build(specialization.program)
         while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error", "found", "differs"])
+            names = Names(["args", "kwargs", "MISS", "call", "error", "difference", "differs"])
             guards = StoredGuards(specialization, module, names, module._places())
             lines = guards.lines()
-            known = joint.num_guards()
+            num_guards = joint.num_guards()
             failed = guards.list.globals
             where = "; ".join(dict.fromkeys(check.where for check in joint.signature.checks))
             failure = names.fresh("failed")
             failed[failure] = functools.partial(_fail, where)
             run = render_run(compiled, guards.inputs, names, symbols=guards.symbols, eagerly=f"return {failure}(None)")
-            if joint.num_guards() == known:
+            if joint.num_guards() == num_guards:
                 break
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     source = f"def call(args, kwargs):\n{body}\n"
@@ -220,7 +220,7 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
 
 
 def _fail(where: str, _: Any) -> Any:
-    raise RuntimeError(f"a check of the exported function failed, of those at {where}")
+    raise RuntimeError(f"a check of the exported function failed: one of those at {where}")
 
 
 def _changes_graphs(pipeline: Pipeline) -> bool:
@@ -228,7 +228,7 @@ def _changes_graphs(pipeline: Pipeline) -> bool:
 
 
 class _Builder:
-    """Compiles a program and, when they are needed, its derivatives."""
+    """Compiles a program and, on demand, its derivatives."""
 
     def __init__(self, pipeline: Pipeline, specialization: Specialization) -> None:
         self.pipeline = pipeline
@@ -249,7 +249,7 @@ class _Builder:
         return dataclasses.replace(compiled, **changes)
 
     def _derived(self, program: Program, case: BackwardCase, at_hand: Any) -> Derived:
-        """The derivative for these tangents: that for the same ones present, whether they require grad or not."""
+        """The derivative with the same tangents present, whether these require grad or not."""
         if STOP in case.pattern:
             raise ArtifactCallError(
                 f"a gradient is asked for by a result of the artifact `{program.joint.name}` that others were computed "
@@ -257,30 +257,29 @@ class _Builder:
             )
         if case.gone:
             raise ArtifactCallError(
-                f"a part of the backward of the artifact `{program.joint.name}` ran before and gave up what it saved: "
+                f"a part of the backward of the artifact `{program.joint.name}` ran before and freed its residuals: "
                 "pass retain_graph=True there to differentiate the rest twice"
             )
         if case.kinds:
             raise ArtifactCallError(
-                f"a gradient that comes in for a result of the artifact `{program.joint.name}` is a wrapper subclass, "
-                "or another than it was exported for: artifacts hold no such backward"
+                f"a gradient for a result of the artifact `{program.joint.name}` is a wrapper subclass, or of another "
+                "kind than at export: artifacts hold no such backward"
             )
         present = [kind != ABSENT for kind in case.pattern]
-        for found in program.derived:
-            if [kind != ABSENT for kind in found.pattern] == present:
-                compiled = dataclasses.replace(self.build(found.program), disable_autocast=True)
-                derivative = Derivative(found.program.joint, None, found.feeds, found.gradients)  # type: ignore[arg-type]
+        for derived in program.derived:
+            if [kind != ABSENT for kind in derived.pattern] == present:
+                compiled = dataclasses.replace(self.build(derived.program), disable_autocast=True)
+                derivative = Derivative(derived.program.joint, None, derived.feeds, derived.gradients)  # type: ignore[arg-type]
                 return Derived(derivative, compiled)
         outputs = program.joint.signature.graph_outputs
         names = [str(outputs[i]) for i, p in zip(program.joint.signature.differentiable, present, strict=True) if p]
         raise ArtifactCallError(
-            f"the artifact `{program.joint.name}` holds no second derivative for gradients that come in for "
-            f"{' and '.join(names)} alone, but for one result, and for all of them. Return what is to be "
-            "differentiated twice as one result."
+            f"the artifact `{program.joint.name}` holds no second derivative for gradients of {' and '.join(names)} "
+            "alone, only for one result and for all results. Return the results to differentiate twice as one result."
         )
 
     def _halves(self, program: Program) -> Partitioned:
-        """Forward and backward: those that were stored, unless the backend wants others and derivatives allow them."""
+        """Forward and backward: the stored halves, unless the backend partitions anew and derivatives allow that."""
         pipeline, partitioned = self.pipeline, program.partitioned
         table = pipeline.decompositions() if callable(pipeline.decompositions) else pipeline.decompositions
         if program.derived or not _changes_graphs(pipeline):

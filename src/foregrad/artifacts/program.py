@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _DEEPEST = 8  # orders of derivatives
-_OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program, left out where there is nothing
+_OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program, left out if empty
 _ERRORS: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (
@@ -58,7 +58,7 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSpec:
-    """How a specialization is called: the structure of (args, kwargs) and what each leaf must be."""
+    """The arguments of a specialization: the structure of (args, kwargs), and a description of each leaf."""
 
     tree: Tree
     leaves: tuple[Leaf, ...]
@@ -76,7 +76,7 @@ class DerivedProgram:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """A function's graphs: joint, forward and backward, and those of its derivatives."""
+    """A function's graphs: joint, forward and backward, and the graphs of its derivatives."""
 
     partitioned: Partitioned
     derived: tuple[DerivedProgram, ...] = ()
@@ -86,7 +86,7 @@ class Program:
         return self.partitioned.joint
 
     def order(self) -> int:
-        """How often it can be differentiated."""
+        """The number of times that the program can be differentiated."""
         if self.joint.signature.is_inference:
             return 0
         return 1 + max((derived.program.order() for derived in self.derived), default=0)
@@ -94,7 +94,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Specialization:
-    """A program with what calls must be for it.
+    """A program with the conditions on its calls.
 
     `context`: settings of the thread and the library, by name. `training`: the module's mode, None for a function.
     `facts`: (input, question, attribute, answer), see `tracing.effects.attribute_guards`.
@@ -141,7 +141,7 @@ class Specialization:
 
 
 def specialization_to(specialization: Specialization, constant: Callable[[Any], str]) -> dict[str, Any]:
-    """The specialization as data; `constant` names a constant tensor of its graphs."""
+    """The specialization as data; `constant` names a constant tensor of its graphs. Raises `ArtifactError`."""
     writer, joint = Writer(), specialization.joint
     try:
         table = table_to(joint.symbols) if joint.symbols is not None else None
@@ -202,7 +202,7 @@ def _error_to(error: Exception | None) -> Any:
 
 
 def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Specialization:
-    """The specialization that `specialization_to` made data of."""
+    """The specialization from the data of `specialization_to`. Raises `ArtifactError` for any other data."""
     table: SymbolTable | None = None
     symbols: Mapping[str, Any] = {}
     if data["symbols"] is not None:
@@ -223,9 +223,9 @@ def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Spe
     )
     context = {checked(name, str): reader.value(value) for name, value in data["context"].items()}
     sharing = sharing_from(data.get("sharing"), program.joint.signature)
-    found = Specialization(checked(data["name"], str), program, call, context, training, facts, sharing)
+    specialization = Specialization(checked(data["name"], str), program, call, context, training, facts, sharing)
     _check_call(call.tree, call.leaves, facts, program.joint)
-    return found
+    return specialization
 
 
 def _leaf(data: Any, reader: Reader) -> Leaf:
@@ -268,9 +268,9 @@ def _program_from(
         gradients = tuple(
             None if place is None else record_from(place, ValueRef, reader) for place in entry["gradients"]
         )
-        made = DerivedProgram(pattern, feeds, gradients, inner)
+        program = DerivedProgram(pattern, feeds, gradients, inner)
         check_derivative(partitioned, pattern, feeds, gradients, inner.joint)
-        derived.append(made)
+        derived.append(program)
     return Program(partitioned, tuple(derived))
 
 
@@ -281,18 +281,18 @@ def _error_from(data: Any) -> Exception | None:
 
 
 def _with_log(data: Any) -> Any:
-    """A signature with one log of effects; development versions wrote lists of writes and of changes of sizes."""
+    """Signature data with one log of effects. Data of development versions, with several lists, is refused."""
     if type(data) is not dict or "metadata_writes" not in data:
         return data
     data = dict(data)
     if data.pop("metadata_writes") or data.pop("counted", ()):
-        raise ArtifactError("effects as a development version wrote them: export the function again")
+        raise ArtifactError("effects in the form of a development version: export the function again")
     updates = [{**update, "is": "Write"} if type(update) is dict else update for update in data.pop("updates", ())]
     return {**data, "log": updates}
 
 
 def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: JointGraph) -> None:
-    """Raise unless the arguments of a call are those that the signature has inputs for."""
+    """Raise `ArtifactError` unless the leaves of a call match the inputs of the signature."""
     if tree.kind != "tuple" or len(tree.children) != 2 or tree.size != len(leaves):
         raise ArtifactError("a call whose arguments are not told apart")
     positional, keyword = tree.children
@@ -305,9 +305,9 @@ def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: 
     for info in inputs:
         argument = info.argument
         if argument is not None and (not 0 <= argument < len(leaves) or not leaves[argument].is_tensor):
-            raise ArtifactError("an input that no argument gives")
+            raise ArtifactError("an input without an argument")
     for number, question, _, value in facts:
         if type(number) is not int or not 0 <= number < len(inputs):
-            raise ArtifactError("a question about an input that is not there")
+            raise ArtifactError("a question about an input that does not exist")
         if question not in QUESTIONS or type(value) not in (bool, int):
-            raise ArtifactError(f"a question about an argument that is not known: {question[:40]!r}")
+            raise ArtifactError(f"an unknown question about an argument: {question[:40]!r}")

@@ -1,4 +1,4 @@
-"""Signatures as data and back, read off the types of their fields: one rule for every class that a signature holds.
+"""Signatures as data and back, by the types of their fields: one rule for every class that a signature holds.
 
 An object is `{"is": class name, field: value, ...}` without the fields that have their defaults. Only the classes
 listed here can be named, and each field must be of the type that the class says.
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Named:
-    """Source of an input that each call is given by name: a tensor that the function closed over."""
+    """Source of an input that each call passes by name: a tensor that the function closed over."""
 
     name: str
 
@@ -45,11 +45,12 @@ _FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), ef
 
 
 def _classes() -> dict[str, type]:
-    found: dict[str, type] = {"Stored": Stored, "Named": Named}
+    class_by_name: dict[str, type] = {"Stored": Stored, "Named": Named}
     for module in (effect_log, signature, slots, effects):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
-        found |= {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__ and _is_record(cls)}
-    return {name: cls for name, cls in found.items() if cls not in _FORMAT_NAMES.values()} | _FORMAT_NAMES
+        own = {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__}
+        class_by_name |= {name: cls for name, cls in own.items() if _is_record(cls)}
+    return {name: cls for name, cls in class_by_name.items() if cls not in _FORMAT_NAMES.values()} | _FORMAT_NAMES
 
 
 def _is_record(cls: type) -> bool:
@@ -73,7 +74,7 @@ def _required(cls: Any) -> tuple[str, ...]:
 
 
 def record_to(value: Any, writer: Writer) -> Any:
-    """An object of one of the classes as data; any other value as `Writer.value` has it."""
+    """An object of one of the classes as data; any other value as `Writer.value` gives it."""
     cls: Any = type(value)
     if cls in _NAMES:
         data: dict[str, Any] = {"is": _NAMES[cls]}
@@ -106,7 +107,7 @@ def record_to(value: Any, writer: Writer) -> Any:
 
 
 def record_from(data: Any, hint: Any, reader: Reader) -> Any:
-    """The value of type `hint` that `record_to` made data of."""
+    """The value of type `hint` from the data of `record_to`. Raises `ArtifactError` for any other data."""
     if hint is Any:
         return _anything(data, reader)
     origin = typing.get_origin(hint)
@@ -145,14 +146,14 @@ def _record(data: Any, base: Any, reader: Reader) -> Any:
     if cls is None or not issubclass(cls, base):
         raise ArtifactError(f"no {base.__name__}: {str(data)[:80]}")
     hints: dict[str, Any] = _hints(cls)
-    given = {name: content for name, content in data.items() if name != "is"}
-    if not given.keys() <= hints.keys() or not given.keys() >= set(_required(cls)):
-        raise ArtifactError(f"{cls.__name__} has no fields {sorted(given)}"[:200])
-    return cls(**{name: record_from(content, hints[name], reader) for name, content in given.items()})
+    fields = {name: content for name, content in data.items() if name != "is"}
+    if not fields.keys() <= hints.keys() or not fields.keys() >= set(_required(cls)):
+        raise ArtifactError(f"{cls.__name__} has no fields {sorted(fields)}"[:200])
+    return cls(**{name: record_from(content, hints[name], reader) for name, content in fields.items()})
 
 
 def _anything(data: Any, reader: Reader) -> Any:
-    if type(data) is list:  # which only tuples are written as
+    if type(data) is list:  # only tuples are written as lists
         return tuple(_anything(item, reader) for item in data)
     if type(data) is dict:
         if "is" in data:

@@ -1,4 +1,4 @@
-"""Which inputs of a specialization share memory, as data."""
+"""Relations of memory between the inputs of a specialization, as data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["sharing_from", "sharing_to"]
 
 
 def sharing_to(sharing: Sharing | None) -> Any:
-    """As data."""
+    """The relations as data."""
     if sharing is None:
         return None
     return {
@@ -24,7 +24,7 @@ def sharing_to(sharing: Sharing | None) -> Any:
 
 
 def sharing_from(data: Any, signature: Signature) -> Sharing | None:
-    """What `sharing_to` made data of."""
+    """The relations from the data of `sharing_to`, checked against the signature."""
     count = len(signature.inputs)
     if data is None:
         return None
@@ -32,7 +32,7 @@ def sharing_from(data: Any, signature: Signature) -> Sharing | None:
     counters = tuple((checked(i, int), checked(j, int), checked(same, bool)) for i, j, same in data["counters"])
     roots = tuple(checked(i, int) for i in checked(data["roots"], list))
     if len(memories) != count or not all(0 <= n < count for n in memories if n is not None):
-        raise ArtifactError("memories of other inputs than there are")
+        raise ArtifactError("memories for another number of inputs")
     if not all(0 <= i < count for i in (*roots, *(i for pair in counters for i in pair[:2]))):
-        raise ArtifactError("relations of inputs that are not there")
+        raise ArtifactError("relations of inputs that do not exist")
     return Sharing(memories, counters, roots)

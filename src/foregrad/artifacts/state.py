@@ -1,8 +1,8 @@
 """The tensors of an artifact: parameters, buffers and constants, by name, and as safetensors.
 
-safetensors keeps contiguous tensors of memory of their own. Others are kept so that they come back as they were: one
-with gaps-free strides is kept contiguous beside its strides, complex numbers as pairs, and tensors that share memory as
-that memory and where each lies in it.
+safetensors keeps contiguous tensors over memory of their own. Other layouts are kept so that they can be restored: a
+tensor whose strides leave no gaps is kept contiguous beside its strides, complex numbers are kept as pairs, and tensors
+that share memory as that memory and the place of each in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StateEntry:
     """One tensor that an artifact holds.
 
     `kind`: "parameter", "buffer", "temporary buffer" (not in the `state_dict`), "tensor" (that the function closed
-    over) or "constant" (of a graph). `aliases`: the other names that it has in the module.
+    over) or "constant" (of a graph). `aliases`: its other names in the module.
     """
 
     name: str
@@ -48,7 +48,7 @@ def _library() -> Any:
 
 
 def dump_tensors(entries: Sequence[StateEntry]) -> tuple[list[dict[str, Any]], list[Any], bytes]:
-    """What the manifest says of the tensors, their layouts, and the tensors as safetensors."""
+    """(the tensors' entries in the manifest, their layouts, the tensors as safetensors)."""
     writer, stored, data = Writer(), {}, []
     shared: dict[int, list[StateEntry]] = {}
     for entry in entries:
@@ -93,7 +93,7 @@ def _check_storable(entry: StateEntry) -> None:
 
 
 def _memory(group: list[StateEntry], specs: list[TensorSpec], name: str) -> tuple[tuple[str, int], torch.Tensor]:
-    """The stretch of memory that these tensors lie in."""
+    """The memory that a group of tensors lies in, with its place in the file."""
     first = group[0].tensor.detach()
     if any(spec.dtype is not first.dtype or spec.conj for spec in specs):
         names = ", ".join(entry.name for entry in group)
@@ -105,7 +105,7 @@ def _memory(group: list[StateEntry], specs: list[TensorSpec], name: str) -> tupl
 
 
 def read_tensors(data: Any, layouts: Any, content: bytes) -> list[StateEntry]:
-    """The entries that `dump_tensors` was given."""
+    """The entries from the data of `dump_tensors`. Raises `ArtifactError` for any other data."""
     library = _library()
     try:
         stored: Mapping[str, torch.Tensor] = library.load(content)

@@ -1,7 +1,7 @@
-"""What must be true of graphs and signatures that came from a file, beyond the type of each field.
+"""Checks of graphs and signatures from a file, beyond the type of each field.
 
-Positions must exist, graphs must write to none of their arguments, the halves must fit the joint graph. What is
-rendered from a signature may then rely on it.
+Positions must exist, graphs must write to none of their arguments, the halves must fit the joint graph. Code rendered
+from a signature relies on these checks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_partitioned(partitioned: Partitioned) -> None:
     except (ForegradError, RuntimeError) as error:
         raise ArtifactError(f"its graphs don't fit together: {error}") from None
     if len(partitioned.saved_nodes) < 0 or any(not hasattr(node, "name") for node in partitioned.saved_nodes):
-        raise ArtifactError("the forward saves what is no value")
+        raise ArtifactError("the forward saves a result that is no value")
 
 
 _aten = torch.ops.aten
@@ -74,15 +74,16 @@ _BY_STRIDES = (_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as
 
 
 def _check_strides(node: Any) -> None:
-    """Raise where what a node takes by strides is negative, or outside of memory that the graph itself makes. How large
-    the memory of an input is, is known when it is called.
+    """Raise `ArtifactError` for a view by strides that is negative, or outside of memory that the graph itself makes.
+    The memory of an input is checked at the call.
     """
-    given = {a.name: value for a, value in zip(node.target._schema.arguments, node.args, strict=False)} | node.kwargs
-    start, sizes, strides = given.get("storage_offset"), given.get("size", ()), given.get("stride", ())
+    parameters = node.target._schema.arguments
+    arguments = {a.name: value for a, value in zip(parameters, node.args, strict=False)} | node.kwargs
+    start, sizes, strides = arguments.get("storage_offset"), arguments.get("size", ()), arguments.get("stride", ())
     numbers = (*sizes, *strides, *(() if start is None else (start,)))
     if len(sizes) != len(strides) or any(type(number) is int and number < 0 for number in numbers):
         raise ArtifactError(f"{node.name} takes memory by strides that don't go with its sizes, or are negative")
-    taken: Any = given.get("self")
+    taken: Any = arguments.get("self")
     root = taken
     while isinstance(root, fx.Node) and root.op == "call_function" and is_view(root.target):
         root = root.args[0]
@@ -95,7 +96,7 @@ def _check_strides(node: Any) -> None:
     if all(type(number) is int for number in (*numbers, start)) and whole.is_static and whole.is_dense and all(sizes):
         last = start + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         if (last + 1) * part.dtype.itemsize > whole.nbytes:
-            raise ArtifactError(f"{node.name} takes more memory than there is of {root.name}")
+            raise ArtifactError(f"{node.name} takes more memory than {root.name} has")
 
 
 def _check_forward_alone(partitioned: Partitioned) -> None:
@@ -103,7 +104,7 @@ def _check_forward_alone(partitioned: Partitioned) -> None:
     nodes = list(partitioned.forward.graph.nodes)
     takes = sum(node.op == "placeholder" for node in nodes)
     if takes != len(signature.inputs) or len(nodes[-1].args[0]) != signature.num_forward_outputs:
-        raise ArtifactError("the forward does not take and return what the signature says")
+        raise ArtifactError("the forward's inputs and outputs are not those of the signature")
 
 
 def _check_signature(joint: JointGraph) -> None:
@@ -112,7 +113,7 @@ def _check_signature(joint: JointGraph) -> None:
     if len(s.graph_output_specs) != outputs or len(s.tangent_specs) != differentiable or len(s.gradients) != inputs:
         raise ArtifactError("a signature whose lists have other lengths than one another")
     if s.reached_from and len(s.reached_from) != inputs:
-        raise ArtifactError("a signature that does not say of each input what leads to it")
+        raise ArtifactError("a signature whose gradient paths do not match its inputs")
     for info in s.inputs:
         if isinstance(info.source, (BaseOf, MemoryOf)):
             _within([info.source.input], inputs, "input")
@@ -121,7 +122,7 @@ def _check_signature(joint: JointGraph) -> None:
     for whole, members in s.shared_memory:
         _within((whole, *members), inputs, "input")
         if not isinstance(s.inputs[whole].source, MemoryOf):
-            raise ArtifactError("a memory that is none")
+            raise ArtifactError("shared memory in an input that is no whole memory")
     _within(s.differentiable, outputs, "output")
     _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
     for effect in s.log:
@@ -152,7 +153,7 @@ def _check_signature(joint: JointGraph) -> None:
     for result in s.outputs:
         _check_output(result, inputs, outputs)
     if s.output_spec is not None and (not hasattr(s.output_spec, "size") or s.output_spec.size != len(s.outputs)):
-        raise ArtifactError("a result with another number of leaves than its container")
+        raise ArtifactError("a result whose number of leaves is not that of its container")
     effects = s.in_backward
     _within(effects.live, inputs, "input")
     for late in effects.updates:
@@ -187,7 +188,7 @@ _EFFECTS = (
 
 def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:
     if type(effect) not in _EFFECTS:
-        raise ArtifactError("an effect of no kind")
+        raise ArtifactError("an effect of an unknown kind")
     _check_handle(effect.input if effect.result is None else None, effect.result, effect.steps, inputs, outputs)
     if isinstance(effect, Write):
         _within([effect.output], outputs, "output")
@@ -201,14 +202,14 @@ def _check_output(info: OutputInfo, inputs: int, outputs: int) -> None:
     if isinstance(info, Handle):
         _check_handle(info.input, info.output, info.steps, inputs, outputs)
     elif type(info) is OutputInfo:
-        raise ArtifactError("a result of no kind")
+        raise ArtifactError("a result of an unknown kind")
 
 
 def _check_handle(
     input: int | None, output: int | None, steps: tuple[ViewStep, ...], inputs: int, outputs: int
 ) -> None:
     if (input is None) == (output is None):
-        raise ArtifactError("a tensor that is none, or two")
+        raise ArtifactError("a handle that leads to no tensor, or to two")
     _within([input], inputs, "input")
     _within([output], outputs, "output")
     for step in steps:
@@ -217,13 +218,13 @@ def _check_handle(
 
 def _check_step(step: ViewStep) -> None:
     if not is_view(step.op):
-        raise ArtifactError(f"a view taken by {step.op}, which takes none")
+        raise ArtifactError(f"a view taken by {step.op}, which is no view operator")
 
 
 def check_derivative(
     partitioned: Partitioned, pattern: tuple[int, ...], feeds: Any, gradients: Any, inner: JointGraph
 ) -> None:
-    """Raise unless a derivative is fed from what there is."""
+    """Raise `ArtifactError` unless the feeds and gradients of a derivative exist and fit its graph."""
     signature, own = partitioned.joint.signature, inner.signature
     if len(pattern) != len(signature.differentiable) or not all(0 <= kind <= 2 for kind in pattern):
         raise ArtifactError("a derivative for other tangents")
